@@ -127,6 +127,12 @@ func TestBadHeaders(t *testing.T) {
 		"too much":             {meta("a", strings.Repeat("x", 2048)), "Headers.Metadata"},
 		"content type":         {s3fence.Headers{ContentType: "text/csv\r\nx: y"}, "Headers.ContentType"},
 		"cache control":        {s3fence.Headers{CacheControl: "\x00"}, "Headers.CacheControl"},
+		"disposition":          {s3fence.Headers{ContentDisposition: "\n"}, "Headers.ContentDisposition"},
+		"encoding":             {s3fence.Headers{ContentEncoding: "\x7f"}, "Headers.ContentEncoding"},
+		"language":             {s3fence.Headers{ContentLanguage: " de"}, "Headers.ContentLanguage"},
+		"storage class":        {s3fence.Headers{StorageClass: "\n"}, "Headers.StorageClass"},
+		"archived":             {s3fence.Headers{StorageClass: "GLACIER"}, "Headers.StorageClass"},
+		"deeply archived":      {s3fence.Headers{StorageClass: "DEEP_ARCHIVE"}, "Headers.StorageClass"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &c.h), c.field)

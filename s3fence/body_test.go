@@ -168,17 +168,3 @@ func TestBadBodies(t *testing.T) {
 		}
 	}
 }
-
-// Data whose answer is lost is stored once and found again; other data of that length
-// is not there by chance, because no other write has its key.
-func TestLostAnswerOfData(t *testing.T) {
-	t.Parallel()
-	server, o := pointers(t)
-	server.Inject(s3test.Rule{Ops: puts, Prefix: ".fencepost/data/", Times: 1, Fault: s3test.LoseResponse()})
-	if err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("body"), nil); err != nil {
-		t.Fatal(err)
-	}
-	if got, _ := content(t, s3fence.HandleOf(o), key); got != "body" || len(dataKeys(server)) != 1 {
-		t.Errorf("read %q of %q", got, dataKeys(server))
-	}
-}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,8 +12,6 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -96,17 +94,6 @@ func (b *Bucket) observe(ctx context.Context, op guard.Op, claim guard.Claim, ma
 	})
 }
 
-// ended reports that ctx is over before anything was sent.
-func ended(ctx context.Context, op string, claim guard.Claim) error {
-	if ctx.Err() == nil {
-		return nil
-	}
-	if lost := guard.Lost(ctx); lost != nil {
-		return fmt.Errorf("s3fence: %s: nothing was sent: %w", op, lost)
-	}
-	return guard.Unavailable(op, claim, context.Cause(ctx))
-}
-
 // sleep waits for d or the end of ctx.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
@@ -123,15 +110,6 @@ type Options struct {
 	// ".fencepost/". All writers of one bucket's objects use one Prefix. A "/"
 	// is added after it.
 	Prefix string
-	// Encryption is requested with every write. The zero value means the
-	// bucket's default.
-	Encryption Encryption
-	// ChecksumAlgorithm is the checksum that the SDK sends with every write
-	// and the store verifies; "" means the SDK's default.
-	ChecksumAlgorithm types.ChecksumAlgorithm
-	// ExpectedBucketOwner is the account that must own the bucket, which the
-	// store checks with every request; "" means any account.
-	ExpectedBucketOwner string
 
 	// MaxBody is the longest body that [Objects] take, in bytes: it is held in
 	// memory, and a raise reads it back whole. 0 means
@@ -157,28 +135,16 @@ type Options struct {
 	Observer guard.Observer
 	// Report is the result of an earlier [Probe] of the same bucket at the same
 	// endpoint, so that Open need not race writers again. It counts if it is not
-	// older than 30 days, is of this build's version, and was made with the same
-	// Encryption; otherwise Open probes the store whole. A report on another
-	// endpoint or bucket is ErrInvalid, and so is any beside a client whose
-	// endpoint is not known, because it is no [*s3.Client] or has an endpoint
-	// resolver of its own. It is trusted: keep it where nobody else can write.
+	// older than 30 days and is of this build's version; otherwise Open probes the
+	// store whole. A report on another endpoint or bucket is ErrInvalid, and so is
+	// any beside a client whose endpoint is not known, because it does not embed
+	// a [*s3.Client] or has an endpoint resolver of its own. It is trusted: keep it
+	// where nobody else can write.
 	// nil means none.
 	Report *Report
 	// InsecureSkipProbe opens a bucket without any request. On a store that does
 	// not enforce preconditions, nothing is fenced.
 	InsecureSkipProbe bool
-}
-
-// Encryption is the server-side encryption of what is written. Keys that the
-// store does not keep (SSE-C) are not supported.
-type Encryption struct {
-	// Algorithm is "AES256", "aws:kms" or another that the store knows.
-	Algorithm types.ServerSideEncryption
-	// KMSKeyID and KMSContext (Base64 of a JSON object) belong to "aws:kms".
-	KMSKeyID   string
-	KMSContext string
-	// BucketKey asks for an S3 Bucket Key with "aws:kms".
-	BucketKey bool
 }
 
 const (
@@ -197,21 +163,13 @@ func (o Options) resolve() (Options, error) {
 	orDefault(&o.GracePeriod, DefaultGracePeriod)
 	orDefault(&o.CacheSize, 1024)
 	orDefault(&o.RequestTimeout, time.Minute)
-	for _, f := range []struct {
-		field            string
-		value, low, high int64
-	}{
-		{"Options.MaxBody", o.MaxBody, 1, maxSinglePut - tailSize},
-		{"Options.GracePeriod", int64(o.GracePeriod), 1, 1<<63 - 1},
-		{"Options.RequestTimeout", int64(o.RequestTimeout), 1, 1<<63 - 1},
-	} {
-		if f.value < f.low || f.value > f.high {
-			return o, guard.Invalid(f.field, strconv.FormatInt(f.value, 10),
-				"must be "+strconv.FormatInt(f.low, 10)+" to "+strconv.FormatInt(f.high, 10))
-		}
-	}
-	if int64(int(o.MaxBody+tailSize)) != o.MaxBody+tailSize {
-		return o, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "is more than this machine can address")
+	switch size := o.MaxBody + tailSize; {
+	case o.MaxBody < 1 || size > maxSinglePut || int64(int(size)) != size:
+		return o, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "must be 1 to "+strconv.Itoa(min(maxSinglePut, math.MaxInt)-tailSize))
+	case o.GracePeriod < 0:
+		return o, guard.Invalid("Options.GracePeriod", o.GracePeriod.String(), "must not be negative")
+	case o.RequestTimeout < 0:
+		return o, guard.Invalid("Options.RequestTimeout", o.RequestTimeout.String(), "must not be negative")
 	}
 	if o.Prefix != "" {
 		o.Prefix = strings.TrimSuffix(o.Prefix, "/")

@@ -21,6 +21,10 @@ import (
 // carried out.
 //
 // It must be safe for concurrent use, and read a body no more once it has returned.
+//
+// What every request is to have besides, such as server-side encryption, a checksum
+// algorithm or the expected owner of the bucket, is added by a type that embeds
+// [*s3.Client] and sets it in these methods. It must not change a condition.
 type S3 interface {
 	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
 	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
@@ -33,8 +37,7 @@ var _ S3 = (*s3.Client)(nil)
 // checked is the client that the rest of this package uses. Every request goes
 // through it, so it enforces the rule that makes the fence hold: no conditional
 // request has an empty or a weak condition, and nothing is written without
-// one. A store treats If-Match with an empty value as no
-// condition at all.
+// one. A store treats If-Match with an empty value as no condition at all.
 type checked struct{ S3 }
 
 // unsentError is a request that this package did not hand to the SDK.
@@ -43,23 +46,19 @@ type unsentError struct{ problem string }
 func (e *unsentError) Error() string { return "the request was not sent: " + e.problem }
 
 func (c checked) PutObject(ctx context.Context, in *s3.PutObjectInput, opts ...func(*s3.Options)) (*s3.PutObjectOutput, error) {
+	match, none := aws.ToString(in.IfMatch), aws.ToString(in.IfNoneMatch)
 	switch {
-	case in.IfMatch != nil && in.IfNoneMatch != nil, in.IfNoneMatch != nil && *in.IfNoneMatch != "*":
+	case in.IfMatch != nil && in.IfNoneMatch != nil, in.IfNoneMatch != nil && none != "*":
 		return nil, &unsentError{"its condition is not one that this package makes"}
-	case in.IfMatch != nil:
-		if err := checkCondition(in.IfMatch); err != nil {
-			return nil, err
-		}
-	case in.IfNoneMatch == nil:
+	case in.IfMatch != nil && !strongETag(match):
+		return nil, &unsentError{"If-Match with the ETag " + quoteShort(match) + " is no condition"}
+	case in.IfMatch == nil && in.IfNoneMatch == nil:
 		return nil, &unsentError{"it would write an object without a condition"}
 	}
 	return c.S3.PutObject(ctx, in, opts...)
 }
 
 func (c checked) GetObject(ctx context.Context, in *s3.GetObjectInput, opts ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
-	if err := checkCondition(in.IfMatch); err != nil {
-		return nil, err
-	}
 	return c.S3.GetObject(ctx, in, append(opts, untouched)...)
 }
 
@@ -78,13 +77,6 @@ type untouchedClient struct{ next s3.HTTPClient }
 func (c untouchedClient) Do(r *http.Request) (*http.Response, error) {
 	r.Header.Set("Cache-Control", "no-cache, no-store, no-transform")
 	return c.next.Do(r)
-}
-
-func checkCondition(ifMatch *string) error {
-	if ifMatch == nil || strongETag(*ifMatch) {
-		return nil
-	}
-	return &unsentError{"If-Match with the ETag " + quoteShort(*ifMatch) + " is no condition"}
 }
 
 // strongETag reports whether a write can be conditional on the ETag: it is a
@@ -157,27 +149,21 @@ func str(s string) *string {
 // put returns the request that stores something under key with h. The caller adds
 // the body and the condition.
 func (b *Bucket) put(key string, h Headers, metadata map[string]string) *s3.PutObjectInput {
-	e := b.opts.Encryption
 	in := &s3.PutObjectInput{
-		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
-		ChecksumAlgorithm: b.opts.ChecksumAlgorithm, Metadata: metadata,
+		Bucket: &b.name, Key: &key, Metadata: metadata,
 		ContentType: str(h.ContentType), CacheControl: str(h.CacheControl),
 		ContentDisposition: str(h.ContentDisposition), ContentEncoding: str(h.ContentEncoding),
 		ContentLanguage: str(h.ContentLanguage), StorageClass: h.StorageClass,
-		ServerSideEncryption: e.Algorithm, SSEKMSKeyId: str(e.KMSKeyID), SSEKMSEncryptionContext: str(e.KMSContext),
 	}
 	if !h.Expires.IsZero() {
 		in.Expires = &h.Expires
-	}
-	if e.BucketKey {
-		in.BucketKeyEnabled = aws.Bool(true)
 	}
 	return in
 }
 
 // get returns the request that reads key, or its last bytes.
 func (b *Bucket) get(key string, last int) *s3.GetObjectInput {
-	in := &s3.GetObjectInput{Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner)}
+	in := &s3.GetObjectInput{Bucket: &b.name, Key: &key}
 	if last > 0 {
 		in.Range = aws.String("bytes=-" + strconv.Itoa(last))
 	}
@@ -186,17 +172,13 @@ func (b *Bucket) get(key string, last int) *s3.GetObjectInput {
 
 // remove deletes key, whatever it is.
 func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Options)) error {
-	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{
-		Bucket: &b.name, Key: &key, ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
-	}, opts...)
+	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &b.name, Key: &key}, opts...)
 	return err
 }
 
 // list calls f for each object whose key begins with prefix.
 func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Object) error) error {
-	in := &s3.ListObjectsV2Input{
-		Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after), ExpectedBucketOwner: str(b.opts.ExpectedBucketOwner),
-	}
+	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after)}
 	for {
 		page, err := b.client.ListObjectsV2(ctx, in)
 		if err != nil {

@@ -113,10 +113,6 @@ func (h *Handle) Collect(ctx context.Context, prefix string) (Collected, error) 
 	return h.Pointers().Collect(ctx, prefix)
 }
 
-func (h *Handle) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
-	return h.Pointers().PresignGet(ctx, by, key, valid)
-}
-
 // Bucket is the bucket of h.
 func (h *Handle) Bucket() *Bucket { return h.b }
 

@@ -1,18 +1,13 @@
 package s3fence_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -84,11 +79,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 			calls = append(calls, call{`adopt "` + key + `"`, mine, func(ctx context.Context) error { return o.Adopt(ctx, mine, key) }})
 		} else {
 			calls = append(calls,
-				call{`collect "p"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Collect(ctx, "p"); return err }},
-				call{`presign "` + key + `"`, reading, func(ctx context.Context) error {
-					_, err := o.PresignGet(ctx, s3.NewPresignClient(newClient(server)), key, time.Minute)
-					return err
-				}})
+				call{`collect "p"`, guard.Claim{}, func(ctx context.Context) error { _, err := o.Collect(ctx, "p"); return err }})
 		}
 		cancelled, cancel := context.WithCancel(ctx)
 		cancel()
@@ -108,54 +99,6 @@ func TestFailuresNameTheCall(t *testing.T) {
 			if !errors.As(err, &f) || f.Op != `list "p"` || !strings.Contains(err.Error(), "denied") {
 				t.Errorf("list: %v", err)
 			}
-		}
-	})
-}
-
-// Every call checks its keys, and refusals name the key.
-func TestRefusalsNameTheKey(t *testing.T) {
-	t.Parallel()
-	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		ctx := t.Context()
-		for name, err := range map[string]error{
-			"get": got(t, o, "/"), "mark": func() error { _, err := o.Mark(ctx, "/"); return err }(), "remove": o.InsecureDelete(ctx, "/"),
-		} {
-			invalid(t, err, "key")
-			if n := server.Count(); n != 0 {
-				t.Fatalf("%s: %d requests", name, n)
-			}
-		}
-		reading := guard.Claim{Resource: key}
-		rejected := func(err error, reason guard.Reason, claim guard.Claim, mark guard.Mark) {
-			t.Helper()
-			var r *guard.RejectedError
-			if !errors.As(err, &r) || r.Reason != reason || r.Claim != claim || r.Mark != mark {
-				t.Errorf("%v: %+v, want %s", err, r, reason)
-			}
-		}
-		rejected(got(t, o, key), guard.ReasonNotFound, reading, guard.Mark{})
-		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonNotFound, claim(5, "a"), guard.Mark{})
-		bypass(t, server, key, []byte("foreign"), nil)
-		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
-		rejected(o.Put(ctx, claim(5, "a"), key, nil, nil), guard.ReasonUnfenced, claim(5, "a"), guard.Mark{})
-		_, err := o.Mark(ctx, key)
-		rejected(err, guard.ReasonUnfenced, reading, guard.Mark{})
-		for e, err := range o.List(ctx, &s3fence.ListOptions{Marks: true}) {
-			rejected(err, guard.ReasonUnfenced, guard.Claim{Resource: e.Key}, guard.Mark{})
-		}
-		if err := o.Adopt(ctx, claim(5, "a"), key); err != nil {
-			t.Fatal(err)
-		}
-		at := guard.Mark{Token: 6, LeaseID: "b"}
-		if err := o.Delete(ctx, claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
-		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
-		rejected(o.Adopt(ctx, claim(7, "b"), key), guard.ReasonNotFound, claim(7, "b"), at)
-		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
-		if m, err := o.Mark(ctx, key); m != at || err != nil {
-			t.Errorf("the mark is %+v, %v", m, err)
 		}
 	})
 }
@@ -274,74 +217,4 @@ func TestEveryBodyIsClosed(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A body may be as long as Options.MaxBody and no longer, packed or not.
-func TestLongestBody(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, s3fence.Plain} {
-		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-		small := objects(t, open(t, server, &s3fence.Options{MaxBody: 10_000}), mode, nil)
-		large := objects(t, open(t, server, nil), mode, nil)
-		longest := strings.Repeat("x", 10_000)
-		put(t, small, claim(5, "a"), longest)
-		want(t, small, longest, guard.Mark{Token: 5, LeaseID: "a"})
-		invalid(t, small.Put(t.Context(), claim(5, "a"), key, strings.NewReader(longest+"x"), nil), "body")
-		for _, more := range []int{1, 10_000} {
-			put(t, large, claim(5, "a"), longest+strings.Repeat("x", more))
-			_, err := small.Get(t.Context(), key)
-			if mode == s3fence.SealedGzip || more > 5000 {
-				invalid(t, err, "body")
-				if err != nil && !strings.Contains(err.Error(), "Options.MaxBody, 10000") {
-					t.Errorf("%s: %v", mode, err)
-				}
-			}
-		}
-	}
-}
-
-// How long a signature may be valid.
-func TestPresignLimits(t *testing.T) {
-	t.Parallel()
-	server, _, o := setup(t, s3fence.Pointer, 0)
-	put(t, o, claim(5, "a"), "body")
-	by := s3.NewPresignClient(newClient(server))
-	for valid, ok := range map[time.Duration]bool{time.Second - 1: false, time.Second: true, time.Hour: true, time.Hour + 1: false} {
-		if _, err := o.PresignGet(t.Context(), by, key, valid); (err == nil) != ok {
-			t.Errorf("valid for %v: %v", valid, err)
-		}
-	}
-	_, err := o.PresignGet(t.Context(), nil, key, time.Minute)
-	invalid(t, err, "presigner")
-	_, err = o.PresignGet(t.Context(), by, "absent", time.Minute)
-	refused(t, err, guard.ReasonNotFound)
-	_, err = o.PresignGet(t.Context(), presignError{}, key, time.Minute)
-	refused(t, err, guard.ReasonUnavailable)
-}
-
-type presignError struct{}
-
-func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error) {
-	return nil, errors.New("no credentials")
-}
-
-// A gzip file with content of the maximum length is adopted; one byte more is not.
-func TestAdoptLongestGzip(t *testing.T) {
-	t.Parallel()
-	server := newServer(t, nil)
-	o := objects(t, open(t, server, &s3fence.Options{MaxBody: 1000}), s3fence.SealedGzip, nil)
-	for n, ok := range map[int]bool{1000: true, 1001: false} {
-		name := fmt.Sprint("n", n)
-		var file bytes.Buffer
-		w := gzip.NewWriter(&file)
-		w.Write(bytesOf(n))
-		w.Close()
-		bypass(t, server, name, file.Bytes(), nil)
-		err := o.Adopt(t.Context(), claim(5, "a"), name)
-		if ok && err != nil {
-			t.Errorf("%d bytes: %v", n, err)
-		} else if !ok {
-			invalid(t, err, "body")
-		}
-	}
 }

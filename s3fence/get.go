@@ -6,7 +6,6 @@ import (
 	"io"
 	"iter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -30,7 +29,8 @@ type Object struct {
 	ETag         string
 	LastModified time.Time
 	// DataKey is the key of the data of a pointer, "" otherwise. Its content
-	// never changes; it is deleted some time after the pointer has left it.
+	// never changes, and it stays for Options.GracePeriod after the pointer has
+	// left it, so a presigned GET of it may be valid for as long.
 	DataKey string
 	Headers Headers // as stored
 }
@@ -56,10 +56,6 @@ type Entry struct {
 	StoredSize   int64
 	ETag         string
 	LastModified time.Time
-	// Mark is the object's, and Deleted says that it is a tombstone, if
-	// ListOptions.Marks asked for it.
-	Mark    guard.Mark
-	Deleted bool
 }
 
 // ListOptions narrows a listing. The zero value lists everything.
@@ -68,9 +64,6 @@ type ListOptions struct {
 	Prefix string
 	// After skips keys up to this one, to resume an earlier listing.
 	After string
-	// Marks reads the mark of each object, which takes one request per object,
-	// and lists tombstones, too.
-	Marks bool
 }
 
 var errStop = errors.New("stop")
@@ -80,37 +73,31 @@ var errStop = errors.New("stop")
 // one request per 1,000 objects, and one for each object that is as long as a
 // tombstone. opts may be nil.
 //
-// An entry whose object the store does not let be read, or whose mark cannot be,
-// comes with an error that names its key (ErrUnfenced; ErrUnavailable, also for a
-// [*DamagedError]), and the listing goes on if the loop does. It ends with an
-// entry without a key if the store cannot be asked any more.
+// An entry of that length whose object the store does not let be read, or that is
+// damaged, comes with an error that names its key, and the listing goes on if the
+// loop does. It ends with an entry without a key if the store cannot be asked any
+// more.
 //
 // It is no snapshot: concurrent changes may or may not be seen.
-// Errors, as the last pair: ErrInvalid, ErrUnavailable.
+// Errors, as the last pair: ErrUnavailable.
 func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
 	if opts == nil {
 		opts = &ListOptions{}
 	}
 	given := *opts
 	return func(yield func(Entry, error) bool) {
-		for _, f := range []struct{ field, value string }{{"ListOptions.Prefix", given.Prefix}, {"ListOptions.After", given.After}} {
-			if len(f.value) > maxKey || !utf8.ValidString(f.value) {
-				yield(Entry{}, guard.Invalid(f.field, f.value, "must be UTF-8 of at most 1024 bytes"))
-				return
-			}
-		}
 		err := o.b.list(ctx, given.Prefix, given.After, func(object types.Object) error {
 			e := Entry{
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
 			}
-			hidden, err := o.hidden(ctx, &e, given.Marks)
+			hidden, err := o.hidden(ctx, &e)
 			switch {
 			case hidden:
 				return nil
 			case skippable(err):
 				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err))
-			case err != nil && !errors.Is(err, guard.ErrUnfenced):
+			case err != nil:
 				return err
 			}
 			if !yield(e, err) {
@@ -124,24 +111,14 @@ func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, e
 	}
 }
 
-// hidden reports whether e is not listed: internal objects and tombstones. With
-// marks it reads the object and completes the entry.
-func (o *fenced) hidden(ctx context.Context, e *Entry, marks bool) (bool, error) {
+// hidden reports whether e is not listed: internal objects and tombstones.
+func (o *fenced) hidden(ctx context.Context, e *Entry) (bool, error) {
 	if internal(e.Key) {
 		return true, nil
 	}
-	if !marks && e.StoredSize != tombstoneSize {
+	if e.StoredSize != tombstoneSize {
 		return false, nil
 	}
-	s, err := o.b.peek(ctx, e.Key)
-	switch {
-	case err != nil:
-		return false, err
-	case !marks || s.kind == kindAbsent:
-		return s.kind == kindAbsent || s.kind == kindTombstone, nil
-	case s.kind == kindUnfenced:
-		return false, unfenced(guard.Claim{Resource: e.Key})
-	}
-	e.Mark, e.Deleted, e.ETag = s.mark, s.kind == kindTombstone, s.etag
-	return false, nil
+	s, err := o.b.look(ctx, e.Key, tailSize)
+	return err == nil && (s.kind == kindAbsent || s.kind == kindTombstone), err
 }

@@ -25,7 +25,7 @@ const (
 	// The trailer makes every write's bytes unique, and so its ETag, which is
 	// what makes If-Match sound on every store. It has checksums, so Get takes
 	// nothing that is cut or altered.
-	Sealed Mode = iota + 1
+	Sealed = Mode(kindSealed)
 	// Plain: a foreign reader sees exactly the content. It works on stores whose
 	// ETags are new with each write, which are few: Amazon's directory buckets,
 	// but not its general purpose buckets, MinIO or versitygw, where it is
@@ -35,7 +35,7 @@ const (
 	// The mark is in the metadata alone, with the body's MD5. Nothing but the
 	// store's ETags tells two writes of one body apart, so every later answer
 	// is compared with hashes of the body.
-	Plain
+	Plain = Mode(kindPlain)
 	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
 	// "aws s3 cp - | gunzip", zcat, Python's gzip module and, with
 	// Headers.ContentEncoding "gzip", browsers and Go's and Python's HTTP
@@ -43,28 +43,18 @@ const (
 	// --compressed" refuses any file of two with exit status 23, so pipe what
 	// curl reads to gunzip. It costs compressing each body, some 50 to 100
 	// MB/s. Otherwise it is Sealed.
-	SealedGzip
+	SealedGzip = Mode(kindGzip)
 )
 
 // String returns "sealed", "plain", "gzip" or "invalid mode".
 func (m Mode) String() string {
-	if k := m.kind(); k != kindAbsent {
-		return kindNames[k]
+	if m.valid() {
+		return kindNames[kind(m)]
 	}
 	return "invalid mode"
 }
 
-func (m Mode) kind() kind {
-	switch m {
-	case Sealed:
-		return kindSealed
-	case Plain:
-		return kindPlain
-	case SealedGzip:
-		return kindGzip
-	}
-	return kindAbsent
-}
+func (m Mode) valid() bool { return m == Sealed || m == Plain || m == SealedGzip }
 
 // ObjectsOptions configures [Bucket.Objects] and [Bucket.Pointers].
 type ObjectsOptions struct {
@@ -110,10 +100,10 @@ type Objects struct{ fenced }
 // Errors: ErrInvalid for a bad mode or rule, for options that neither name a
 // resource nor do without, and for Plain on a store where it is not safe.
 func (b *Bucket) Objects(mode Mode, opts *ObjectsOptions) (*Objects, error) {
-	if mode.kind() == kindAbsent {
+	if !mode.valid() {
 		return nil, guard.Invalid("mode", strconv.Itoa(int(mode)), "must be Sealed, SealedGzip or Plain")
 	}
-	f, err := b.fenced(mode.kind(), opts)
+	f, err := b.fenced(kind(mode), opts)
 	if err != nil {
 		return nil, err
 	}
@@ -419,8 +409,8 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 // Adopt fences an object that this package did not write: the body stays, its
 // mark becomes the claim, and from then on it is fenced. Until then every other
 // call returns ErrUnfenced. An object that already has a mark is left alone, if
-// the mark would not refuse the claim. [SealedGzip] compresses a body that is
-// not yet a gzip file.
+// the mark would not refuse the claim. [SealedGzip] compresses the body, or what is
+// in it if it is a gzip file.
 //
 // Previous writers of the object must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
@@ -459,25 +449,22 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 }
 
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
-// its content. Chromium shows the first member alone, and some readers fail on
-// zeros behind the last one.
+// its content. It is packed anew, because Chromium shows only the first member of a
+// file, and some readers fail on zeros behind the last one.
 func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
 	if err := o.fitting(h); err != nil {
 		return nil, 0, err
 	}
-	limit := o.b.opts.MaxBody
-	content, whole, err := unpackFile(body, limit)
+	content, err := unpackFile(body, o.b.opts.MaxBody)
 	switch {
-	case err == nil && int64(len(content)) > limit:
-		return nil, 0, tooLong(int64(len(content)), limit)
-	case err == nil && whole:
-		return body, int64(len(content)), nil
-	case err == nil:
-		return pack(content), int64(len(content)), nil
-	case h.ContentEncoding == "gzip":
+	case err != nil && h.ContentEncoding == "gzip":
 		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is no gzip file")
+	case err != nil:
+		content = body
+	case int64(len(content)) > o.b.opts.MaxBody:
+		return nil, 0, tooLong(int64(len(content)), o.b.opts.MaxBody)
 	}
-	return pack(body), int64(len(body)), nil
+	return pack(content), int64(len(content)), nil
 }
 
 // adopted reports that there is nothing to adopt.
@@ -553,8 +540,8 @@ func (o *fenced) InsecureDelete(ctx context.Context, key string) error {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return err
 	}
-	op, claim := opName("delete", key), guard.Claim{}
-	if err := ended(ctx, op, claim); err != nil {
+	c := &change{verb: "delete", key: key}
+	if err := c.ended(ctx); err != nil {
 		return err
 	}
 	o.b.forget(key)
@@ -564,7 +551,7 @@ func (o *fenced) InsecureDelete(ctx context.Context, key string) error {
 	case outcome == outcomeApplied, outcome == outcomeNotMatched:
 		return nil
 	case outcome == outcomeUnknown && way.handed(err), way.repeated():
-		return guard.OutcomeUnknown(op, claim, o.b.explain(err))
+		return guard.OutcomeUnknown(c.op(), c.claim, o.b.explain(err))
 	}
-	return guard.Unavailable(op, claim, o.b.explain(err))
+	return guard.Unavailable(c.op(), c.claim, o.b.explain(err))
 }

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -104,12 +102,6 @@ type data struct {
 	err      error // the caller's own
 }
 
-// verdict returns the checksum of what every whole reading gave; false if there was
-// none or they differ.
-func (d *data) verdict() (crc uint32, ok bool) {
-	return d.whole, (d.complete || d.length == 0) && !d.changed
-}
-
 // take prepares a caller's body. It reads nothing.
 func take(body io.ReadSeeker) (*data, error) {
 	if body == nil {
@@ -170,8 +162,8 @@ func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (
 	if classify(err) == outcomeNotMatched && b.stored(ctx, made.Data, from.length) {
 		err = nil
 	}
-	if crc, ok := from.verdict(); err == nil && ok {
-		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", crc)
+	if err == nil && !from.changed && (from.complete || from.length == 0) {
+		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", from.whole)
 		return made, nil
 	}
 	b.discard(ctx, c, made)
@@ -271,47 +263,6 @@ func (v *verifier) Read(buf []byte) (int, error) {
 		err = damaged(v.key, "its data does not match the checksum in its pointer")
 	}
 	return n, err
-}
-
-// Presigner signs requests in advance; [*s3.PresignClient] is one.
-type Presigner interface {
-	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
-}
-
-// Presigned is a request that anybody who has it may send.
-type Presigned struct {
-	URL string
-	// DataKey is the key that is read. Mark is the pointer's when it was signed.
-	DataKey string
-	Mark    guard.Mark
-}
-
-// PresignGet signs a GET of the bytes that a pointer names now. They are
-// immutable, so the reader gets that version whole, or nothing once it was
-// collected. The signature holds for valid, one second to Options.GracePeriod,
-// which a collector waits after the pointer has moved away.
-//
-// Errors: as Get.
-func (o *Pointers) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
-	}
-	switch {
-	case by == nil:
-		return nil, guard.Missing("presigner")
-	case valid < time.Second || valid > o.b.opts.GracePeriod:
-		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
-	}
-	out, s, err := o.found(ctx, "presign", key, false)
-	if err != nil {
-		return nil, err
-	}
-	data := s.pointer().Data
-	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
-	if err != nil {
-		return nil, guard.Unavailable(opName("presign", key), guard.Claim{}, err)
-	}
-	return &Presigned{URL: signed.URL, DataKey: data, Mark: out.Mark}, nil
 }
 
 // pointer is the body of a pointer, and of a tombstone, which points nowhere.
@@ -442,8 +393,8 @@ func (c *Collected) skip(err error) {
 // done before.
 func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error) {
 	var done Collected
-	op := opName("collect", prefix)
-	if err := ended(ctx, op, guard.Claim{}); err != nil {
+	c := &change{verb: "collect", key: prefix}
+	if err := c.ended(ctx); err != nil {
 		return done, err
 	}
 	err := o.b.list(ctx, prefix, "", func(object types.Object) error {
@@ -455,14 +406,14 @@ func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error
 		return o.b.collect(ctx, key, &done)
 	})
 	if err != nil {
-		return done, guard.Unavailable(op, guard.Claim{}, o.b.explain(err))
+		return done, guard.Unavailable(c.op(), c.claim, o.b.explain(err))
 	}
 	return done, nil
 }
 
 // collect deletes what one pointer has left.
 func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error {
-	s, err := b.peek(ctx, key)
+	s, err := b.look(ctx, key, tailSize)
 	if skippable(err) {
 		done.skip(guard.Unavailable(opName("collect", key), guard.Claim{}, b.explain(err)))
 		return nil

@@ -33,10 +33,9 @@ const maxReportAge = 30 * 24 * time.Hour
 type Report struct {
 	// Version is the probe's version; other builds may have another.
 	Version int `json:"version"`
-	// Endpoint and Bucket are what was probed, Encryption what was requested.
-	Endpoint   string `json:"endpoint"`
-	Bucket     string `json:"bucket"`
-	Encryption string `json:"encryption,omitempty"`
+	// Endpoint and Bucket are what was probed.
+	Endpoint string `json:"endpoint"`
+	Bucket   string `json:"bucket"`
 	// At is the time of the probe, by this machine's clock.
 	At time.Time `json:"at"`
 	// OpaqueETags reports that two writes of one body get different ETags.
@@ -76,8 +75,8 @@ func (r *Report) usable(b *Bucket, now time.Time) (bool, error) {
 		return false, guard.Invalid(field, r.Bucket, "is on another bucket than "+strconv.QuoteToASCII(b.name))
 	}
 	age := now.Sub(r.At)
-	return r.Version == reportVersion && r.Encryption == string(b.opts.Encryption.Algorithm) &&
-		age <= maxReportAge && age > -time.Hour, nil // a little in the future is another machine's clock
+	// A little in the future is another machine's clock.
+	return r.Version == reportVersion && age <= maxReportAge && age > -time.Hour, nil
 }
 
 // amazon begins the endpoint of a client that uses Amazon's own.
@@ -143,7 +142,7 @@ const cleanupTimeout = 30 * time.Second
 func (b *Bucket) runProbe(ctx context.Context, whole bool) (*Report, error) {
 	p := &prober{b: b, key: b.probeKey(newWriteID().String())}
 	found := &Report{
-		Version: reportVersion, Endpoint: b.endpoint, Bucket: b.name, Encryption: string(b.opts.Encryption.Algorithm),
+		Version: reportVersion, Endpoint: b.endpoint, Bucket: b.name,
 		At: b.clock().UTC().Truncate(time.Second),
 	}
 	err := p.mayDelete(ctx)
@@ -211,7 +210,7 @@ func (p *prober) unique() []byte {
 func (p *prober) path(ctx context.Context, found *Report) error {
 	const create, match = "If-None-Match: *", "If-Match"
 	absent := func(when string) error {
-		_, _, err := p.read(ctx, tailSize)
+		_, _, err := p.read(ctx, p.key, tailSize)
 		switch {
 		case missing(err):
 			return nil
@@ -299,7 +298,7 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 		if last > 0 {
 			what = fmt.Sprintf("a read of the last %d bytes of an object of %d", last, len(wrote.content))
 		}
-		got, h, err := p.read(ctx, last)
+		got, h, err := p.read(ctx, p.key, last)
 		status, _ := httpStatus(err)
 		switch {
 		case status == http.StatusRequestedRangeNotSatisfiable:
@@ -324,12 +323,12 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 	return nil
 }
 
-// read reads the prober's object, or its last bytes.
-func (p *prober) read(ctx context.Context, last int) ([]byte, head, error) {
+// read reads an object, or its last bytes.
+func (p *prober) read(ctx context.Context, key string, last int) ([]byte, head, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.b.opts.RequestTimeout)
 	defer cancel()
 	p.sent.Add(1)
-	return p.b.grab(ctx, p.key, last, 1<<20)
+	return p.b.grab(ctx, key, last, 1<<20)
 }
 
 // expect writes on condition of etag, or of no object if it is "", and checks
@@ -348,7 +347,7 @@ func (p *prober) expect(ctx context.Context, check, key, etag string, through bo
 			return "", nil
 		case o == outcomeNotMatched && try > 1:
 			// It may follow from the lost answer to the same write.
-			stored, h, readErr := p.read(ctx, 0)
+			stored, h, readErr := p.read(ctx, key, 0)
 			if readErr != nil {
 				return "", readErr
 			}

@@ -250,13 +250,14 @@ func TestProbeWithoutRights(t *testing.T) {
 	}
 }
 
-// A bucket whose policy refuses every write without a condition can be used whole:
-// the probe and all modes.
+// A bucket whose policy refuses every write without a condition, and every copy, can be
+// used whole: the probe and all modes.
 func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
 	t.Parallel()
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
-		return r.Header.Get("If-Match") == "" && r.Header.Get("If-None-Match") == ""
+		match, none := r.Header.Get("If-Match"), r.Header.Get("If-None-Match")
+		return match == "" && none == "" || match == "*" || r.Header.Get("X-Amz-Copy-Source") != ""
 	}, Fault: s3test.Answer(403)})
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
 	if err != nil {

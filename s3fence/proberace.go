@@ -18,8 +18,8 @@ import (
 
 const (
 	// probeWriters is how many writers race. createRounds is in how many rounds they
-	// create an object; in as many more they overwrite one. Created keys are deep,
-	// because stores on a file system make directories between comparing and writing.
+	// create an object and overwrite it. The keys are deep, because stores on a file
+	// system make directories between comparing and writing.
 	probeWriters = 16
 	createRounds = 8
 
@@ -44,37 +44,24 @@ func (p *prober) concurrency(ctx context.Context) error {
 	return nil
 }
 
-// race runs many writes at once on the same condition: only one may succeed.
+// race runs many writes at once on the same condition: only one may succeed. In each
+// round they create an object and then overwrite it.
 func (p *prober) race(ctx context.Context) error {
-	_, h, err := p.read(ctx, tailSize)
-	if err != nil {
-		return err
-	}
-	etag, decided := h.etag, 0
-	for round := 0; decided < 2*createRounds; round++ {
+	for round, decided := 0, 0; decided < 2*createRounds; round++ {
 		if round == 4*createRounds {
 			return errUndecided
 		}
-		key, on := p.key, etag
-		if round < createRounds {
-			key, on = fmt.Sprintf("%s-%d/0/1/2/3/4/5/6/7/8/9/a/b/c/d/e/f", p.key, round), ""
-			p.keys = append(p.keys, key)
-		}
-		won, err := p.round(ctx, key, on)
-		if err != nil {
-			return err
-		}
-		if won != "" {
-			decided++
-		}
-		if key == p.key {
-			if won == "" { // all answers were lost, and one of the writes may have won
-				_, h, err := p.read(ctx, tailSize)
-				if err != nil {
-					return err
-				}
-				won = h.etag
+		key, etag := fmt.Sprintf("%s-%d/0/1/2/3/4/5/6/7/8/9/a/b/c/d/e/f", p.key, round), ""
+		p.keys = append(p.keys, key)
+		for range 2 {
+			won, err := p.round(ctx, key, etag)
+			if err != nil {
+				return err
 			}
+			if won == "" {
+				break
+			}
+			decided++
 			etag = won
 		}
 	}
@@ -82,8 +69,8 @@ func (p *prober) race(ctx context.Context) error {
 }
 
 // round lets writers race on one condition. They wait for each other before the last
-// byte of their bodies. It returns the winner's ETag, "" if all answers were lost or
-// busy, which says nothing about the race.
+// byte of their bodies. It returns the winner's ETag, "" if the winner's response was
+// lost or all were busy, which says nothing about the race.
 func (p *prober) round(ctx context.Context, key, etag string) (won string, err error) {
 	const check = "racing writers"
 	var (
@@ -117,10 +104,10 @@ func (p *prober) round(ctx context.Context, key, etag string) (won string, err e
 	if winners > 1 {
 		return "", p.fails(check, "%d of %d writes on one condition were accepted", winners, probeWriters)
 	}
-	if winners == 0 || key != p.key {
-		return won, nil
+	if winners == 0 {
+		return "", nil
 	}
-	_, h, err := p.read(ctx, tailSize)
+	_, h, err := p.read(ctx, key, tailSize)
 	if err == nil && h.etag != won {
 		err = p.fails(check, "the ETag of the write that was accepted, %s, is not the stored object's, %s", quoteShort(won), quoteShort(h.etag))
 	}
@@ -140,7 +127,7 @@ type sighting struct {
 // fails, but a newer one makes the condition true for a write that was decided on an
 // older mark.
 func (p *prober) readRace(ctx context.Context) error {
-	_, h, err := p.read(ctx, tailSize)
+	_, h, err := p.read(ctx, p.key, tailSize)
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,8 @@
 package s3fence_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -103,42 +100,33 @@ func TestCollectGoesOn(t *testing.T) {
 	}
 }
 
-// repeating is a store whose listings have the same continuation token each time.
+// repeating is a store whose listings all have one continuation token, or none, and no end.
 type repeating struct {
 	s3fence.S3
+	token *string
 	asked int
 }
 
 func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
 	c.asked++
-	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: aws.String("same")}, nil
+	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: c.token}, nil
 }
 
+// A listing that cannot go on is not complete, and does not begin again.
 func TestRepeatedContinuationToken(t *testing.T) {
 	t.Parallel()
 	server, b, _ := setup(t, s3fence.Pointer, 0)
-	store := &repeating{S3: newClient(server)}
-	o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
-	for _, err := range o.List(t.Context(), nil) {
-		refused(t, err, guard.ReasonUnavailable)
-	}
-	_, err := o.Collect(t.Context(), "")
-	if refused(t, err, guard.ReasonUnavailable); store.asked != 4 {
-		t.Errorf("%d requests, want 2 for each", store.asked)
-	}
-}
-
-func TestArchivesAreRefused(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		for _, h := range []s3fence.Headers{{StorageClass: "GLACIER"}, {StorageClass: "DEEP_ARCHIVE"}} {
-			invalid(t, o.Put(t.Context(), claim(5, "a"), key, nil, &h), "Headers.StorageClass")
+	for want, token := range map[int]*string{4: aws.String("same"), 2: nil} {
+		store := &repeating{S3: newClient(server), token: token}
+		o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
+		for _, err := range o.List(t.Context(), nil) {
+			refused(t, err, guard.ReasonUnavailable)
 		}
-		if n := server.Count(); n != 0 {
-			t.Errorf("%d requests were sent", n)
+		_, err := o.Collect(t.Context(), "")
+		if refused(t, err, guard.ReasonUnavailable); store.asked != want {
+			t.Errorf("%d requests, want %d", store.asked, want)
 		}
-	})
+	}
 }
 
 // Objects without a template need the word that any resource will do.
@@ -172,47 +160,4 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	want(t, o, "made by fencepost/s3", guard.Mark{Token: 5, LeaseID: "a"})
 	bypass(t, server, "copied", stored(t, server, key).Body, nil)
 	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
-}
-
-// An adopted gzip file has one member of content, however it was made, so that
-// readers of the first member alone see all of it.
-func TestGzipAdoptsAsOneMember(t *testing.T) {
-	t.Parallel()
-	member := func(text string) string {
-		var out bytes.Buffer
-		w := gzip.NewWriter(&out)
-		_, _ = w.Write([]byte(text))
-		_ = w.Close()
-		return out.String()
-	}
-	for name, file := range map[string]string{
-		"one member": member("content"), "two members": member("con") + member("tent"), "zeros behind it": member("content") + strings.Repeat("\x00", 512),
-		"an empty member first": member("") + member("content"),
-	} {
-		server, _, o := setup(t, s3fence.SealedGzip, 0)
-		_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
-			Bucket: aws.String(bucketName), Key: aws.String(key), Body: strings.NewReader(file), ContentEncoding: aws.String("gzip")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-			t.Fatal(err)
-		}
-		want(t, o, "content", guard.Mark{Token: 5, LeaseID: "a"})
-		first, err := gzip.NewReader(bytes.NewReader(stored(t, server, key).Body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		first.Multistream(false)
-		if got, err := io.ReadAll(first); err != nil || string(got) != "content" {
-			t.Errorf("%s: the first member has %q, %v", name, got, err)
-		}
-	}
-	server, _, o := setup(t, s3fence.SealedGzip, 0)
-	_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
-		Bucket: aws.String(bucketName), Key: aws.String(key), Body: strings.NewReader("no gzip file"), ContentEncoding: aws.String("gzip")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	invalid(t, o.Adopt(t.Context(), claim(5, "a"), key), "Headers.ContentEncoding")
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/crc32"
-	"io"
 	"strconv"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -128,20 +127,14 @@ func (s *seal) append(out []byte) []byte {
 	return out
 }
 
-// hasTrailer reports whether tail, the end of an object, ends like a trailer.
-func hasTrailer(tail []byte) bool {
-	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
-	return bytes.HasSuffix(tail, []byte(trailerMagic))
-}
-
 // splitSeal returns what is before the trailer at the end of tail, the trailer's
 // fields, and their checksum, which it does not check.
 func splitSeal(tail []byte) (before, payload, sum []byte, problem string) {
-	if !hasTrailer(tail) {
+	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
+	rest, found := bytes.CutSuffix(tail, []byte(trailerMagic))
+	if !found {
 		return nil, nil, nil, "its trailer is missing: the end was cut off or something was appended"
 	}
-	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
-	rest := tail[:len(tail)-len(trailerMagic)]
 	if len(rest) < 4 {
 		return nil, nil, nil, "its trailer is cut"
 	}
@@ -266,27 +259,25 @@ func unpack(key string, body []byte, length int64) ([]byte, error) {
 	return content, nil
 }
 
-// unpackFile reads a foreign gzip file. whole reports that it has one member and
-// nothing behind it; zeros behind the last member are left out, as gunzip does.
-func unpackFile(file []byte, limit int64) (content []byte, whole bool, err error) {
+// unpackFile reads a foreign gzip file up to one byte more than the limit. Zeros behind
+// the last member are left out, as gunzip does.
+func unpackFile(file []byte, limit int64) (content []byte, err error) {
 	rest := bytes.NewReader(file) // being a ByteReader, it stands at the end of each member
 	r, err := gzip.NewReader(rest)
-	if err != nil {
-		return nil, false, err
-	}
-	for members := 1; ; members++ {
+	for err == nil {
 		r.Multistream(false)
-		more, err := readAll(io.LimitReader(r, limit+1), 512, limit)
+		more, err := readAll(r, 512, limit)
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
 		content = append(content, more...)
 		behind := file[len(file)-rest.Len():]
 		if int64(len(content)) > limit || len(bytes.TrimLeft(behind, "\x00")) == 0 {
-			return content, members == 1 && len(behind) == 0, nil
+			return content, nil
 		}
 		if err := r.Reset(rest); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
+	return nil, err
 }

@@ -158,18 +158,10 @@ func (b *Bucket) forget(key string) {
 	delete(b.cache, key)
 }
 
-// peek reads the state of an object: its headers and its last few KiB. The
-// error is the SDK's, a [*DamagedError], or says what the store answered.
-func (b *Bucket) peek(ctx context.Context, key string) (state, error) {
-	return b.look(ctx, key, tailSize)
-}
-
-// fetch reads a whole object: its state with body and headers.
-func (b *Bucket) fetch(ctx context.Context, key string) (state, error) { return b.look(ctx, key, 0) }
-
-// look reads the last bytes of an object, or all of it. It reads once more what
-// seems damaged: some stores answer a read during a write with parts of two
-// versions; real damage stays.
+// look reads the state of an object: its headers with its last bytes, or all of it if
+// last is 0. It reads once more what seems damaged: some stores answer a read during a
+// write with parts of two versions; real damage stays. The error is the SDK's, a
+// [*DamagedError], or says what the store answered.
 func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()

@@ -57,7 +57,10 @@ func (c *change) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
 	}
-	return ended(ctx, c.op(), c.claim)
+	if lost := guard.Lost(ctx); lost != nil {
+		return fmt.Errorf("s3fence: %s: nothing was sent: %w", c.op(), lost)
+	}
+	return guard.Unavailable(c.op(), c.claim, context.Cause(ctx))
 }
 
 // write is one conditional PUT. Its bytes are the same each time it is sent.
@@ -152,12 +155,11 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 
 // read reads the state that c starts from, and remembers it.
 func (b *Bucket) read(ctx context.Context, c *change) (s state, err error) {
+	last := tailSize
 	if c.whole {
-		s, err = b.fetch(ctx, c.key)
-	} else {
-		s, err = b.peek(ctx, c.key)
+		last = 0
 	}
-	if err != nil {
+	if s, err = b.look(ctx, c.key, last); err != nil {
 		b.forget(c.key)
 		return s, err
 	}

@@ -478,7 +478,7 @@ def answer(request):
     if request["do"] == "seal":
         state = request["state"]
         body = base64.b64decode(request["body"])
-        if "pack" in request:
+        if request.get("pack"):
             body = gzip.compress(body, mtime=0)
         if "pointer" in request:
             p = request["pointer"]

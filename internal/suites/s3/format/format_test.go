@@ -1,8 +1,12 @@
-package s3fence_test
+// Package format checks that s3fence/FORMAT.md is true: fencepost_s3.py was written from
+// it, with Python's standard library alone. What one side writes, the other reads; what
+// one side refuses, the other refuses.
+package format
 
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -26,9 +30,92 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// The tests of this file check that FORMAT.md is true: testdata/fencepost_s3.py
-// was written from it, with Python's standard library alone. What one side writes,
-// the other reads; what one side refuses, the other refuses.
+// Where s3fence keeps the program, the vectors and the cases.
+const (
+	program = "../../../../s3fence/testdata/fencepost_s3.py"
+	vectors = "../../../../s3fence/testdata/vectors.json"
+	cases   = "../../../../s3fence/testdata/cases.json"
+
+	bucketName = s3test.DefaultBucket
+	key        = "tenant_123/2026-04.csv"
+)
+
+func claim(token guard.Token, lease string) guard.Claim {
+	return guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: token, LeaseID: lease}
+}
+
+// handle is what Objects and Pointers have in common.
+type handle interface {
+	Put(context.Context, guard.Claim, string, []byte, *s3fence.Headers) error
+	Get(context.Context, string) (*s3fence.Object, error)
+	Mark(context.Context, string) (guard.Mark, error)
+	Delete(context.Context, guard.Claim, string) error
+}
+
+// pointerHandle is Pointers with bodies in memory.
+type pointerHandle struct{ *s3fence.Pointers }
+
+func (p pointerHandle) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *s3fence.Headers) error {
+	return p.Pointers.Put(ctx, claim, key, bytes.NewReader(body), h)
+}
+
+// open returns the objects of a kind, in a process that has just started. Every ETag of
+// the server is new, which is what Plain needs.
+func open(t *testing.T, server *s3test.Server, kind string) handle {
+	t.Helper()
+	b, err := s3fence.Open(t.Context(), server.Client(), bucketName, &s3fence.Options{InsecureSkipProbe: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true}
+	if kind == "pointer" {
+		o, err := b.Pointers(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pointerHandle{o}
+	}
+	mode := map[string]s3fence.Mode{"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain}[kind]
+	opts.BodiesNeverRepeat = mode == s3fence.Plain
+	o, err := b.Objects(mode, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func newServer(t *testing.T) *s3test.Server {
+	return s3test.New(t, &s3test.Options{ETags: s3test.ETagOpaque})
+}
+
+func stored(t *testing.T, server *s3test.Server) s3test.Object {
+	t.Helper()
+	o, ok := server.Object(bucketName, key)
+	if !ok {
+		t.Fatal("no object is stored")
+	}
+	return o
+}
+
+func put(t *testing.T, o handle, c guard.Claim, body string) {
+	t.Helper()
+	if err := o.Put(t.Context(), c, key, []byte(body), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holds checks what Go reads.
+func holds(t *testing.T, server *s3test.Server, kind, body string, mark guard.Mark) {
+	t.Helper()
+	object, err := open(t, server, kind).Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer object.Body.Close()
+	if got, err := io.ReadAll(object.Body); err != nil || string(got) != body || object.Mark != mark {
+		t.Errorf("Go reads %.40q at %+v, %v; want %.40q at %+v", got, object.Mark, err, body, mark)
+	}
+}
 
 // python runs a program with Python 3, which `.ci/setup tests` installs.
 func python(t *testing.T, args ...string) *exec.Cmd {
@@ -52,7 +139,7 @@ type peer struct {
 
 func newPeer(t *testing.T) *peer {
 	t.Helper()
-	cmd := python(t, "testdata/fencepost_s3.py")
+	cmd := python(t, program)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -128,20 +215,10 @@ type sealedBytes struct {
 	Metadata map[string]string `json:"metadata"`
 }
 
-func (p *peer) seal(key string, s formatState, body []byte, user map[string]string) (out sealedBytes) {
+// seal makes an object. With pack it packs the body first.
+func (p *peer) seal(key string, s formatState, body []byte, user map[string]string, pack bool) (out sealedBytes) {
 	p.t.Helper()
-	p.ask(fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user}, &out)
-	return out
-}
-
-// write is seal of a body that is packed first, if the kind requires it.
-func (p *peer) write(key string, s formatState, body []byte, user map[string]string) (out sealedBytes) {
-	p.t.Helper()
-	ask := fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user}
-	if s.Kind == "gzip" {
-		ask["pack"] = true
-	}
-	p.ask(ask, &out)
+	p.ask(fields{"do": "seal", "key": key, "state": s, "body": base64.StdEncoding.EncodeToString(body), "metadata": user, "pack": pack}, &out)
 	return out
 }
 
@@ -153,87 +230,11 @@ func (p *peer) gunzip(file []byte) []byte {
 	return out.Body
 }
 
-// modes are the modes in which each kind can be read.
-var modes = map[string]s3fence.Mode{
-	"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer, "tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
-}
-
-// formatHandle returns the handle of a process that has just started.
-func formatHandle(t *testing.T, server *s3test.Server, kind string) *s3fence.Handle {
-	t.Helper()
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true})
-	b.SetOpaque(true)
-	mode, ok := modes[kind]
-	if !ok {
-		t.Fatalf("kind %q", kind)
-	}
-	return objects(t, b, mode, nil)
-}
-
-func TestFormatVectors(t *testing.T) {
+// Python reads the vectors as s3fence does, whose own test is TestFormatVectors.
+func TestVectorsInPython(t *testing.T) {
 	t.Parallel()
-	if out, err := python(t, "testdata/fencepost_s3.py", "check", "testdata/vectors.json").Output(); err != nil {
+	if out, err := python(t, program, "check", vectors).Output(); err != nil {
 		t.Errorf("%s: %v", out, err)
-	}
-	text, err := os.ReadFile("testdata/vectors.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var vectors []struct {
-		Name, Key, Damaged, Resource string
-		Object, Body, Content        []byte
-		Metadata                     map[string]string
-		State                        formatState
-		Data                         *struct {
-			Key    string
-			Object []byte
-		}
-	}
-	if err := json.Unmarshal(text, &vectors); err != nil {
-		t.Fatal(err)
-	}
-	if len(vectors) < 70 {
-		t.Errorf("%d vectors", len(vectors))
-	}
-	for _, v := range vectors {
-		t.Run(v.Name, func(t *testing.T) {
-			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-			bypass(t, server, v.Key, v.Object, v.Metadata)
-			if v.Data != nil {
-				bypass(t, server, v.Data.Key, v.Data.Object, nil)
-			}
-			o := formatHandle(t, server, v.State.Kind)
-			mark, err := o.Mark(t.Context(), v.Key)
-			if v.Damaged != "" {
-				// What only the body shows is seen only by those who read it.
-				if err == nil {
-					_, err = o.Get(t.Context(), v.Key)
-				}
-				t.Logf("%v", damage(t, err))
-				return
-			}
-			if v.State.Kind == "unfenced" {
-				refused(t, err, guard.ReasonUnfenced)
-				return
-			}
-			if err != nil || mark != v.State.mark() {
-				t.Fatalf("the mark is %+v, %v; want %+v", mark, err, v.State.mark())
-			}
-			if v.State.Kind == "tombstone" {
-				_, err := o.Get(t.Context(), v.Key)
-				refused(t, err, guard.ReasonNotFound)
-				return
-			}
-			want := v.Body
-			if v.Data != nil {
-				want = v.Data.Object
-			} else if v.State.Kind == "gzip" {
-				want = v.Content
-			}
-			if got, _ := content(t, o, v.Key); got != string(want) {
-				t.Errorf("the content is %.40q, want %.40q", got, want)
-			}
-		})
 	}
 }
 
@@ -261,8 +262,8 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 	for _, kind := range []string{"sealed", "gzip", "plain", "pointer"} {
 		t.Run(kind, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
-			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-			o := formatHandle(t, server, kind)
+			server := newServer(t)
+			o := open(t, server, kind)
 			var writes []string
 			for i := range 40 {
 				c := claim(guard.Token(i/2+1), "")
@@ -282,12 +283,12 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 				if deleted {
 					err = o.Delete(t.Context(), c, key)
 				} else {
-					err = o.Put(t.Context(), c, key, bytes.NewReader(body), &s3fence.Headers{Metadata: user})
+					err = o.Put(t.Context(), c, key, body, &s3fence.Headers{Metadata: user})
 				}
 				if err != nil {
 					t.Fatal(err)
 				}
-				at := stored(t, server, key)
+				at := stored(t, server)
 				r := p.read(key, at.Body, at.Metadata)
 				wantKind := kind
 				if deleted {
@@ -307,16 +308,13 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 					if inner := p.gunzip(r.Body); !bytes.Equal(inner, got) {
 						t.Errorf("write %d: the object unpacks to %d bytes, its body to %d", i, len(got), len(inner))
 					}
-					if out := gunzip(t, at.Body); out != string(body) {
-						t.Errorf("write %d: compress/gzip reads %d bytes, want %d", i, len(out), len(body))
-					}
 				}
 				if kind != "pointer" && !deleted && !bytes.Equal(got, body) {
 					t.Errorf("write %d: Python reads another body", i)
 				}
 				kept := maps.Clone(at.Metadata)
 				maps.DeleteFunc(kept, func(name, _ string) bool { return strings.HasPrefix(name, "fencing-") })
-				if again := p.seal(key, r.State, r.Body, kept); !bytes.Equal(again.Object, at.Body) || !maps.Equal(again.Metadata, at.Metadata) {
+				if again := p.seal(key, r.State, r.Body, kept, false); !bytes.Equal(again.Object, at.Body) || !maps.Equal(again.Metadata, at.Metadata) {
 					t.Errorf("write %d: sealed again by Python it is\n%.200q %v, not\n%.200q %v", i, again.Object, again.Metadata, at.Body, at.Metadata)
 				}
 			}
@@ -332,17 +330,17 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 	for _, kind := range []string{"sealed", "gzip", "plain"} {
 		t.Run(kind, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(3, 4))
-			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-			o := formatHandle(t, server, kind)
-			client := newClient(server)
+			server := newServer(t)
+			o := open(t, server, kind)
+			client := server.Client()
 			for i := range 40 {
 				token := guard.Token(2*i + 1)
 				lease, body := formatLease(rng), formatBody(rng)
-				if err := o.Put(t.Context(), claim(token, lease), key, bytes.NewReader(body), nil); err != nil {
+				if err := o.Put(t.Context(), claim(token, lease), key, body, nil); err != nil {
 					t.Fatal(err)
 				}
 				// Python's turn: read, decide, write on condition of what was read.
-				at := stored(t, server, key)
+				at := stored(t, server)
 				r := p.read(key, at.Body, at.Metadata)
 				if got := p.decide("SameOrNewer", r.State.mark(), claim(token-1, lease)); got != "stale" {
 					t.Errorf("Python says %q to the older token", got)
@@ -354,7 +352,7 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 				p.ask(fields{
 					"do": "follow", "base": r.State, "kind": kind, "token": int64(token + 1), "lease": lease, "write": fmt.Sprintf("%032x", i+1),
 				}, &next)
-				made := p.write(key, next.State, body, map[string]string{"owner": "billing"})
+				made := p.seal(key, next.State, body, map[string]string{"owner": "billing"}, kind == "gzip")
 				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
 					Bucket: aws.String(bucketName), Key: aws.String(key), IfMatch: &at.ETag, Body: bytes.NewReader(made.Object), Metadata: made.Metadata,
 				})
@@ -362,10 +360,12 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 					t.Fatal(err)
 				}
 				// Go's remembered state is out of date, so it reads what Python wrote.
-				refused(t, o.Put(t.Context(), claim(token, "late"), key, strings.NewReader("stale"), nil), guard.ReasonStale)
-				want(t, o, string(body), guard.Mark{Token: token + 1, LeaseID: lease})
+				if err := o.Put(t.Context(), claim(token, "late"), key, []byte("stale"), nil); !errors.Is(err, guard.ErrStale) {
+					t.Errorf("Go admits the older token: %v", err)
+				}
+				holds(t, server, kind, string(body), guard.Mark{Token: token + 1, LeaseID: lease})
 			}
-			r := p.read(key, stored(t, server, key).Body, stored(t, server, key).Metadata)
+			r := p.read(key, stored(t, server).Body, stored(t, server).Metadata)
 			if limit := map[string]int{"sealed": 32, "gzip": 32, "plain": 8}[kind]; len(r.State.Recent) != limit || !r.State.Cut {
 				t.Errorf("%d recent writes, cut %v; want %d", len(r.State.Recent), r.State.Cut, limit)
 			}
@@ -407,18 +407,28 @@ func TestFormatDamageIsRefused(t *testing.T) {
 	p := newPeer(t)
 	for _, kind := range []string{"sealed", "gzip"} {
 		t.Run(kind, func(t *testing.T) {
-			server := newServer(t, nil)
-			o := formatHandle(t, server, kind)
+			server := newServer(t)
+			o := open(t, server, kind)
 			put(t, o, claim(4, "a"), "earlier")
 			put(t, o, claim(5, "a"), "body")
-			good := stored(t, server, key)
+			good := stored(t, server)
+			client := server.Client()
+			store := func(object []byte) {
+				t.Helper()
+				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
+					Bucket: aws.String(bucketName), Key: aws.String(key), Body: bytes.NewReader(object), Metadata: good.Metadata,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
 			try := func(what string, object []byte) {
 				t.Helper()
 				if r := p.read(key, object, good.Metadata); r.Damaged == "" {
 					t.Errorf("%s: Python reads %+v", what, r)
 				}
-				bypass(t, server, key, object, good.Metadata)
-				got, err := formatHandle(t, server, kind).Get(t.Context(), key)
+				store(object)
+				got, err := open(t, server, kind).Get(t.Context(), key)
 				if !errors.As(err, new(*s3fence.DamagedError)) {
 					t.Errorf("%s: Go reads %+v, %v", what, got, err)
 				}
@@ -431,8 +441,8 @@ func TestFormatDamageIsRefused(t *testing.T) {
 				try(fmt.Sprint("without the first ", i+1), good.Body[i+1:])
 			}
 			// The control: an unchanged object is read.
-			bypass(t, server, key, good.Body, good.Metadata)
-			want(t, formatHandle(t, server, kind), "body", guard.Mark{Token: 5, LeaseID: "a"})
+			store(good.Body)
+			holds(t, server, kind, "body", guard.Mark{Token: 5, LeaseID: "a"})
 			if r := p.read(key, good.Body, good.Metadata); r.Damaged != "" {
 				t.Errorf("Python reads %+v", r)
 			}
@@ -443,7 +453,7 @@ func TestFormatDamageIsRefused(t *testing.T) {
 // Python judges the format's cases as Go does.
 func TestFormatCasesInPython(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("testdata/cases.json")
+	text, err := os.ReadFile(cases)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -516,8 +526,8 @@ func TestFormatWriterBehindADoubledSender(t *testing.T) {
 		"control: overtaken":      {"SameOrNewer", true, true, "stale", 2},
 		"control: written again":  {"SameOrNewer", true, false, "", 36}, // until its list of writes is full of itself
 	} {
-		server := newServer(t, nil)
-		o := formatHandle(t, server, "sealed")
+		server := s3test.New(t, nil)
+		o := open(t, server, "sealed")
 		d := &doubling{to: server.URL()}
 		if c.overtake {
 			d.between = func() { put(t, o, claim(9, "z"), "newer") }
@@ -537,7 +547,7 @@ func TestFormatWriterBehindADoubledSender(t *testing.T) {
 		"lost": {s3test.LoseResponse()}, "not received": {s3test.LoseRequest()}, "busy, though applied": {s3test.AnswerApplied(503)},
 		"lost twice": {s3test.LoseRequest(), s3test.LoseResponse()}, "a race": {s3test.Answer(409)},
 	} {
-		server := newServer(t, nil)
+		server := s3test.New(t, nil)
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Script: script})
 		var answer struct{ Reason string }
 		p.ask(fields{
@@ -547,6 +557,6 @@ func TestFormatWriterBehindADoubledSender(t *testing.T) {
 		if n := len(server.History(bucketName, key)); answer.Reason != "" || n != 1 {
 			t.Errorf("%s: told %q after %d writes", name, answer.Reason, n)
 		}
-		want(t, formatHandle(t, server, "sealed"), "body", guard.Mark{Token: 5, LeaseID: "a"})
+		holds(t, server, "sealed", "body", guard.Mark{Token: 5, LeaseID: "a"})
 	}
 }
