@@ -1,6 +1,7 @@
 package lockclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -22,6 +23,10 @@ type Migration struct {
 	// SQL is the whole step with its record in fencepost.migrations, to be run
 	// in one transaction.
 	SQL string
+	// UsableFrom is the lowest version that a build must know to go on after this
+	// step; builds that know less are refused with guard.ErrSetup. Version means
+	// that the new build has to be everywhere before the step.
+	UsableFrom int
 }
 
 // Migrate brings the database to the schema that this build needs: the tables
@@ -32,8 +37,8 @@ type Migration struct {
 // of replicas at once. It needs the right to create the schema fencepost, or to
 // create objects in it and to alter those it created.
 //
-// Errors: guard.ErrSetup (nothing was changed: the schema is newer than this build,
-// the role may not do it, or half of a script was applied), guard.ErrUnavailable
+// Errors: guard.ErrSetup (nothing was changed: the schema is newer and does not allow
+// this build, the role may not do it, or half of a script was applied), guard.ErrUnavailable
 // (nothing was changed) and guard.ErrOutcomeUnknown (the connection broke; calling
 // again is safe and settles it).
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
@@ -72,7 +77,7 @@ func MigrationSQL() string { return pglease.Schema().Script() }
 func Migrations() []Migration {
 	steps := make([]Migration, len(pglease.Schema().Migrations))
 	for i, m := range pglease.Schema().Migrations {
-		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(pglease.Schema().Name)}
+		steps[i] = Migration{Version: m.Version, Name: m.Name, SQL: m.Script(pglease.Schema().Name), UsableFrom: cmp.Or(m.UsableFrom, m.Version)}
 	}
 	return steps
 }

@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -169,13 +170,41 @@ func TestSchemaVersion(t *testing.T) {
 	}
 }
 
+// TestRollBack: a later build has migrated under a running holder. Where its step
+// allows this build, a process of this build that starts afterwards acquires, and
+// Migrate changes nothing; where it does not, both are refused. The holder goes on in
+// both cases.
+func TestRollBack(t *testing.T) {
+	t.Parallel()
+	know := pglease.Schema().Version()
+	for _, usableFrom := range []int{know, know + 1} {
+		t.Run(fmt.Sprint("usable from ", usableFrom-know), func(t *testing.T) {
+			pool := migrated(t)
+			holder := mustTry(t, newTestClient(t, pool, nil), "held", time.Minute)
+			mustSimple(t, pool, fmt.Sprintf("INSERT INTO fencepost.migrations (component, version, name, usable_from) VALUES ('lockclient', %d, 'later', %d)", know+1, usableFrom))
+			if err := holder.Renew(t.Context()); err != nil {
+				t.Errorf("the holder: %v", err)
+			}
+			_, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+			for what, err := range map[string]error{"acquire": err, "migrate": Migrate(t.Context(), pool)} {
+				if refused := errors.Is(err, guard.ErrSetup); refused != (usableFrom > know) || err != nil && !refused {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if err := holder.Release(t.Context()); err != nil {
+				t.Errorf("the holder's release: %v", err)
+			}
+		})
+	}
+}
+
 // TestSchemaCheckedOnce: once the version was right, it is not read again.
 func TestSchemaCheckedOnce(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	mustTry(t, client, "a", time.Minute)
-	mustExec(t, pool, "UPDATE fencepost.migrations SET version = version + 1000")
+	mustExec(t, pool, "UPDATE fencepost.migrations SET version = version + 1000, usable_from = usable_from + 1000")
 	mustTry(t, client, "b", time.Minute)
 	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "c", &AcquireOptions{TTL: time.Minute}); err == nil {
 		t.Error("a new client did not check")

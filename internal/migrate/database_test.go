@@ -130,6 +130,55 @@ func TestScriptIsApplied(t *testing.T) {
 	})
 }
 
+// TestWindow: a build runs on a newer schema whose steps all allow it, also where the
+// record was made before it had that column, and on no other.
+func TestWindow(t *testing.T) {
+	onConnections(t, func(t *testing.T, admin *pgxpool.Pool, with func(func(Conn) error) error) {
+		all := Load("alpha", fstest.MapFS{
+			"0001_one.sql":   {Data: []byte("CREATE TABLE fencepost.one (id int);")},
+			"0002_two.sql":   {Data: []byte("ALTER TABLE fencepost.one ADD v text;")},
+			"0003_three.sql": {Data: []byte("-- A column more.\n--\n-- Usable from version 2.\nALTER TABLE fencepost.one ADD w text;")},
+			"0004_four.sql":  {Data: []byte("-- Usable from version 1.\nALTER TABLE fencepost.one ADD x text;")},
+			"0005_five.sql":  {Data: []byte("ALTER TABLE fencepost.one DROP v;")},
+		})
+		build := func(knows int) Component { return Component{all.Name, all.Migrations[:knows]} }
+		up := func(knows int) error {
+			return with(func(conn Conn) error { return build(knows).Up(t.Context(), conn) })
+		}
+		if err := up(2); err != nil {
+			t.Fatal(err)
+		}
+		// As an earlier build left it.
+		if _, err := admin.Exec(t.Context(), "ALTER TABLE fencepost.migrations DROP COLUMN usable_from"); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct{ knows, from, has int }{{2, 2, 2}, {3, 2, 3}, {4, 2, 4}, {5, 5, 5}} {
+			if err := up(c.knows); err != nil {
+				t.Fatal(err)
+			}
+			for older := 1; older <= c.knows; older++ {
+				var newer *NewerError
+				switch err := up(older); {
+				case older >= c.from && err != nil:
+					t.Errorf("version %d, a build that knows %d: %v", c.has, older, err)
+				case older < c.from && (!errors.As(err, &newer) || newer.Have != int64(c.has) || newer.Know != older):
+					t.Errorf("version %d, a build that knows %d: %v; want it refused", c.has, older, err)
+				}
+			}
+			var applied int
+			if err := admin.QueryRow(t.Context(), build(1).VersionSQL()).Scan(&applied); err != nil || applied != c.has {
+				t.Errorf("version %d, %v; want %d", applied, err, c.has)
+			}
+		}
+	})
+	defer func() {
+		if recover() == nil {
+			t.Error("a step that says it is usable from a later version was loaded")
+		}
+	}()
+	Load("beta", fstest.MapFS{"0001_one.sql": {Data: []byte("-- Usable from version 2.\n")}})
+}
+
 // TestSchemaOfAnotherRole: a schema that another role created earlier is
 // refused, by Up and by the printed script, with both roles' names. That role
 // could drop what is in it, which the control shows.

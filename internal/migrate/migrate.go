@@ -5,6 +5,20 @@
 // it happens in one transaction under one advisory lock. What was applied is
 // recorded in fencepost.migrations, even by the printed script, so that users
 // of goose, atlas or golang-migrate can apply the same text themselves.
+//
+// # Builds on newer schemas
+//
+// A deploy can be rolled back if the builds before it run on the schema that it
+// left. So changes come in three releases: expand (a step adds what the new build
+// needs and keeps what the old one uses), deploy, contract (a step removes what no
+// build uses any more). A step that expands says in its file which builds can go
+// on:
+//
+//	-- Usable from version 4.
+//
+// means that a build that knows version 4 or a later one may use the schema after
+// this step. It is recorded with the step, because an older build does not have the
+// file. A step that does not say it can be used only by builds that know it.
 package migrate
 
 import (
@@ -12,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -64,6 +79,14 @@ CREATE TABLE IF NOT EXISTS fencepost.migrations (
   applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (component, version)
 );
+` + window
+
+// window adds the column for Migration.UsableFrom, without a lock if it is there.
+const window = `DO $window$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = 'fencepost.migrations'::regclass AND attname = 'usable_from') THEN
+    ALTER TABLE fencepost.migrations ADD COLUMN usable_from integer;
+  END IF;
+END $window$;
 `
 
 // owned refuses a schema of another role: its owner may drop what is in it,
@@ -110,6 +133,9 @@ type Migration struct {
 	Name string
 	// SQL is the step without its record in fencepost.migrations.
 	SQL string
+	// UsableFrom is the lowest version that a build must know to use the schema
+	// after this step; 0 means Version.
+	UsableFrom int
 }
 
 // Script returns the step with its record, to be run in one transaction by
@@ -119,8 +145,12 @@ func (m Migration) Script(component string) string {
 }
 
 func (m Migration) record(component string) string {
-	return fmt.Sprintf("\nINSERT INTO fencepost.migrations (component, version, name) VALUES ('%s', %d, '%s');\n",
-		component, m.Version, m.Name)
+	usable := m.Version
+	if m.UsableFrom != 0 {
+		usable = m.UsableFrom
+	}
+	return fmt.Sprintf("\nINSERT INTO fencepost.migrations (component, version, name, usable_from) VALUES ('%s', %d, '%s', %d);\n",
+		component, m.Version, m.Name, usable)
 }
 
 // Component is a package's migrations in order.
@@ -149,10 +179,19 @@ func Load(component string, dir fs.FS) Component {
 		if err != nil {
 			panic(err)
 		}
-		c.Migrations = append(c.Migrations, Migration{Version: version, Name: strings.TrimSuffix(rest, ".sql"), SQL: string(sql)})
+		m := Migration{Version: version, Name: strings.TrimSuffix(rest, ".sql"), SQL: string(sql)}
+		if said := usableFrom.FindSubmatch(sql); said != nil {
+			m.UsableFrom, _ = strconv.Atoi(string(said[1]))
+			if m.UsableFrom < 1 || m.UsableFrom > version {
+				panic(fmt.Sprintf("migrate: %s: %q cannot be usable from version %d", component, e.Name(), m.UsableFrom))
+			}
+		}
+		c.Migrations = append(c.Migrations, m)
 	}
 	return c
 }
+
+var usableFrom = regexp.MustCompile(`(?m)^-- Usable from version (\d+)\.$`)
 
 // Version returns the version that this build expects.
 func (c Component) Version() int { return len(c.Migrations) }
@@ -174,7 +213,8 @@ type Conn interface {
 	QueryInt(ctx context.Context, sql string) (int64, error)
 }
 
-// NewerError says that the database's schema is newer than this build.
+// NewerError says that the database's schema is newer than this build and does not
+// allow it.
 type NewerError struct {
 	Component string
 	Have      int64 // the database's version
@@ -187,7 +227,8 @@ func (e *NewerError) Error() string {
 
 // Up applies what is missing, in one transaction that it begins and ends on
 // conn. On an error the transaction is rolled back, if conn still works.
-// A schema newer than c is a [*NewerError] and is not touched.
+// A schema newer than c is not touched; it is a [*NewerError] unless it allows this
+// build.
 func (c Component) Up(ctx context.Context, conn Conn) error { return c.UpTo(ctx, conn, c.Version()) }
 
 // UpTo is [Component.Up] but stops at version, for tests of upgrades.
@@ -221,6 +262,11 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	}
 	if have < int64(version) {
 		if err := conn.Exec(ctx, owned); err != nil {
+			return err
+		}
+	}
+	if 0 < have && have < int64(version) {
+		if err := conn.Exec(ctx, window); err != nil {
 			return err
 		}
 	}
@@ -269,13 +315,25 @@ func wayOut(have int64, err error) string {
 		"restore the data of schema fencepost, or, if no holder is at work, DROP SCHEMA fencepost CASCADE and migrate"
 }
 
-// version reads the applied version; 0 if there is no schema.
+// version reads the applied version as [Component.UsableSQL] does; 0 if there is no
+// schema.
 func (c Component) version(ctx context.Context, conn Conn) (int64, error) {
 	there, err := conn.QueryInt(ctx, "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('fencepost.migrations')")
 	if err != nil || there == 0 {
 		return 0, err
 	}
-	return conn.QueryInt(ctx, c.VersionSQL())
+	return conn.QueryInt(ctx, c.UsableSQL())
+}
+
+// UsableSQL is the query for the version of the component by which a build that
+// knows [Component.Version] judges the database: the applied version, or the
+// build's own where the schema is newer and allows it. It fails with SQLSTATE 42P01
+// or 3F000 where there is no schema. The record may be from a build that did not
+// know of usable_from.
+func (c Component) UsableSQL() string {
+	return fmt.Sprintf(`SELECT CASE WHEN pg_catalog.bool_and(coalesce((pg_catalog.to_jsonb(m) OPERATOR(pg_catalog.->>) 'usable_from')::integer, version) OPERATOR(pg_catalog.<=) %[1]d)
+  THEN least(pg_catalog.max(version), %[1]d) ELSE coalesce(pg_catalog.max(version), 0) END::bigint
+FROM fencepost.migrations m WHERE component OPERATOR(pg_catalog.=) '%[2]s'`, c.Version(), c.Name)
 }
 
 // VersionSQL is the query for the applied version of the component. It fails

@@ -20,7 +20,7 @@ func files(names ...string) fstest.MapFS {
 
 func TestLoad(t *testing.T) {
 	c := Load("lockclient", files("0001_leases.sql", "0002_audit_log.sql"))
-	want := []Migration{{1, "leases", "-- 0001_leases.sql\n"}, {2, "audit_log", "-- 0002_audit_log.sql\n"}}
+	want := []Migration{{1, "leases", "-- 0001_leases.sql\n", 0}, {2, "audit_log", "-- 0002_audit_log.sql\n", 0}}
 	if c.Name != "lockclient" || c.Version() != 2 || !slices.Equal(c.Migrations, want) {
 		t.Errorf("got %+v", c)
 	}
@@ -101,7 +101,7 @@ func TestUpApplies(t *testing.T) {
 				t.Errorf("from %d: creating the schema: %t", version, got)
 			}
 			for n, name := range []string{"a", "b", "c"} {
-				step := fmt.Sprintf("-- 000%d_%s.sql\n\nINSERT INTO fencepost.migrations (component, version, name) VALUES ('demo', %d, '%s');\n", n+1, name, n+1, name)
+				step := fmt.Sprintf("-- 000%d_%s.sql\n\nINSERT INTO fencepost.migrations (component, version, name, usable_from) VALUES ('demo', %d, '%s', %d);\n", n+1, name, n+1, name, n+1)
 				if got, want := slices.Contains(r.sent, step), int64(n) >= version && n < to; got != want {
 					t.Errorf("from %d to %d, step %d applied: %t, want %t in %q", version, to, n+1, got, want, r.sent)
 				}

@@ -52,6 +52,9 @@ type Inspection struct {
 	// SchemaWanted is this build's.
 	Schema       int `json:"schema"`
 	SchemaWanted int `json:"schemaWanted"`
+	// SchemaUsable reports whether this build can use the schema: it is its own, or
+	// a newer one that allows it.
+	SchemaUsable bool `json:"schemaUsable"`
 	// Standby says that the server is one, so that nothing can be granted there.
 	Standby bool `json:"standby"`
 	// Pooled says that there is a pooler or proxy in between, which gives the
@@ -187,11 +190,12 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 		}
 		return err
 	}
-	var age int64
+	var age, usable int64
 	err = errors.Join(
 		see(true, systemSQL, &in.SystemIdentifier),
 		see(true, timelineSQL, &in.Timeline),
 		see(false, pglease.Schema().VersionSQL(), &in.Schema),
+		see(false, pglease.Schema().UsableSQL(), &usable),
 		see(false, baseSQL, &in.EpochBase, (*int64)(&in.Floor)),
 		see(false, blockerSQL, &in.Blocker),
 		see(false, lockerSQL, &in.Locker, &in.LockerWaitsFor),
@@ -199,6 +203,7 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in Inspection, err error) {
 		see(false, rowSecuritySQL, &in.RowSecurity),
 		see(false, aheadSQL, &in.Ahead),
 	)
+	in.SchemaUsable = usable == int64(in.SchemaWanted)
 	in.SnapshotAge = time.Duration(age) * time.Microsecond
 	if in.Hidden = strings.Join(hidden, "; "); err == nil {
 		err = inspectClock(ctx, conn, &in)
@@ -241,8 +246,8 @@ func (in *Inspection) findings() []Finding {
 	add(in.Schema == 0, SeverityError, "schema", "there is no schema of lockclient in this database, or the role may not see it", "run the migration")
 	add(in.Schema > 0 && in.Schema < in.SchemaWanted, SeverityError, "schema",
 		fmt.Sprintf("the schema has version %d, this build needs %d", in.Schema, in.SchemaWanted), "run the migration, then roll out")
-	add(in.Schema > in.SchemaWanted, SeverityError, "schema",
-		fmt.Sprintf("the schema has version %d, this build knows %d", in.Schema, in.SchemaWanted), "run a newer build")
+	add(in.Schema > in.SchemaWanted && !in.SchemaUsable, SeverityError, "schema",
+		fmt.Sprintf("the schema has version %d, this build knows %d", in.Schema, in.SchemaWanted), "run a newer build: the schema does not allow this one")
 	add(in.DefaultIsolation != "read committed", SeverityError, "default_transaction_isolation",
 		"is "+strconv.Quote(in.DefaultIsolation)+": every acquire is refused",
 		"set it to \"read committed\" in the connection's parameters or for the role")

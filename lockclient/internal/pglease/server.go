@@ -139,7 +139,7 @@ func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	var have int64
-	err := conn.QueryRow(ctx, Schema().VersionSQL()).Scan(&have)
+	err := conn.QueryRow(ctx, Schema().UsableSQL()).Scan(&have)
 	if pg := Error(err); pg != nil && (pg.Code == "42P01" || pg.Code == "3F000") {
 		return fmt.Errorf("%w: %w", checkVersion(0), err)
 	}
