@@ -36,8 +36,8 @@ has() { grep -qF -- "$1" "$answer" || fail "no $1 in: $(cat "$answer")"; }
 # text NAME: a member of the answer that is a string.
 text() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" "$answer"; }
 
-acquire() { # owner, seconds, more members
-	request POST /v1/locks/acquire 200 "{\"resource\":\"$resource\",\"ownerId\":\"$1\",\"ttlSeconds\":$2${3-}}"
+acquire() { # status, owner, seconds, more members
+	request POST /v1/locks/acquire "$1" "{\"resource\":\"$resource\",\"ownerId\":\"$2\",\"ttlSeconds\":$3${4-}}"
 }
 
 # write TOKEN LEASE PROOF STATUS: a write to the fenced resource.
@@ -47,29 +47,29 @@ write() {
 }
 
 echo "1. worker-a acquires"
-acquire worker-a 5
+acquire 200 worker-a 5
 has '"acquired":true'
 a=$(text leaseId) a_token=$(text token) a_proof=$(text proof)
 
 echo "2. worker-b contends: refused, and told who has it"
-acquire worker-b 60
+acquire 409 worker-b 60
 has '"acquired":false'
 has '"ownerId":"worker-a"'
 
 echo "3. worker-a renews and writes"
-request POST "/v1/locks/$a/renew" 200 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":5}"
+request POST "/v1/locks/$a/renew" 200
 has '"state":"extended"'
 write "$a_token" "$a" "$a_proof" 204
 
 echo "4. worker-a pauses; its lease expires, and worker-b, who waits, takes over"
-acquire worker-b 60 ',"waitSeconds":30'
+acquire 200 worker-b 60 ',"waitSeconds":30'
 has '"acquired":true'
 b=$(text leaseId) b_token=$(text token) b_proof=$(text proof)
 [ "$b_token" -gt "$a_token" ] || fail "token $b_token after $a_token"
 write "$b_token" "$b" "$b_proof" 204
 
 echo "5. worker-a resumes: its renewal and its write are refused"
-request POST "/v1/locks/$a/renew" 404 "{\"resource\":\"$resource\",\"fencingToken\":\"$a_token\",\"ttlSeconds\":60}"
+request POST "/v1/locks/$a/renew" 404 '{"ttlSeconds":60}'
 has 'problem/lease_over'
 write "$a_token" "$a" "$a_proof" 412
 has 'problem/stale'
@@ -88,11 +88,11 @@ request GET "/v1/audit?prefix=$resource" 200
 has '"actorId":"ada","reason":"worker-b hangs"'
 
 echo "8. worker-c goes on; released once, and only once"
-acquire worker-c 60
+acquire 200 worker-c 60
 has '"acquired":true'
 c=$(text leaseId) c_token=$(text token) c_proof=$(text proof)
 write "$c_token" "$c" "$c_proof" 204
-request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 200
-request DELETE "/v1/locks/$c?resource=$resource&fencingToken=$c_token" 404
+request DELETE "/v1/locks/$c" 200
+request DELETE "/v1/locks/$c" 404
 has 'problem/lease_over'
 echo "ok: tokens $a_token, $b_token, $c_token"

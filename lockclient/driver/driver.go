@@ -40,7 +40,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Losses], [Floors] and [Clock] are found by a type assertion. An
+// [Explainer], [Finder], [Losses], [Floors] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
@@ -241,6 +241,14 @@ type Clock interface {
 	// OnStep registers f to be called, until stop, whenever the clock jumped
 	// forward, which timers do not notice.
 	OnStep(f func()) (stop func())
+}
+
+// Finder is an issuer that can find running leases by their ID alone.
+type Finder interface {
+	// Find returns the claims of the leases that run under the ID, with their tokens; at
+	// most a hundred. It may read every lease. An error is guard.ErrUnavailable or
+	// guard.ErrSetup.
+	Find(ctx context.Context, leaseID string) ([]guard.Claim, error)
 }
 
 // Floors is an issuer whose tokens can be raised, such as above those of another

@@ -31,7 +31,7 @@ type acquiring struct {
 }
 
 func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id)
+	f, err := s.read(w, r, id, false)
 	if err != nil {
 		return err
 	}
@@ -78,6 +78,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		a.abandon()
 	} else {
 		s.usage.runs(id, claim, body.ExpiresAt)
+		s.granted.add(claim, a.TTL, body.ExpiresAt)
 	}
 	s.activity.count(id, err, held)
 	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))
@@ -89,6 +90,10 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 			slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", id.Subject))
 	}
 	body.ServerTime = time.Now()
+	if !body.Acquired {
+		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
+		return nil
+	}
 	s.answer(w, body)
 	return nil
 }
@@ -151,7 +156,7 @@ func (a *acquiring) parse(f *fields) error {
 		a.wait = max(0, min(a.wait, time.Until(a.notAfter)))
 	}
 	a.given = a.LeaseID != ""
-	a.LeaseID = cmp.Or(a.LeaseID, pglease.NewLeaseID())
+	a.LeaseID = cmp.Or(a.LeaseID, newLeaseID(a.TTL))
 	a.Waiting = a.Waiting || a.wait > 0
 	return nil
 }

@@ -26,7 +26,7 @@ type lockBody struct {
 	LeaseID      string      `json:"leaseId,omitempty"`
 	FencingToken int64       `json:"fencingToken,omitempty"`
 	Token        guard.Token `json:"token,omitzero"`
-	AcquiredAt   time.Time   `json:"acquiredAt,omitzero"`
+	AcquiredAt   time.Time   `json:"createdAt,omitzero"`
 	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
 	HeldFor      seconds     `json:"heldForSeconds"`
 	Remaining    seconds     `json:"remainingSeconds"`
@@ -48,7 +48,7 @@ type auditBody struct {
 // recordBody is one record of the audit.
 type recordBody struct {
 	ID        int64       `json:"id"`
-	At        time.Time   `json:"at"`
+	At        time.Time   `json:"createdAt"`
 	Action    string      `json:"action"`
 	Resource  string      `json:"resource"`
 	Actor     string      `json:"actorId"`
@@ -238,7 +238,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	if err != nil {
 		return err
 	}
-	f, err := s.read(w, r, id)
+	f, err := s.read(w, r, id, false)
 	if err != nil {
 		return err
 	}
@@ -350,7 +350,7 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 				break
 			}
 			p.records = append(p.records, recordBody{
-				ID: record.ID, At: record.At, Action: record.Action, Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
+				ID: record.ID, At: record.At, Action: strings.ToUpper(record.Action), Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
 				RequestID: record.RequestID, Number: int64(record.Token), Token: record.Token, Cut: s.lock(record.Cut, id),
 			})
 		}

@@ -294,7 +294,7 @@ func TestWaitEnds(t *testing.T) {
 	for range 2 {
 		got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600,"waitSeconds":0.02}`)
 		holder, _ := got.body["holder"].(map[string]any)
-		if got.status != 200 || got.body["acquired"] != false || holder["ownerId"] != "ada" || holder["token"] != held.str("token") {
+		if got.status != 409 || got.body["acquired"] != false || holder["ownerId"] != "ada" || holder["token"] != held.str("token") {
 			t.Errorf("%+v", got)
 		}
 	}

@@ -132,7 +132,7 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	if err != nil {
 		return guard.OutcomeUnknown(op, claim, err)
 	}
-	if resp.StatusCode != http.StatusOK {
+	if held := resp.StatusCode == http.StatusConflict && !isProblem(text); resp.StatusCode != http.StatusOK && !(held && op == "acquire") {
 		return i.refusal(op, claim, resp, text, sent)
 	}
 	var told timeBody
@@ -151,6 +151,12 @@ func (i *Issuer) unsent(op string, claim guard.Claim, err error) error {
 		return guard.Unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
+}
+
+// isProblem reports whether an answer has the type of a problem.
+func isProblem(text []byte) bool {
+	var p problem
+	return json.Unmarshal(text, &p) == nil && p.Type != ""
 }
 
 // refusal is the error of a problem.

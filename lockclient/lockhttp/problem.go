@@ -159,10 +159,12 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	s.write(w, k.status, p)
 }
 
-// answer is every other answer.
-func (s *Server) answer(w http.ResponseWriter, body any) {
+// answer is every other answer but the refusal of a lease that another has.
+func (s *Server) answer(w http.ResponseWriter, body any) { s.answerWith(w, http.StatusOK, body) }
+
+func (s *Server) answerWith(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
-	s.write(w, http.StatusOK, body)
+	s.write(w, status, body)
 }
 
 func (s *Server) write(w http.ResponseWriter, status int, body any) {

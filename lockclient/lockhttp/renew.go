@@ -20,17 +20,11 @@ const (
 	stateOver     = "over"
 )
 
-// parseRenewal reads one renewal. For a single renewal the lease ID is in the
-// path.
-func (s *Server) parseRenewal(id *Identity, f *fields, inPath *string) (driver.Renewal, error) {
+// parseRenewal reads one renewal of a batch.
+func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
 	r := driver.Renewal{
-		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true)},
+		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true), LeaseID: f.text("leaseId")},
 		TTL:   f.seconds("ttlSeconds"),
-	}
-	if inPath != nil {
-		r.Claim.LeaseID = *inPath
-	} else {
-		r.Claim.LeaseID = f.text("leaseId")
 	}
 	err := f.end()
 	if err == nil {
@@ -47,13 +41,30 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 	if err != nil {
 		return err
 	}
-	f, err := s.read(w, r, id)
+	f, err := s.read(w, r, id, true)
 	if err != nil {
 		return err
 	}
-	renewal, err := s.parseRenewal(id, f, &name)
+	renewal := driver.Renewal{
+		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", false), LeaseID: name},
+		TTL:   f.seconds("ttlSeconds"),
+	}
+	if err = f.end(); err == nil && renewal.TTL != 0 {
+		err = s.checkTTL(id, renewal.TTL)
+	}
+	if err == nil {
+		renewal.Claim, err = s.complete(r.Context(), id, renewal.Claim)
+	}
 	if err != nil {
 		return err
+	}
+	if renewal.TTL == 0 {
+		if renewal.TTL = s.granted.ttl(renewal.Claim); renewal.TTL == 0 {
+			return guard.Invalid("ttlSeconds", "", "is required: this server did not grant the lease")
+		}
+		if err := s.checkTTL(id, renewal.TTL); err != nil {
+			return err
+		}
 	}
 	results, failures := s.renew(r.Context(), id, []driver.Renewal{renewal})
 	switch {
@@ -81,6 +92,9 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 // why answers who ended a lease by force. It changes nothing.
 func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	claim, err := s.readClaim(w, r, id, true)
+	if err == nil {
+		err = mine(id, claim)
+	}
 	if err != nil {
 		return err
 	}
@@ -89,7 +103,7 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error
 }
 
 func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id)
+	f, err := s.read(w, r, id, false)
 	if err != nil {
 		return err
 	}
@@ -105,7 +119,7 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 	var places []int // of the renewals among the bodies
 	for n := range raw {
 		item := parseFields(raw[n])
-		renewal, err := s.parseRenewal(id, &item, nil)
+		renewal, err := s.parseRenewal(id, &item)
 		if err == nil && seen[renewal.Claim] {
 			err = guard.Invalid("leaseId", renewal.Claim.LeaseID, "is given twice")
 		}
@@ -165,12 +179,14 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 		case got.State == driver.Extended:
 			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
 			s.usage.runs(id, r.Claim, b.ExpiresAt)
+			s.granted.add(r.Claim, 0, b.ExpiresAt)
 			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 			}
 		case got.State == driver.Over:
 			b.State = stateOver
 			s.usage.over(id, r.Claim)
+			s.granted.remove(r.Claim)
 		default:
 			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
@@ -214,17 +230,14 @@ func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Ident
 	return s.free(w, r, id, claim)
 }
 
-// readClaim reads a body that is a claim of one of the identity's resources.
+// readClaim reads a body that is a claim.
 func (s *Server) readClaim(w http.ResponseWriter, r *http.Request, id *Identity, token bool) (guard.Claim, error) {
-	f, err := s.read(w, r, id)
+	f, err := s.read(w, r, id, false)
 	if err != nil {
 		return guard.Claim{}, err
 	}
 	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", token)}
-	if err = f.end(); err == nil {
-		err = mine(id, claim)
-	}
-	return claim, err
+	return claim, f.end()
 }
 
 // mine checks a claim's names, and that the identity may name its resource.
@@ -249,8 +262,16 @@ func (s *Server) running(ctx context.Context, id *Identity, claim guard.Claim) b
 	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
 }
 
+// free releases a lease. A claim with a resource and no token is given up: see
+// [driver.Issuer]. One without a resource is that of a lease that runs.
 func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
-	if err := mine(id, claim); err != nil {
+	if claim.Resource == "" {
+		found, err := s.complete(r.Context(), id, claim)
+		if err != nil {
+			return err
+		}
+		claim = found
+	} else if err := mine(id, claim); err != nil {
 		return err
 	}
 	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), id, claim) && !id.Limits.Acquire() {
@@ -265,6 +286,7 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
+	s.granted.remove(claim)
 	if freed || claim.Token == guard.NoToken {
 		s.usage.free(id, claim)
 	} else {

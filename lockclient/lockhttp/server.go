@@ -72,8 +72,8 @@ type Options struct {
 	// "fencepost-readyz:" and the host's name. Servers may share it. While anybody
 	// else holds it the server is not ready, so no identity should be able to.
 	ReadyResource string
-	// Logger gets lock_acquired, lock_released and lock_force_unlocked with
-	// their subjects, lock_request_failed for each answer of 500 and more and
+	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
+	// attribute event, with their subjects, lock_request_failed for each answer of 500 and more and
 	// lock_unauthenticated; nil means slog.Default() for the last two and none
 	// for the rest.
 	Logger *slog.Logger
@@ -109,6 +109,8 @@ type Server struct {
 	events       *slog.Logger // of what succeeds; may be nil
 	router       chi.Router
 	usage        usage
+	granted      granted
+	finding      chan struct{} // has room for the one that looks for a lease by its ID
 	lines        lines
 	turns        turns
 	feeds        feeds
@@ -138,7 +140,7 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	case authenticate == nil:
 		return nil, guard.Invalid("authenticate", "nil", "must not be nil: who may ask has to be decided")
 	}
-	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{})}
+	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{}), finding: make(chan struct{}, 1)}
 	if own, ok := issuer.(driver.Clock); ok {
 		s.now = own.Now
 	}
@@ -213,7 +215,9 @@ func (s *Server) routes() chi.Router {
 		}
 		s.fail(w, r, &httpError{kind: &kindMethod})
 	})
-	top.Get("/healthz", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, map[string]bool{"ok": true}) })
+	for _, path := range []string{"/health", "/healthz"} {
+		top.Get(path, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, map[string]bool{"ok": true}) })
+	}
 	top.Get("/readyz", s.readyz)
 	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -278,10 +282,11 @@ func (s *Server) identify(r *http.Request) (*Identity, error) {
 	return id, nil
 }
 
-// read reads a request's body: JSON, in time, within the identity's limit.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fields, error) {
+// read reads a request's body: JSON, in time, within the identity's limit. If it may be
+// absent, none is an empty object.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity, optional bool) (*fields, error) {
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	if !strings.EqualFold(strings.TrimSpace(media), "application/json") {
+	if !strings.EqualFold(strings.TrimSpace(media), "application/json") && !(optional && r.ContentLength == 0) {
 		return nil, &httpError{kind: &kindMediaType}
 	}
 	if err := queryOf(r).end(); err != nil {
@@ -296,6 +301,9 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fi
 		return nil, guard.Invalid("body", "", "did not arrive")
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the request may wait now
+	if optional && len(body) == 0 {
+		return &fields{}, nil
+	}
 	f := parseFields(body)
 	return &f, f.err
 }
@@ -454,7 +462,7 @@ func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, be
 
 func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
 	if s.events != nil {
-		s.events.LogAttrs(ctx, slog.LevelInfo, name, attrs...)
+		s.events.LogAttrs(ctx, slog.LevelInfo, name, append(attrs, slog.String("event", name))...)
 	}
 }
 

@@ -30,13 +30,13 @@ class Lease {
     for (;;) {
       const sent = performance.now();
       const [status, g] = await call("acquire", { resource, leaseId: lease.id, ownerId: owner, ttlSeconds: TTL, waitSeconds: 30 });
-      if (status === 200 && g.acquired) {
+      if (status === 200) {
         lease.token = g.token; // text: a number would be rounded above 2^53
         lease.proof = g.proof; // if the server signs
         lease.until = sent + (g.waitedSeconds + g.ttlSeconds) * 1000;
         break;
       }
-      if (![200, 429, 500, 503].includes(status)) throw new Error(`acquire: ${status} ${JSON.stringify(g)}`);
+      if (![409, 429, 500, 503].includes(status)) throw new Error(`acquire: ${status} ${JSON.stringify(g)}`);
     }
     lease.timer = setInterval(() => lease.renew(), (TTL / 3) * 1000);
     return lease;

@@ -49,9 +49,9 @@ class Lease:
         while True:
             sent = time.monotonic()
             status, g = self.call("acquire", resource=resource, leaseId=self.id, ownerId=owner, ttlSeconds=TTL, waitSeconds=30)
-            if status == 200 and g["acquired"]:
+            if status == 200:
                 break
-            if status not in (200, 429, 500, 503):
+            if status not in (409, 429, 500, 503):  # 409: another has it
                 raise RuntimeError("acquire: %d %s" % (status, g))
         self.token = g["token"]  # text: it may be above 2^53
         self.proof = g.get("proof", "")  # if the server signs

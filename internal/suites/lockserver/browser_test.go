@@ -3,6 +3,7 @@ package lockserver
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,8 +116,11 @@ func picture(t *testing.T, ctx context.Context, name string) {
 // typed name, and is in the audit.
 func TestPage(t *testing.T) {
 	url, _, _, _ := serve(t)
+	acquireAs := func(status int, tenant, period, owner, metadata string, ttl int) {
+		send(t, url, tenant+"-worker", "/v1/locks/acquire", fmt.Sprintf(`{"resource":"%s:billing-close:%s","ownerId":%q,"metadata":%q,"ttlSeconds":%d}`, tenant, period, owner, metadata, ttl), status)
+	}
 	acquire := func(tenant, period, owner, metadata string, ttl int) {
-		post(t, url, tenant+"-worker", "/v1/locks/acquire", fmt.Sprintf(`{"resource":"%s:billing-close:%s","ownerId":%q,"metadata":%q,"ttlSeconds":%d}`, tenant, period, owner, metadata, ttl))
+		acquireAs(http.StatusOK, tenant, period, owner, metadata, ttl)
 	}
 	for n, month := range []string{"2026-01", "2026-02", "2026-03"} {
 		acquire("demo", month, fmt.Sprintf("worker-%d@host-%d", n+1, n), "closing the books, log /var/log/close", 900+n*600)
@@ -124,7 +128,7 @@ func TestPage(t *testing.T) {
 	acquire("demo", "2026-04", "<script>alert(1)</script>", "<b>bold</b>", 3000)
 	acquire("umbrella", "2026-01", "secret-worker", "", 900)
 	for range 3 {
-		acquire("demo", "2026-01", "worker-9", "", 60) // refused
+		acquireAs(http.StatusConflict, "demo", "2026-01", "worker-9", "", 60)
 	}
 	browser := chromium(t)
 	ops := session(t, browser)

@@ -9,6 +9,12 @@ import (
 
 func post(t *testing.T, url, token, path, body string) string {
 	t.Helper()
+	return send(t, url, token, path, body, http.StatusOK)
+}
+
+// send posts a body and wants a status.
+func send(t *testing.T, url, token, path, body string, status int) string {
+	t.Helper()
 	r, _ := http.NewRequest("POST", url+path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Authorization", "Bearer "+token)
@@ -18,7 +24,7 @@ func post(t *testing.T, url, token, path, body string) string {
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
+	if err != nil || resp.StatusCode != status {
 		t.Fatalf("%s: %s %s %v", path, resp.Status, answer, err)
 	}
 	return string(answer)
