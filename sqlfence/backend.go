@@ -77,7 +77,7 @@ const maxBadConns = 3
 // conn refuses to wait for a connection that only the caller can give back.
 func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
 	if d.callback(ctx) != nil && d.backend.single() {
-		return nil, errOnly
+		return nil, sqlkit.ErrOnly
 	}
 	return d.backend.conn(ctx)
 }

@@ -33,8 +33,9 @@
 //     COMMIT that waits for a synchronous standby, the server answers with success
 //     and a warning, which this package does not see on a caller's connections: set
 //     pgx's OnNotice, and take SQLSTATE 01000 there for an unknown outcome.
-//   - Servers that only speak PostgreSQL's protocol are not recognised. The fence
-//     needs advisory locks that exclude, as PostgreSQL 13 to 18 have.
+//   - The fence needs advisory locks that exclude and READ COMMITTED that sees what was
+//     committed, as PostgreSQL 13 to 18 have. sqladmin's Migrate and Verify try them out,
+//     and refuse servers that only speak its protocol; opening a [DB] does not.
 //   - A writer that only presents its claim locks its rows first and the resource at
 //     the end of each statement, InTx the other way round: on the same rows they may
 //     deadlock, and one gets 40P01, ErrUnavailable.

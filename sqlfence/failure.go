@@ -14,9 +14,6 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// errOnly refuses to wait for ever.
-var errOnly = guard.Invalid("connection", "", "is the pool's only one, and the enclosing InTx has it; call this before InTx, or give the pool more")
-
 // errEnded is an answer to a COMMIT that committed nothing. What the callback
 // itself did before is unknown.
 var errEnded = errors.New("the callback ended the transaction itself, or took its marker away, as RESET ALL does")

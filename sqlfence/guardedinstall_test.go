@@ -74,7 +74,7 @@ func TestInstallConcurrently(t *testing.T) {
 			if _, err := tx.exec(ctx, "UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
 				return err
 			}
-			return e.db.InstallTrigger(t.Context(), g)
+			return e.db.InstallTrigger(ctx, g)
 		})
 		if err != nil {
 			t.Error(err)

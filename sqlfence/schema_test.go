@@ -217,10 +217,10 @@ func TestErrorsNameTheOperation(t *testing.T) {
 			CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON docs EXECUTE FUNCTION fail()`)
 		table, claim, key := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}), claimOf("1", 5), Key{1}
 		for want, call := range map[string]func() error{
-			"update docs":      func() error { return table.Update(t.Context(), e.db, claim, key, Set{"v": "new"}) },
-			"upsert into docs": func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
-			"delete from docs": func() error { return table.Delete(t.Context(), e.db, claim, key, nil) },
-			"take over docs":   func() error { return table.Raise(t.Context(), e.db, claim, key, nil) },
+			"update docs":            func() error { return table.Update(t.Context(), e.db, claim, key, Set{"v": "new"}) },
+			"upsert into docs":       func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
+			"delete from docs":       func() error { return table.Delete(t.Context(), e.db, claim, key, nil) },
+			"raise the mark in docs": func() error { return table.Raise(t.Context(), e.db, claim, key, nil) },
 		} {
 			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
 				t.Errorf("%q is not in the error %v", want, err)

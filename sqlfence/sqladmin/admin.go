@@ -54,13 +54,21 @@ func (a *Admin) conn(ctx context.Context, op string) (c sqlkit.StdConn, err erro
 	switch {
 	case a.db == nil:
 		return c, guard.Invalid("pool", "nil", "must not be nil")
-	case sqlkit.InTx(ctx, a.pool):
-		return c, guard.Invalid("context", op, "is that of an InTx on the same pool; call this outside of it")
+	case sqlkit.InTx(ctx, a.pool) && a.single():
+		return c, sqlkit.ErrOnly
 	}
 	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
 		return c, err
 	}
 	return sqlkit.AcquireStd(ctx, a.db)
+}
+
+// single reports that the caller's pool has one connection.
+func (a *Admin) single() bool {
+	if pool, ok := a.pool.(*pgxpool.Pool); ok {
+		return pool.Config().MaxConns == 1
+	}
+	return a.db.Stats().MaxOpenConnections == 1
 }
 
 // transact runs do in a transaction and, unless it is read-only, commits it. failed

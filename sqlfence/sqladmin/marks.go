@@ -173,6 +173,9 @@ func (a *Admin) Reset(ctx context.Context, resource string, from, to guard.Mark,
 }
 
 func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query string, args ...any) error {
+	if sqlkit.InTx(ctx, a.pool) {
+		return guard.Invalid("Reset", was.Resource, "is called inside InTx")
+	}
 	err := a.change(ctx, op, was, query, args)
 	if pgerr.State(err) == pgerr.NotTheMark {
 		return a.notTheMark(ctx, was, err)

@@ -30,10 +30,15 @@ func schema() migrate.Component {
 // the rights that each use needs to roles, which are then granted to login
 // roles. Calling Migrate when there is nothing to do needs RoleNames.Reader.
 //
+// The server is probed first, see [Admin.Probe].
+//
 // A database whose schema is newer than this build is refused with
 // guard.ErrSetup and left alone, and so is a role that may not do it.
 func (a *Admin) Migrate(ctx context.Context) error {
 	const op = "migrate"
+	if err := a.Probe(ctx); err != nil {
+		return err
+	}
 	err := a.migrate(ctx, op)
 	var newer *migrate.NewerError
 	if errors.As(err, &newer) || migrate.Unrecorded(err) {

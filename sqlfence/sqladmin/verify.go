@@ -45,7 +45,8 @@ type Verification struct {
 // owner's.
 //
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
-// database could not be queried, also if schema fencepost is missing.
+// database could not be queried; ErrSetup if schema fencepost is missing, or if
+// [Admin.Probe] refuses the server.
 func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 	const op = "verify"
 	if v.WithoutSchema && len(v.Triggers) > 0 {
@@ -70,6 +71,11 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 			return nil, err
 		}
 		names[len(tables)+i], parts[i] = name, text
+	}
+	if !v.WithoutSchema {
+		if err := a.Probe(ctx); err != nil {
+			return nil, err
+		}
 	}
 	var found []Finding
 	err := a.inspect(ctx, op, func(q sqlkit.Querier) error {

@@ -134,11 +134,17 @@ func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
 }
 
 // guarded looks for tables that were given triggers and are no longer guarded,
-// or not fully.
+// or not fully, and for a server on which no fence works.
 func (f *findings) guarded(ctx context.Context, s *session) {
 	const name = "guarded tables"
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
+	switch err := s.admin.Probe(ctx); {
+	case guard.ReasonOf(err) == guard.ReasonSetup:
+		f.add("locks and snapshots", checkFail, "%v", err)
+	case err != nil:
+		f.add("locks and snapshots", checkWarn, "not looked at: %v", err)
+	}
 	tables, err := s.admin.Triggers(ctx)
 	switch {
 	case schemaReason(err) != "": // the schema's row says so

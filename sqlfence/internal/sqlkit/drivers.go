@@ -16,6 +16,9 @@ import (
 // errBusy refuses a connection in the middle of a transaction.
 var errBusy = guard.Invalid("connection", "", "has a transaction open; it must be idle")
 
+// ErrOnly refuses to wait forever.
+var ErrOnly = guard.Invalid("connection", "", "is the pool's only one, and the enclosing InTx has it; call this before InTx, or give the pool more")
+
 // ErrEncoding refuses a session whose client_encoding is another: the driver sends
 // UTF-8, and the server would take a resource's bytes for other characters, and so
 // compare with the mark of another resource.

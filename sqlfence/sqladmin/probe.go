@@ -1,0 +1,196 @@
+package sqladmin
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+)
+
+// oldest is the first version of PostgreSQL that has what the schema needs.
+const oldest = 13
+
+const (
+	probeServerSQL    = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('server_version_num')::int / 10000, pg_catalog.pg_backend_pid()"
+	probeBeginSQL     = pinSQL + ", pg_catalog.set_config('lock_timeout', '20ms', true)"
+	probeExclusiveSQL = "SELECT pg_catalog.pg_advisory_xact_lock($1::bigint)"
+	probeSharedSQL    = "SELECT pg_catalog.pg_advisory_xact_lock_shared($1::bigint)"
+	probeIDSQL        = "SELECT pg_catalog.pg_current_xact_id()::text"
+	// probeSeenSQL says whether a session has the lock, and whether a transaction is
+	// committed to the statement itself.
+	probeSeenSQL = `SELECT EXISTS (SELECT FROM pg_catalog.pg_locks WHERE pid = $1::int AND locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'
+		AND classid::bigint = ($2::bigint >> 32) & 4294967295 AND objid::bigint = $2::bigint & 4294967295),
+	pg_catalog.pg_visible_in_snapshot($3::text::pg_catalog.xid8, pg_catalog.pg_current_snapshot())`
+)
+
+// probeTimeout bounds a probe on a server that ignores lock_timeout.
+const probeTimeout = 10 * time.Second
+
+// Probe shows on the live server, with two sessions, that what every fence relies on
+// works: an advisory lock excludes another session's, is seen in pg_locks and ends
+// with its transaction; a statement under READ COMMITTED sees what was committed
+// before it; the server is PostgreSQL 13 or newer. Servers that only speak its
+// protocol may accept the statements and do nothing. [Admin.Migrate] and
+// [Admin.Verify] do this first. It changes nothing, and says nothing of a standby, which
+// fences refuse. With a driver other than pgx it needs two connections of the pool.
+//
+// The errors: ErrSetup names the property that the server does not have;
+// ErrUnavailable.
+func (a *Admin) Probe(ctx context.Context) error {
+	const op = "probe the server"
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	c, err := a.conn(ctx, op)
+	if err != nil {
+		return unopened(op, err)
+	}
+	defer c.Pooled.Close()
+	other := a.db
+	if c.Native != nil { // whatever the limit of the pool is
+		other = stdlib.OpenDB(*c.Native.Config())
+		defer other.Close()
+	} else if a.db.Stats().MaxOpenConnections == 1 {
+		return guard.Invalid("pool", "", "has one connection, the probe needs two")
+	}
+	second, err := other.Conn(ctx)
+	if err != nil {
+		return sqlkit.Failure(op, guard.Claim{}, pgerr.NotSent(err), false)
+	}
+	defer second.Close()
+	err = probe(ctx, c.Pooled, second)
+	var lacking lacks
+	switch {
+	case errors.As(err, &lacking):
+		return guard.Setup(op, guard.Claim{}, lacking)
+	case pgerr.Undefined(err):
+		return guard.Setup(op, guard.Claim{}, fmt.Errorf("the server is not PostgreSQL %d or newer: %w", oldest, err))
+	}
+	return sqlkit.Failure(op, guard.Claim{}, err, false)
+}
+
+// unopened is the error of a connection that could not be had.
+func unopened(op string, err error) error {
+	if guard.ReasonOf(err) != guard.ReasonOther {
+		return err
+	}
+	return sqlkit.Failure(op, guard.Claim{}, err, false)
+}
+
+// lacks is a property that the server does not have.
+type lacks string
+
+func (l lacks) Error() string { return string(l) }
+
+const (
+	lacksExclusion = lacks("an advisory lock does not exclude another session's: on this server no raise would wait for a holder")
+	lacksShow      = lacks("an advisory lock is not seen in pg_locks: on this server a raise would find nobody in its way")
+	lacksEnd       = lacks("an advisory lock does not end with its transaction: on this server a raise would wait forever")
+	lacksFreshness = lacks("a statement under READ COMMITTED does not see what was committed before it: on this server a stale claim would pass")
+)
+
+func probe(ctx context.Context, first, second *sql.Conn) error {
+	key := int64(rand.Uint64())
+	holder, err := begin(ctx, first)
+	if err != nil {
+		return err
+	}
+	defer holder.Rollback()
+	var standby bool
+	var version, pid int
+	var id string
+	if err := holder.QueryRowContext(ctx, probeServerSQL).Scan(&standby, &version, &pid); err != nil {
+		return err
+	}
+	switch {
+	case version < oldest:
+		return lacks(fmt.Sprintf("the server has version %d, PostgreSQL %d or newer is needed", version, oldest))
+	case standby:
+		return nil
+	}
+	// A shared lock excludes an exclusive one, as an entered transaction does a raise;
+	// and the reverse.
+	for _, pair := range [][2]string{{probeSharedSQL, probeExclusiveSQL}, {probeExclusiveSQL, probeSharedSQL}} {
+		if _, err := holder.ExecContext(ctx, pair[0], key); err != nil {
+			return err
+		}
+		switch waited, err := waits(ctx, second, pair[1], key); {
+		case err != nil:
+			return err
+		case !waited:
+			return lacksExclusion
+		}
+	}
+	if err := holder.QueryRowContext(ctx, probeIDSQL).Scan(&id); err != nil {
+		return err
+	}
+	observer, err := begin(ctx, second)
+	if err != nil {
+		return err
+	}
+	defer observer.Rollback()
+	see := func() (locked, committed bool, err error) {
+		err = observer.QueryRowContext(ctx, probeSeenSQL, pid, key, id).Scan(&locked, &committed)
+		return locked, committed, err
+	}
+	switch locked, committed, err := see(); {
+	case err != nil:
+		return err
+	case !locked:
+		return lacksShow
+	case committed:
+		return lacksFreshness
+	}
+	if err := holder.Commit(); err != nil {
+		return err
+	}
+	locked, committed, err := see()
+	if err != nil {
+		return err
+	}
+	observer.Rollback()
+	waited, err := waits(ctx, second, probeExclusiveSQL, key)
+	switch {
+	case err != nil:
+		return err
+	case locked || waited:
+		return lacksEnd
+	case !committed:
+		return lacksFreshness
+	}
+	return nil
+}
+
+// begin opens a transaction in which no lock is waited for.
+func begin(ctx context.Context, c *sql.Conn) (*sql.Tx, error) {
+	tx, err := c.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return nil, pgerr.NotSent(err)
+	}
+	if _, err := tx.ExecContext(ctx, probeBeginSQL); err != nil {
+		tx.Rollback()
+		return nil, err
+	}
+	return tx, nil
+}
+
+// waits reports whether a statement has to wait for a lock.
+func waits(ctx context.Context, c *sql.Conn, lock string, key int64) (bool, error) {
+	tx, err := begin(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	defer tx.Rollback()
+	_, err = tx.ExecContext(ctx, lock, key)
+	if pgerr.State(err) == pgerr.LockTimeout {
+		return true, nil
+	}
+	return false, err
+}

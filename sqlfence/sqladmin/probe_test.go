@@ -1,0 +1,134 @@
+package sqladmin
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+)
+
+// rewritten is a connection to a server that takes some words of SQL for others.
+type rewritten struct {
+	net.Conn
+	words *strings.Replacer
+}
+
+// Write is given whole messages. Those that begin a connection have no type, and
+// the first byte of a length is 0.
+func (c *rewritten) Write(b []byte) (int, error) {
+	if b[0] == 0 {
+		return c.Conn.Write(b)
+	}
+	var sent []byte
+	for rest := b; len(rest) > 0; {
+		length := 1 + int(binary.BigEndian.Uint32(rest[1:]))
+		kind, body := rest[0], rest[5:length]
+		if kind == 'P' || kind == 'Q' {
+			body = []byte(c.words.Replace(string(body)))
+		}
+		sent = append(binary.BigEndian.AppendUint32(append(sent, kind), uint32(4+len(body))), body...)
+		rest = rest[length:]
+	}
+	if _, err := c.Conn.Write(sent); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// admins are an Admin of either driver on a server that takes some words for others.
+func admins(t *testing.T, url string, words ...string) map[string]*Admin {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 1 // the probe has a second session all the same
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		return &rewritten{Conn: c, words: strings.NewReplacer(words...)}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	db := stdlib.OpenDB(*config.ConnConfig)
+	t.Cleanup(func() { db.Close() })
+	return map[string]*Admin{"pgx": Pgx(pool), "std": Std(db)}
+}
+
+// TestProbe: a server on which one of the properties is a stub is refused, by name of
+// the property, before anything is created; the server itself is the control.
+func TestProbe(t *testing.T) {
+	const lock, shared = "pg_catalog.pg_advisory_xact_lock(", "pg_catalog.pg_advisory_xact_lock_shared("
+	for property, c := range map[string]struct {
+		want  error
+		words []string
+	}{
+		"all are there":                           {nil, nil},
+		"locks are functions that return":         {lacksExclusion, []string{lock, "pg_catalog.abs(", shared, "pg_catalog.abs("}},
+		"the exclusive lock returns":              {lacksExclusion, []string{lock, "pg_catalog.abs("}},
+		"the shared lock returns":                 {lacksExclusion, []string{shared, "pg_catalog.abs("}},
+		"the shared lock is taken for another":    {lacksExclusion, []string{shared + "$1", lock + "-$1"}},
+		"pg_locks is empty":                       {lacksShow, []string{"FROM pg_catalog.pg_locks", "FROM (SELECT * FROM pg_catalog.pg_locks LIMIT 0) AS pg_locks"}},
+		"locks are the session's":                 {lacksEnd, []string{lock, "pg_catalog.pg_advisory_lock(", shared, "pg_catalog.pg_advisory_lock_shared("}},
+		"READ COMMITTED is another level":         {lacksFreshness, []string{"read committed", "repeatable read"}},
+		"every transaction is visible":            {lacksFreshness, []string{"pg_catalog.pg_visible_in_snapshot($3::text::pg_catalog.xid8, pg_catalog.pg_current_snapshot())", "$3::text IS NOT NULL"}},
+		"version 12":                              {lacks("the server has version 12, PostgreSQL 13 or newer is needed"), []string{"pg_catalog.current_setting('server_version_num')", "'120009'"}},
+		"there are no advisory locks":             {guard.ErrSetup, []string{lock, "pg_catalog.no_such_lock("}},
+		"there are no transaction IDs of 64 bits": {guard.ErrSetup, []string{"pg_catalog.pg_current_xact_id()", "pg_catalog.no_such_id()"}},
+	} {
+		t.Run(property, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.Database(t)
+			pool := pgtest.Connect(t, url)
+			for driver, admin := range admins(t, url, c.words...) {
+				_, verified := admin.Verify(t.Context(), Verification{})
+				migrated := admin.Migrate(t.Context())
+				for call, err := range map[string]error{"Probe": admin.Probe(t.Context()), "Verify": verified, "Migrate": migrated} {
+					switch {
+					case c.want == nil && call == "Verify": // there was no schema yet
+						if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "schema fencepost") {
+							t.Errorf("%s, %s: %v", driver, call, err)
+						}
+					case c.want == nil:
+						if err != nil {
+							t.Errorf("%s, %s: %v", driver, call, err)
+						}
+					case guard.ReasonOf(err) != guard.ReasonSetup || !errors.Is(err, c.want):
+						t.Errorf("%s, %s: got %v, want ErrSetup and %v", driver, call, err, c.want)
+					}
+				}
+				var there bool
+				if err := pool.QueryRow(t.Context(), "SELECT to_regnamespace('fencepost') IS NOT NULL").Scan(&there); err != nil || there != (c.want == nil) {
+					t.Errorf("%s: the schema is there: %v, %v", driver, there, err)
+				}
+				if c.want == nil {
+					if _, err := pool.Exec(t.Context(), "DROP SCHEMA fencepost CASCADE"); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestProbeOfOneConnection: where no second session can be had, the probe says so.
+func TestProbeOfOneConnection(t *testing.T) {
+	pool := pgtest.Pool(t)
+	db := stdlib.OpenDB(*pool.Config().ConnConfig)
+	t.Cleanup(func() { db.Close() })
+	db.SetMaxOpenConns(1)
+	if err := Std(db).Probe(t.Context()); err != nil {
+		t.Errorf("pgx's stdlib has another: %v", err)
+	}
+}
