@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -294,4 +297,29 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 	if _, err := io.Copy(&got, r.object.Body); err != nil || got.String() != "new" || r.object.Mark.Token != 6 {
 		t.Errorf("read %q at %d, %v", got.String(), r.object.Mark.Token, err)
 	}
+}
+
+// How long a signature may be valid.
+func TestPresignLimits(t *testing.T) {
+	t.Parallel()
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "body")
+	by := s3.NewPresignClient(newClient(server))
+	for valid, ok := range map[time.Duration]bool{time.Second - 1: false, time.Second: true, time.Hour: true, time.Hour + 1: false} {
+		if _, err := o.PresignGet(t.Context(), by, key, valid); (err == nil) != ok {
+			t.Errorf("valid for %v: %v", valid, err)
+		}
+	}
+	_, err := o.PresignGet(t.Context(), nil, key, time.Minute)
+	invalid(t, err, "presigner")
+	_, err = o.PresignGet(t.Context(), by, "absent", time.Minute)
+	refused(t, err, guard.ReasonNotFound)
+	_, err = o.PresignGet(t.Context(), presignError{}, key, time.Minute)
+	refused(t, err, guard.ReasonUnavailable)
+}
+
+type presignError struct{}
+
+func (presignError) PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error) {
+	return nil, errors.New("no credentials")
 }

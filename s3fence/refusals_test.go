@@ -161,3 +161,52 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	bypass(t, server, "copied", stored(t, server, key).Body, nil)
 	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
 }
+
+// TestP6RefusalsHaveTheFacts: an absent, a deleted and a foreign object are told apart,
+// with the claim, and with the mark where there is one.
+func TestP6RefusalsHaveTheFacts(t *testing.T) {
+	t.Parallel()
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		ctx, reading, writing := t.Context(), guard.Claim{Resource: key}, claim(5, "a")
+		rejected := func(err error, reason guard.Reason, claim guard.Claim, mark guard.Mark) {
+			t.Helper()
+			var r *guard.RejectedError
+			if !errors.As(err, &r) || r.Reason != reason || r.Claim != claim || r.Mark != mark {
+				t.Errorf("%v: %+v, want %s", err, r, reason)
+			}
+		}
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, guard.Mark{})
+		bypass(t, server, key, []byte("foreign"), nil)
+		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
+		rejected(o.Put(ctx, writing, key, strings.NewReader(""), nil), guard.ReasonUnfenced, writing, guard.Mark{})
+		if err := o.Adopt(ctx, writing, key); err != nil {
+			t.Fatal(err)
+		}
+		at := guard.Mark{Token: 6, LeaseID: "b"}
+		if err := o.Delete(ctx, claim(6, "b"), key); err != nil {
+			t.Fatal(err)
+		}
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
+		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
+	})
+}
+
+// TestLongestBody: a body may be as long as Options.MaxBody and no longer, and what
+// another writer stored beyond that is refused by its length.
+func TestLongestBody(t *testing.T) {
+	t.Parallel()
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		small := objects(t, open(t, server, &s3fence.Options{MaxBody: 10_000}), mode, nil)
+		longest := strings.Repeat("x", 10_000)
+		put(t, small, claim(5, "a"), longest)
+		want(t, small, longest, guard.Mark{Token: 5, LeaseID: "a"})
+		invalid(t, small.Put(t.Context(), claim(5, "a"), key, strings.NewReader(longest+"x"), nil), "body")
+		put(t, objects(t, open(t, server, nil), mode, nil), claim(5, "a"), longest+longest)
+		_, err := small.Get(t.Context(), key)
+		if invalid(t, err, "body"); err != nil && !strings.Contains(err.Error(), "Options.MaxBody, 10000") {
+			t.Error(err)
+		}
+	})
+}

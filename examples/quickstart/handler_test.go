@@ -27,7 +27,7 @@ func handler(db *sqlfence.DB[pgx.Tx]) http.Handler {
 		account, _ := accounts.Match(claim.Resource)
 		tx, _ := db.TxFrom(r.Context())
 		_, err := tx.Exec(r.Context(), "UPDATE accounts SET closed = true WHERE id = $1", account[0])
-		return err // rolls back, as 400 and above do; the answer is sent after COMMIT
+		return err // an error or a status of 400 and above rolls back; the response is sent after COMMIT
 	})
 }
 
