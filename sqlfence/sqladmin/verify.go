@@ -44,6 +44,12 @@ type Verification struct {
 // and for users' own tests, and needs the rights of RoleNames.Reader, or the
 // owner's.
 //
+// It does not look at who owns the schema of a table, at the owners and TRIGGER rights
+// of children by inheritance (of partitions it does), at rights on fencepost.lock_salt
+// and fencepost.mark_resets, at roles that may run programs on the server
+// (pg_execute_server_program), or at key columns of types that the first use of a table
+// refuses (character(n), integer, a nondeterministic collation).
+//
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
 // database could not be queried; ErrSetup if schema fencepost is missing, or if
 // [Admin.Probe] refuses the server.
