@@ -195,7 +195,7 @@ var mistakes = []mistake{
 		name: "PUT without its condition", wrong: "whoever arrives last wins",
 		edits: []edit{
 			{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"},
-			{"s3fence/client.go", "case in.IfNoneMatch == nil:", "case false:"}, // else it is caught before it is sent
+			{"s3fence/client.go", "case in.IfMatch == nil && in.IfNoneMatch == nil:", "case false:"}, // else it is caught before it is sent
 		},
 		by:   unitTest("s3fence", "^TestP2WriteDuringRaise$"),
 		also: theCampaign,
