@@ -48,6 +48,9 @@ const (
 	flagCut = 1
 )
 
+// The tail holds the longest trailer.
+var _ [tailSize - maxTrailer]struct{}
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // writeID identifies one write, so that its writer recognises it and no two

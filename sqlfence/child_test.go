@@ -19,9 +19,6 @@ const childVariable = "FENCEPOST_SQLFENCE_CHILD"
 // children are the programs of the copies, by name.
 var children = map[string]func() error{}
 
-// atExit is called when all tests have ended.
-var atExit []func()
-
 func TestMain(m *testing.M) {
 	name := os.Getenv(childVariable)
 	if name == "" {
