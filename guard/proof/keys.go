@@ -122,7 +122,12 @@ func (k *Keys) current(ctx context.Context, now int64, lacking bool) (*keySet, e
 			return k.set.Load(), nil
 		}
 	} else {
-		k.asking <- struct{}{}
+		select {
+		case k.asking <- struct{}{}:
+			now = time.Now().Unix() // another request may have asked since
+		case <-ctx.Done():
+			return nil, guard.Unavailable("verify proof", guard.Claim{}, context.Cause(ctx))
+		}
 	}
 	defer func() { <-k.asking }()
 	var err error

@@ -96,6 +96,7 @@ func TestOddKeysOfAJWKS(t *testing.T) {
 			member(other, `"kid":"`+other.id+`"`, `"kid":"`+good.id+`"`), // behind good's own
 			member(other, `"alg":"EdDSA"`, `"alg":"RS256"`),
 			member(other, `"kid":"`+other.id+`"`, `"kid":7`),
+			member(other, `"kid":"`+other.id+`"`, `"kid":"`+strings.Repeat("k", maxKeyID+1)+`"`),
 			`1`,
 			`{"kty":"RSA","kid":"ignored","n":"AQAB"}`,
 		}
@@ -185,6 +186,42 @@ func TestSourceAway(t *testing.T) {
 		time.Sleep(pause)
 		if err := verify(t, v, compact, claim); err != nil {
 			t.Errorf("back: %v", err)
+		}
+	})
+}
+
+// Past MaxAge the requests that wait for a source that does not respond share one
+// question, and each ends with its own context.
+func TestWaitersOfASlowSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key := NewPrivateKey()
+		var c changing
+		c.set(key.Public())
+		logTo(t, io.Discard)
+		v := newVerifier(t, c.source)
+		compact := sign(t, key, claim, audience, time.Now().Add(24*time.Hour))
+		away := errors.New("away")
+		c.err.Store(&away)
+		c.slow.Store(true)
+		time.Sleep(MaxAge)
+		asked, start := c.asked.Load(), time.Now()
+		errs := make(chan error, 20)
+		for range cap(errs) {
+			go func() { errs <- v.Verify(t.Context(), compact, audience, claim) }()
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := v.Verify(ctx, compact, audience, claim); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			t.Errorf("a request of one second: %v after %v", err, time.Since(start))
+		}
+		for range cap(errs) {
+			if err := <-errs; !errors.Is(err, guard.ErrUnavailable) {
+				t.Error(err)
+			}
+		}
+		if n := c.asked.Load() - asked; n != 1 || time.Since(start) != fetchTimeout {
+			t.Errorf("the source was asked %d times, in %v", n, time.Since(start))
 		}
 	})
 }

@@ -300,6 +300,31 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
+// More proofs than are remembered take each other's places: each is still verified
+// for its own claim and for no other.
+func TestForgottenProofs(t *testing.T) {
+	key := NewPrivateKey()
+	v := newVerifier(t, Static(key.Public()))
+	proofs := make([]string, cacheSize+cacheSize/8)
+	of := func(i int) guard.Claim {
+		return guard.Claim{Resource: claim.Resource, Token: guard.Token(i + 1), LeaseID: "a"}
+	}
+	for i := range proofs {
+		proofs[i] = sign(t, key, of(i), audience, time.Now().Add(time.Hour))
+		if err := verify(t, v, proofs[i], of(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range proofs {
+		if err := verify(t, v, proofs[i], of(i+1)); !errors.Is(err, guard.ErrInvalid) {
+			t.Fatalf("proof %d for the next token: %v", i, err)
+		}
+		if err := verify(t, v, proofs[i], of(i)); err != nil {
+			t.Fatalf("proof %d again: %v", i, err)
+		}
+	}
+}
+
 // A proof ends when its lease does and the leeway is over, even if it is
 // remembered.
 func TestExpiry(t *testing.T) {

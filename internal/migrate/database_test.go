@@ -152,6 +152,21 @@ func TestWindow(t *testing.T) {
 		if _, err := admin.Exec(t.Context(), "ALTER TABLE fencepost.migrations DROP COLUMN usable_from"); err != nil {
 			t.Fatal(err)
 		}
+		// A dump has the table open: the step fails before anybody waits behind it for long.
+		dump, err := admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dump.Exec(t.Context(), "LOCK TABLE fencepost.migrations IN ACCESS SHARE MODE"); err != nil {
+			t.Fatal(err)
+		}
+		var coded interface{ SQLState() string }
+		if err := up(3); !errors.As(err, &coded) || coded.SQLState() != "55P03" {
+			t.Errorf("beside a dump: %v", err)
+		}
+		if err := dump.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		for _, c := range []struct{ knows, from, has int }{{2, 2, 2}, {3, 2, 3}, {4, 2, 4}, {5, 5, 5}} {
 			if err := up(c.knows); err != nil {
 				t.Fatal(err)

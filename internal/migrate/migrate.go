@@ -81,10 +81,15 @@ CREATE TABLE IF NOT EXISTS fencepost.migrations (
 );
 ` + window
 
-// window adds the column for Migration.UsableFrom, without a lock if it is there.
+// window adds the column for Migration.UsableFrom, without a lock if it is there. A
+// transaction that stays open, such as a dump's, keeps a table from being altered; a
+// client that reads its version would wait behind that, so the wait is short.
 const window = `DO $window$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = 'fencepost.migrations'::regclass AND attname = 'usable_from') THEN
+    PERFORM pg_catalog.set_config('fencepost.lock_timeout', pg_catalog.current_setting('lock_timeout'), true);
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE fencepost.migrations ADD COLUMN usable_from integer;
+    PERFORM pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('fencepost.lock_timeout'), true);
   END IF;
 END $window$;
 `

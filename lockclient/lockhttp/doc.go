@@ -66,9 +66,9 @@
 //
 // A renewal and a release need only the lease ID. A resource and a token are checked
 // if they are given. The server knows up to 65,536 running leases that it granted, and
-// asks a driver.Finder for others. PostgreSQL then reads all leases: 2 ms for ten
-// thousand, 220 ms for a million, one request at a time. With another issuer the
-// request must name the resource. A lease ID that the server made ends with the TTL, so
+// asks a driver.Finder for others, once for each. PostgreSQL then reads all leases: 2 ms
+// for ten thousand, 220 ms for a million, one request at a time. With another issuer
+// the request must name the resource. A lease ID that the server made ends with the TTL, so
 // that any server renews for it.
 //
 // Each item of a batch has its own state: extended, over, or the word of an error

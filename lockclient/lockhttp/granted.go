@@ -15,21 +15,25 @@ import (
 // for the others.
 const grantedMost = 1 << 16
 
-// granted are the leases that this server granted, by their IDs, for requests that name
-// a lease by its ID alone. An ID of a client's own may be that of several leases.
+// granted are the leases that this server granted or renewed, by their IDs, for requests
+// that name a lease only by its ID. An ID of a client's own may be that of several
+// leases.
 type granted struct {
 	mu    sync.Mutex
 	by    map[string]map[string]running // by lease ID and resource
 	count int
+	swept time.Time // when room looked for leases that are over
 }
 
 type running struct {
 	token guard.Token
-	ttl   time.Duration // of the grant
+	ttl   time.Duration // of the grant; 0 if another server granted it and the ID does not say
 	until time.Time
 }
 
-// add records a grant, or the new end of a lease that was extended, whose TTL is 0.
+// add records a grant, or the new end of a lease that was extended, whose TTL is 0. A
+// lease that another server granted is recorded when it is first renewed here, because
+// looking for it costs the issuer more than a renewal does.
 func (g *granted) add(claim guard.Claim, ttl time.Duration, until time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -37,8 +41,10 @@ func (g *granted) add(claim guard.Claim, ttl time.Duration, until time.Time) {
 	switch {
 	case known && ttl == 0:
 		ttl = old.ttl
-	case !known && (ttl == 0 || !g.room()):
+	case !known && !g.room():
 		return
+	case ttl == 0:
+		ttl = ttlOf(claim.LeaseID)
 	}
 	if !known {
 		g.count++
@@ -52,12 +58,17 @@ func (g *granted) add(claim guard.Claim, ttl time.Duration, until time.Time) {
 	g.by[claim.LeaseID][claim.Resource] = running{claim.Token, ttl, until}
 }
 
-// room forgets the leases that are over if there are too many.
+// room forgets the leases that are over if there are too many. It looks at all of them,
+// so at most once a second: each grant and renewal waits for it.
 func (g *granted) room() bool {
 	if g.count < grantedMost {
 		return true
 	}
 	now := time.Now()
+	if now.Sub(g.swept) < time.Second {
+		return false
+	}
+	g.swept = now
 	for id, leases := range g.by {
 		before := len(leases)
 		maps.DeleteFunc(leases, func(_ string, r running) bool { return !r.until.After(now) })

@@ -41,8 +41,9 @@ type Identity struct {
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is called before every acquire, and before a release without a token of
-	// what is not a running lease, and reports whether it may go on;
+	// Acquire is called before every acquire, before a release without a token of what
+	// is not a running lease, and before a request that names a lease only by an ID
+	// that this server does not know, and reports whether it may go on;
 	// nil means always. The Allow method of a rate.Limiter of golang.org/x/time
 	// is one.
 	Acquire func() bool

@@ -32,8 +32,8 @@ func schema() migrate.Component {
 //
 // The server is probed first, see [Admin.Probe].
 //
-// A database whose schema is newer than this build is refused with
-// guard.ErrSetup and left alone, and so is a role that may not do it.
+// A database whose schema is newer and does not allow this build is refused with
+// guard.ErrSetup and not touched, and so is a role that may not do it.
 func (a *Admin) Migrate(ctx context.Context) error {
 	const op = "migrate"
 	if err := a.Probe(ctx); err != nil {

@@ -159,7 +159,8 @@ func TestRowSecurity(t *testing.T) {
 	mustExec(t, admin, "ALTER TABLE fencepost.leases ENABLE ROW LEVEL SECURITY")
 	_, acquired := i.Acquire(t.Context(), ask("r", "other"))
 	_, released := i.Release(t.Context(), claim)
-	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released} {
+	_, found := i.Find(t.Context(), claim.LeaseID)
+	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released, "find": found} {
 		if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42501" {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -168,8 +169,27 @@ func TestRowSecurity(t *testing.T) {
 	if got := renew(); got.State != driver.Over {
 		t.Errorf("the control: %+v", got)
 	}
+	mustExec(t, admin, "ALTER FUNCTION fencepost.find_leases RESET row_security")
+	if got, err := i.Find(t.Context(), claim.LeaseID); len(got) != 0 || err != nil {
+		t.Errorf("the control: found %v, %v", got, err)
+	}
 	mustExec(t, admin, "ALTER TABLE fencepost.leases DISABLE ROW LEVEL SECURITY")
 	if got := renew(); got.State != driver.Extended {
 		t.Errorf("without the policy: %+v", got)
+	}
+	if got, err := i.Find(t.Context(), claim.LeaseID); len(got) != 1 || got[0] != claim || err != nil {
+		t.Errorf("without the policy: found %v, %v", got, err)
+	}
+}
+
+// TestFindOnAStandby: a session that cannot write, as on a standby, may not have the
+// latest leases yet: looking for one there fails, and does not say that it is over.
+func TestFindOnAStandby(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	claim := acquire(t, newIssuer(t, pool, nil), "r", "mine")
+	i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" }), nil)
+	if got, err := i.Find(t.Context(), claim.LeaseID); got != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
+		t.Errorf("found %v, %v", got, err)
 	}
 }

@@ -1,0 +1,57 @@
+package lockhttp
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// TestGrantedIsBounded: the leases that a server remembers are bounded; leases that
+// are over make room, and those that run stay.
+func TestGrantedIsBounded(t *testing.T) {
+	var g granted
+	claim := func(i int) guard.Claim {
+		return guard.Claim{Resource: fmt.Sprint("r", i%3), Token: 1, LeaseID: fmt.Sprint("id ", i/3)}
+	}
+	knows := func(i int) bool {
+		for _, c := range g.claims(claim(i).LeaseID) {
+			if c == claim(i) {
+				return true
+			}
+		}
+		return false
+	}
+	over, runs := time.Now().Add(-time.Second), time.Now().Add(time.Hour)
+	for i := range grantedMost {
+		until := runs
+		if i%2 == 1 {
+			until = over
+		}
+		g.add(claim(i), time.Minute, until)
+	}
+	g.add(claim(grantedMost), time.Minute, runs) // takes the room of those that are over
+	if !knows(0) || knows(1) || !knows(grantedMost) || g.count != grantedMost/2+1 {
+		t.Errorf("%d leases; the first is known: %t, one that is over: %t, the last: %t", g.count, knows(0), knows(1), knows(grantedMost))
+	}
+	for i := grantedMost + 1; i < 2*grantedMost; i++ {
+		g.add(claim(i), time.Minute, runs)
+	}
+	if g.count != grantedMost || knows(2*grantedMost-1) {
+		t.Errorf("%d leases, of %d at most", g.count, grantedMost)
+	}
+	g.remove(claim(0))
+	g.remove(claim(0))
+	g.add(claim(2*grantedMost-1), 0, runs)
+	if knows(0) || !knows(2*grantedMost-1) || g.count != grantedMost || g.ttl(claim(2*grantedMost-1)) != 0 {
+		t.Errorf("%d leases after one was removed and one added", g.count)
+	}
+	for i := range 2 * grantedMost {
+		g.remove(claim(i))
+	}
+	g.remove(claim(1)) // it is over, and went when room was made
+	if g.count != 0 || len(g.by) != 0 {
+		t.Errorf("%d leases and %d IDs are left", g.count, len(g.by))
+	}
+}
