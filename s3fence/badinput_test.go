@@ -175,6 +175,9 @@ func TestEndedContext(t *testing.T) {
 			"mark":   func() error { _, err := o.Mark(ctx, key); return err },
 			"remove": func() error { return o.InsecureDelete(ctx, key) },
 		}
+		if mode == s3fence.Pointer {
+			calls["collect"] = func() error { _, err := o.Collect(ctx, ""); return err }
+		}
 		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
 			for name, call := range calls {
 				var lost *guard.LostError
@@ -192,4 +195,27 @@ func TestEndedContext(t *testing.T) {
 			t.Errorf("%d requests were sent", n)
 		}
 	})
+}
+
+// TestBadListings: a prefix that no key can have is refused by its field, and nothing is
+// sent; one that is as long as a key is fine.
+func TestBadListings(t *testing.T) {
+	t.Parallel()
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	for _, bad := range []string{"\xff", strings.Repeat("x", 1025)} {
+		for field, opts := range map[string]s3fence.ListOptions{"ListOptions.Prefix": {Prefix: bad}, "ListOptions.After": {After: bad}} {
+			pairs := 0
+			for _, err := range o.List(t.Context(), &opts) {
+				pairs++
+				invalid(t, err, field)
+			}
+			if pairs != 1 || server.Count() != 0 {
+				t.Errorf("%s: %d pairs, %d requests", field, pairs, server.Count())
+			}
+		}
+	}
+	long := strings.Repeat("x", 1024)
+	for _, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: long, After: long}) {
+		t.Errorf("a prefix that is as long as a key: %v", err)
+	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -79,13 +81,20 @@ var errStop = errors.New("stop")
 // more.
 //
 // It is no snapshot: concurrent changes may or may not be seen.
-// Errors, as the last pair: ErrUnavailable.
+// Errors, as the last pair: ErrUnavailable, and ErrInvalid for a bad option, before
+// anything is sent.
 func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
 	if opts == nil {
 		opts = &ListOptions{}
 	}
 	given := *opts
 	return func(yield func(Entry, error) bool) {
+		for _, f := range []struct{ field, value string }{{"ListOptions.Prefix", given.Prefix}, {"ListOptions.After", given.After}} {
+			if len(f.value) > maxKey || !utf8.ValidString(f.value) {
+				yield(Entry{}, guard.Invalid(f.field, f.value, "must be UTF-8 of at most "+strconv.Itoa(maxKey)+" bytes"))
+				return
+			}
+		}
 		err := o.b.list(ctx, given.Prefix, given.After, func(object types.Object) error {
 			e := Entry{
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),

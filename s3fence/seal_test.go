@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"hash/crc32"
 	"strings"
 	"testing"
@@ -155,5 +156,23 @@ func TestGzipRatio(t *testing.T) {
 		if _, err := parseSeal("k", object, int64(len(object))); (err == nil) != ok {
 			t.Errorf("20 bytes that unpack to %d: %v", content, err)
 		}
+	}
+}
+
+// No bit of a stored object can change unnoticed.
+func TestEveryBit(t *testing.T) {
+	b := &Bucket{}
+	w := b.sealedWrite("k", state{kind: kindSealed, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), recent: []writeID{newWriteID()}}, Headers{}, []byte("body"))
+	object := append(w.body, w.trailer...)
+	h := head{metadata: w.in.Metadata, size: int64(len(object))}
+	if _, err := parse("k", h, object); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 * len(object) {
+		object[i/8] ^= 1 << (i % 8)
+		if _, err := parse("k", h, object); !errors.As(err, new(*DamagedError)) {
+			t.Errorf("bit %d: %v", i, err)
+		}
+		object[i/8] ^= 1 << (i % 8)
 	}
 }

@@ -246,7 +246,7 @@ type Clock interface {
 // Finder is an issuer that can find running leases by their ID alone.
 type Finder interface {
 	// Find returns the claims of the leases that run under the ID, with their tokens; at
-	// most a hundred. It may read every lease. An error is guard.ErrUnavailable or
+	// most a hundred. What it cannot see is an error, and not a lease that is over. It may read every lease. An error is guard.ErrUnavailable or
 	// guard.ErrSetup.
 	Find(ctx context.Context, leaseID string) ([]guard.Claim, error)
 }

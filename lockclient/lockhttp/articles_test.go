@@ -273,6 +273,32 @@ func TestFoundOnce(t *testing.T) {
 	}
 }
 
+// TestLookUpsAreLimited: anybody can make up a lease ID, so looking for one that the
+// server does not know counts as an acquire; what it knows costs nothing.
+func TestLookUpsAreLimited(t *testing.T) {
+	t.Parallel()
+	server, finds := memory.NewServer(), new(atomic.Int64)
+	var allowed atomic.Bool
+	web, _ := serve(t, finder{server.Issuer(), finds}, func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "x", AllResources: true, Limits: lockhttp.Limits{Acquire: allowed.Load}}, nil
+	}, nil)
+	allowed.Store(true)
+	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).str("leaseId")
+	allowed.Store(false)
+	for _, method := range []string{"POST /v1/locks/made-up/renew", "DELETE /v1/locks/made-up"} {
+		verb, path, _ := strings.Cut(method, " ")
+		if got := ask(t, web.URL, "", verb, path, ""); got.status != 429 || finds.Load() != 0 {
+			t.Errorf("%s: %d %s, %d look-ups", method, got.status, got.text, finds.Load())
+		}
+	}
+	for _, method := range []string{"POST /v1/locks/" + id + "/renew", "DELETE /v1/locks/" + id} {
+		verb, path, _ := strings.Cut(method, " ")
+		if got := ask(t, web.URL, "", verb, path, ""); got.status != 200 {
+			t.Errorf("%s: %d %s", method, got.status, got.text)
+		}
+	}
+}
+
 // TestByIDOnPostgreSQL: any server of one database renews and releases a lease by its
 // ID alone, and the articles' names hold in the records.
 func TestByIDOnPostgreSQL(t *testing.T) {

@@ -31,6 +31,9 @@ func TestGrantedIsBounded(t *testing.T) {
 		}
 		g.add(claim(i), time.Minute, until)
 	}
+	if !knows(0) || knows(1) {
+		t.Errorf("one that runs is known: %t, one that is over: %t", knows(0), knows(1))
+	}
 	g.add(claim(grantedMost), time.Minute, runs) // takes the room of those that are over
 	if !knows(0) || knows(1) || !knows(grantedMost) || g.count != grantedMost/2+1 {
 		t.Errorf("%d leases; the first is known: %t, one that is over: %t, the last: %t", g.count, knows(0), knows(1), knows(grantedMost))
