@@ -1,12 +1,8 @@
 package sqlfence
 
 import (
-	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
-
-	"github.com/fencepost-go/fencepost/guard"
 )
 
 // Expr is a statement of a [DB.Batch] with its arguments. Make one with [Raw].
@@ -15,61 +11,9 @@ type Expr struct {
 	args []any
 }
 
-// Raw returns a piece of SQL: Raw("total_cents + $1", 250), Raw("now()"). Its
-// placeholders count from $1, whatever else the statement contains. The text is
-// sent unchanged: never build it from input.
+// Raw returns a statement: Raw("UPDATE totals SET cents = cents + $1", 250). The text
+// is sent as it is: never build it from input.
 func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
-
-// render writes the expression with its placeholders moved up by offset.
-func (e Expr) render(field string, offset int) (string, error) {
-	invalid := func(why string) (string, error) { return "", guard.Invalid(field, e.sql, why) }
-	switch {
-	case strings.TrimSpace(e.sql) == "":
-		return invalid("is an empty expression")
-	case !utf8.ValidString(e.sql) || strings.ContainsRune(e.sql, 0):
-		return invalid("must be valid UTF-8 without NUL")
-	}
-	var b strings.Builder
-	used := make([]bool, len(e.args))
-	for s, i, open := e.sql, 0, 0; ; {
-		if i == len(s) {
-			if open > 0 {
-				return invalid("has an open parenthesis")
-			}
-			if n := slices.Index(used, false); n >= 0 {
-				return invalid("has " + itoa(len(e.args)) + " arguments and does not use " + placeholder(n+1))
-			}
-			return "(" + b.String() + ")", nil
-		}
-		kind, n := lex(s, i)
-		text := s[i : i+n]
-		switch {
-		case kind == comment:
-			return invalid("must not contain comments")
-		case kind == dollarQuoted:
-			return invalid("must not contain dollar quotes")
-		case n == 0:
-			return invalid("has an open quote")
-		case text == "(":
-			open++
-		case text == ")" && open > 0:
-			open--
-		case text == ";" || text == ")": // it must not close the parentheses around it
-			return invalid("must be one expression")
-		case kind == parameter && i+n < len(s) && isWord(s[i+n]): // older servers read this as two words
-			return invalid("has letters after " + text)
-		case kind == parameter:
-			number, err := strconv.Atoi(text[1:])
-			if err != nil || number < 1 || number > len(e.args) {
-				return invalid("uses " + text + " and has " + itoa(len(e.args)) + " arguments")
-			}
-			used[number-1] = true
-			text = placeholder(number + offset)
-		}
-		b.WriteString(text)
-		i += n
-	}
-}
 
 // oneStatement reports whether s has only white space and comments after its
 // first semicolon, and leaves nothing open.
@@ -112,8 +56,6 @@ const (
 	space
 	comment
 	quoted
-	dollarQuoted
-	parameter
 	word
 )
 
@@ -137,9 +79,9 @@ func lex(s string, i int) (kind lexeme, n int) {
 		return quoted, quotedLen(rest, c, false)
 	case c == '$':
 		if n = len(rest) - len(strings.TrimLeft(rest[1:], "0123456789")); n > 1 {
-			return parameter, n
+			return other, n // a parameter
 		}
-		return dollarQuoted, dollarLen(rest)
+		return quoted, dollarLen(rest)
 	case isWord(c):
 		for n = 1; n < len(rest) && isWord(rest[n]); n++ {
 		}
@@ -235,7 +177,5 @@ func dollarLen(s string) int {
 	}
 	return closing + 2*len(tag)
 }
-
-func placeholder(n int) string { return "$" + strconv.Itoa(n) }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -107,25 +107,6 @@ func TestEnterSetsTimeouts(t *testing.T) {
 	})
 }
 
-// TestParameterInAWord: servers before 15 read $1a as two words, so that a text
-// would mean something else there.
-func TestParameterInAWord(t *testing.T) {
-	for text, bad := range map[string]bool{"$1a": true, "$1_": true, "$1 a": false, "$1+1": false} {
-		if _, err := (Expr{text, []any{1}}).render("x", 0); bad != (err != nil && strings.Contains(err.Error(), "has letters after $1")) {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-}
-
-// TestRawText: what PostgreSQL cannot store is refused before it is sent.
-func TestRawText(t *testing.T) {
-	for text, bad := range map[string]bool{"v || 'a\x00'": true, "v || '\xff'": true, "v || '\x01'": false} {
-		if _, err := (Expr{text, nil}).render("x", 0); bad != errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-}
-
 // TestInlined: literals mean the same whatever standard_conforming_strings is.
 func TestInlined(t *testing.T) {
 	for value, want := range map[any]string{

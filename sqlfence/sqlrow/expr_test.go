@@ -2,13 +2,16 @@ package sqlrow
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // fuzzConn is a connection for a fuzz target.
@@ -56,4 +59,38 @@ func FuzzExpr(f *testing.F) {
 			t.Fatalf("%q is another expression as %q", sql, moved)
 		}
 	})
+}
+
+// TestParameterInAWord: servers before 15 read $1a as two words, so that a text
+// would mean something else there.
+func TestParameterInAWord(t *testing.T) {
+	for text, bad := range map[string]bool{"$1a": true, "$1_": true, "$1 a": false, "$1+1": false} {
+		if _, err := (Expr{text, []any{1}}).render("x", 0); bad != (err != nil && strings.Contains(err.Error(), "has letters after $1")) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestRawText: what PostgreSQL cannot store is refused before it is sent.
+func TestRawText(t *testing.T) {
+	for text, bad := range map[string]bool{"v || 'a\x00'": true, "v || '\xff'": true, "v || '\x01'": false} {
+		if _, err := (Expr{text, nil}).render("x", 0); bad != errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestOneExpression: what would end the expression, or be read in another way, is
+// refused before it is sent.
+func TestOneExpression(t *testing.T) {
+	for _, text := range []string{"", " ", "1)", "(1", "')", `"a`, "1; DROP TABLE x", "1 -- x", "1 /* x */", `E'\' || 1`, "$$x$$", "$a$x$a$", "$2", "$0", "1"} {
+		if got, err := (Expr{text, []any{1}}).render("x", 3); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%q is rendered as %q, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]string{"$1 + 1": "($4 + 1)", "'$1' || $1": "('$1' || $4)", `"col$1" || a$1 || $1`: `("col$1" || a$1 || $4)`, "')' || $01": "(')' || $4)"} {
+		if got, err := (Expr{text, []any{1}}).render("x", 3); got != want || err != nil {
+			t.Errorf("%q is rendered as %q, %v; want %q", text, got, err, want)
+		}
+	}
 }
