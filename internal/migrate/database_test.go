@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -161,9 +162,11 @@ func TestWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		var coded interface{ SQLState() string }
-		if err := up(3); !errors.As(err, &coded) || coded.SQLState() != "55P03" {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := with(func(conn Conn) error { return build(3).Up(ctx, conn) }); !errors.As(err, &coded) || coded.SQLState() != "55P03" {
 			t.Errorf("beside a dump: %v", err)
 		}
+		cancel()
 		if err := dump.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -198,6 +198,7 @@ func TestFindings(t *testing.T) {
 		"no schema":          {func(in *Inspection) { in.Schema = 0 }, []string{"error schema"}, "no schema"},
 		"an older schema":    {func(in *Inspection) { in.Schema = 1 }, []string{"error schema"}, "has version 1, this build needs 2"},
 		"a newer schema":     {func(in *Inspection) { in.Schema = 3 }, []string{"error schema"}, "has version 3, this build knows 2"},
+		"a newer, usable":    {func(in *Inspection) { in.Schema, in.SchemaUsable = 3, true }, nil, ""},
 		"isolation":          {func(in *Inspection) { in.DefaultIsolation = "serializable" }, []string{"error default_transaction_isolation"}, `"serializable"`},
 		"fsync":              {func(in *Inspection) { in.Fsync = "off" }, []string{"error fsync"}, "again"},
 		"full pages":         {func(in *Inspection) { in.FullPageWrites = "off" }, []string{"warning full_page_writes"}, "damage"},

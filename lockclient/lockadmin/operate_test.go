@@ -174,7 +174,7 @@ func TestInspect(t *testing.T) {
 	owner := migrated(t)
 	grant(t, newTestClient(t, owner, nil), "r", 1)
 	expected := []string{}
-	if in, err := newRoleOperator(t, owner).Inspect(t.Context()); err != nil || in.Schema != in.SchemaWanted || in.Schema != pglease.Schema().Version() ||
+	if in, err := newRoleOperator(t, owner).Inspect(t.Context()); err != nil || in.Schema != in.SchemaWanted || in.Schema != pglease.Schema().Version() || !in.SchemaUsable ||
 		in.Timeline == 0 || in.SystemIdentifier == "" || in.RoundTrip <= 0 || in.ClockAhead.Abs() > time.Minute || in.User == "" || in.VersionNum < 130000 {
 		t.Errorf("%+v, %v", in, err)
 	} else if in.Fsync == "off" { // as on a private server

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
+)
+
+// TestDoctorTriesTheServer: on a server whose advisory locks are functions that return,
+// as on some that only speak PostgreSQL's protocol, doctor fails and says what is
+// lacking; the same server without that is the control.
+func TestDoctorTriesTheServer(t *testing.T) {
+	t.Parallel()
+	direct, _ := database(t)
+	u, err := url.Parse(direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := faultproxy.New("tcp", u.Host, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	u.Host = proxy.Addr()
+	lack := regexp.MustCompile(checkFail + ` +locks and snapshots .*an advisory lock does not exclude another session's`)
+	if r := fencectl(t, u.String(), "doctor"); strings.Contains(r.out, "locks and snapshots") {
+		t.Errorf("the control: exit %d, %s", r.code, r.out)
+	}
+	proxy.Set(func(m *faultproxy.Message) {
+		if m.Answer {
+			return
+		}
+		for _, lock := range []string{"pg_advisory_xact_lock(", "pg_advisory_xact_lock_shared("} { // as long as before
+			m.Data = bytes.ReplaceAll(m.Data, []byte("pg_catalog."+lock), []byte("pg_catalog.abs"+strings.Repeat(" ", len(lock)-4)+"("))
+		}
+	})
+	if r := fencectl(t, u.String(), "doctor"); r.code != exitUnhealthy || !lack.MatchString(r.out) {
+		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
+	}
+}
