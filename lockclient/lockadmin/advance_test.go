@@ -132,27 +132,29 @@ func TestCommitsWait(t *testing.T) {
 	mustTry(t, client, "cut", time.Hour)
 	pool := dial(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
 	o := newRoleOperator(t, pool)
-	for what, test := range map[string]struct {
-		want string
-		call func() error
+	// In this order: a raised epoch puts the floor above what the others ask for,
+	// and a call that changes nothing commits nothing.
+	for _, test := range []struct {
+		what, want string
+		call       func() error
 	}{
-		"control": {"{off}", func() error {
+		{"control", "{off}", func() error {
 			_, err := pool.Exec(t.Context(), "INSERT INTO fencepost.leases (resource, token) VALUES ('control', 1)")
 			return err
 		}},
-		"advance":      {"{on}", func() error { _, err := o.Advance(t.Context(), "r", 1000); return err }},
-		"floor":        {"{on}", func() error { _, err := o.AdvanceFloor(t.Context(), 2000); return err }},
-		"raise":        {"{on}", func() error { _, err := o.RaiseEpoch(t.Context()); return err }},
-		"force unlock": {"{on}", func() error { _, err := o.ForceUnlock(t.Context(), "cut", "a", "b", nil); return err }},
-		"purge":        {"{on}", func() error { _, err := o.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); return err }},
+		{"advance", "{on}", func() error { _, err := o.Advance(t.Context(), "r", 1000); return err }},
+		{"floor", "{on}", func() error { _, err := o.AdvanceFloor(t.Context(), 2000); return err }},
+		{"raise", "{on}", func() error { _, err := o.RaiseEpoch(t.Context()); return err }},
+		{"force unlock", "{on}", func() error { _, err := o.ForceUnlock(t.Context(), "cut", "a", "b", nil); return err }},
+		{"purge", "{on}", func() error { _, err := o.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); return err }},
 	} {
 		mustExec(t, owner, "TRUNCATE public.commits")
 		if err := test.call(); err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v", test.what, err)
 		}
 		var settings string
 		if err := owner.QueryRow(t.Context(), "SELECT array_agg(DISTINCT setting)::text FROM public.commits").Scan(&settings); err != nil || settings != test.want {
-			t.Errorf("%s commits with synchronous_commit %s, want %s (%v)", what, settings, test.want, err)
+			t.Errorf("%s commits with synchronous_commit %s, want %s (%v)", test.what, settings, test.want, err)
 		}
 	}
 }
