@@ -148,7 +148,7 @@ func walk(t *testing.T, f func(path string, d fs.DirEntry)) {
 			return err
 		}
 		if d.IsDir() {
-			if name := d.Name(); path != top && strings.HasPrefix(name, ".") || name == "node_modules" {
+			if name := d.Name(); path != top && strings.HasPrefix(name, ".") && name != ".github" || name == "node_modules" {
 				return fs.SkipDir
 			}
 			return nil
