@@ -159,13 +159,15 @@ func TestMigrateCancelled(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(0x66656e6365707374)); err != nil {
+		const key = int64(0x66656e6365707374)
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", key); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.db.Migrate(ctx) }()
-		e.waitForWaiters(1)
+		// The probe before it waits for locks of its own.
+		e.waitFor("the migration to wait", "SELECT ("+waitersSQL+" AND classid::bigint << 32 | objid::bigint = $1) = 1", key)
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)

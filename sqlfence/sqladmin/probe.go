@@ -73,7 +73,7 @@ func (a *Admin) Probe(ctx context.Context) error {
 	case pgerr.Undefined(err):
 		return guard.Setup(op, guard.Claim{}, fmt.Errorf("the server is not PostgreSQL %d or newer: %w", oldest, err))
 	}
-	return sqlkit.Failure(op, guard.Claim{}, err, false)
+	return sqlkit.Interrupted(ctx, sqlkit.Failure(op, guard.Claim{}, err, false))
 }
 
 // unopened is the error of a connection that could not be had.
@@ -115,6 +115,14 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 	case standby:
 		return nil
 	}
+	// A holder whose session has ended, or whose context has, excludes nobody and is
+	// not to be seen. That says nothing about the server.
+	lacking := func(property lacks) error {
+		if _, err := holder.ExecContext(ctx, "SELECT"); err != nil {
+			return fmt.Errorf("the first of two sessions: %w", err)
+		}
+		return property
+	}
 	// A shared lock excludes an exclusive one, as an entered transaction does a raise;
 	// and the reverse.
 	for _, pair := range [][2]string{{probeSharedSQL, probeExclusiveSQL}, {probeExclusiveSQL, probeSharedSQL}} {
@@ -125,7 +133,7 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 		case err != nil:
 			return err
 		case !waited:
-			return lacksExclusion
+			return lacking(lacksExclusion)
 		}
 	}
 	if err := holder.QueryRowContext(ctx, probeIDSQL).Scan(&id); err != nil {
@@ -144,7 +152,7 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 	case err != nil:
 		return err
 	case !locked:
-		return lacksShow
+		return lacking(lacksShow)
 	case committed:
 		return lacksFreshness
 	}

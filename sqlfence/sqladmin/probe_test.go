@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -130,5 +131,68 @@ func TestProbeOfOneConnection(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	if err := Std(db).Probe(t.Context()); err != nil {
 		t.Errorf("pgx's stdlib has another: %v", err)
+	}
+}
+
+// ending ends the session that holds an advisory lock when another session is about
+// to ask for it, by a statement that has a word.
+type ending struct {
+	word string
+	by   *pgxpool.Pool
+	end  func(pid int)
+}
+
+func (e *ending) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if !strings.Contains(q.SQL, e.word) {
+		return ctx
+	}
+	const holder = "FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+	var pid int
+	if err := e.by.QueryRow(context.Background(), "SELECT pid "+holder).Scan(&pid); err != nil {
+		return ctx // nobody holds one yet
+	}
+	e.end(pid)
+	for there := true; there; {
+		if err := e.by.QueryRow(context.Background(), "SELECT EXISTS (SELECT "+holder+")").Scan(&there); err != nil {
+			panic(err)
+		}
+	}
+	return ctx
+}
+
+func (*ending) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// TestProbeLosesItsHolder: where the first session ends during the probe, nobody
+// holds the lock that the second asks for. The probe is not known to have failed for
+// the server's sake, and says that it could not see.
+func TestProbeLosesItsHolder(t *testing.T) {
+	for _, word := range []string{probeExclusiveSQL, "pg_visible_in_snapshot"} {
+		pool := pgtest.Pool(t)
+		config := pool.Config()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for _, c := range []struct {
+			how  string
+			ctx  context.Context
+			end  func(pid int)
+			want error
+		}{
+			{"terminated", t.Context(), func(pid int) {
+				if _, err := pool.Exec(t.Context(), "SELECT pg_terminate_backend($1)", pid); err != nil {
+					t.Error(err)
+				}
+			}, guard.ErrUnavailable},
+			{"cancelled", ctx, func(int) { cancel() }, context.Canceled},
+		} {
+			config.ConnConfig.Tracer = &ending{word, pool, c.end}
+			traced, err := pgxpool.NewWithConfig(t.Context(), config.Copy())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Pgx(traced).Probe(c.ctx); !errors.Is(err, c.want) || guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s before %q: %v, want ErrUnavailable", c.how, word, err)
+			}
+			traced.Close()
+		}
 	}
 }
