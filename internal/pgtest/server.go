@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -193,13 +192,6 @@ func (s *Server) Bin() string { return s.bin }
 
 // Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }
-
-// Version returns the server's version, such as "17.2", or what it says instead.
-func (s *Server) Version() string {
-	out, _ := exec.Command(s.bin+"/postgres", "--version").CombinedOutput()
-	_, version, _ := strings.Cut(strings.TrimSpace(string(out)), ") ")
-	return version
-}
 
 // PID returns the process of the postmaster, 0 while the server is down.
 func (s *Server) PID() int {

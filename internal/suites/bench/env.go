@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
@@ -61,8 +63,12 @@ func (e *env) database(ctx context.Context, durable bool) (string, error) {
 		return "", err
 	}
 	e.Cleanup(func() { s.Stop() })
-	e.version = s.Version()
-	return s.URL(), nil
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return "", err
+	}
+	e.version, _, _ = strings.Cut(conn.PgConn().ParameterStatus("server_version"), " ")
+	return s.URL(), conn.Close(ctx)
 }
 
 // pool connects to a database, through a network with the given round trip.

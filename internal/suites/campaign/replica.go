@@ -27,19 +27,8 @@ type replica struct {
 	db        *sqlfence.DB[pgx.Tx]
 }
 
-func runReplica(r role, c *control) error {
-	rec, err := newRecorder(r)
-	if err != nil {
-		return err
-	}
-	ctx := context.Background()
-	pool, err := newPool(ctx, r.Database)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	s := &replica{role: r, control: c, recorder: rec, pool: pool}
-	if s.db, err = newDB(pool); err != nil {
+func runReplica(ctx context.Context, s *replica) (err error) {
+	if s.db, err = newDB(s.pool); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,8 +37,8 @@ func runReplica(r role, c *control) error {
 	}
 	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
 	go server.Serve(listener)
-	c.tell(report{Phase: phaseReady, Address: listener.Addr().String()})
-	<-c.stop
+	s.tell(report{Phase: phaseReady, Address: listener.Addr().String()})
+	<-s.stop
 	ctx, cancel := context.WithTimeout(ctx, hangLimit/2)
 	defer cancel()
 	return server.Shutdown(ctx)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -144,11 +145,21 @@ func runRole(encoded string) error {
 	}
 	c := newControl()
 	c.pace.Store(r.Pace)
+	rec, err := newRecorder(r)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	pool, err := newPool(ctx, r.Database)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
 	switch r.Kind {
 	case "worker":
-		return runWorker(r, c)
+		return runWorker(ctx, &worker{role: r, control: c, recorder: rec}, pool)
 	case "replica":
-		return runReplica(r, c)
+		return runReplica(ctx, &replica{role: r, control: c, recorder: rec, pool: pool})
 	}
 	return fmt.Errorf("%s: there is no role %q", roleVariable, r.Kind)
 }

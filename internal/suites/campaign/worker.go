@@ -36,22 +36,12 @@ type worker struct {
 	surface surface
 }
 
-func runWorker(r role, c *control) error {
-	rec, err := newRecorder(r)
-	if err != nil {
-		return err
-	}
-	ctx := context.Background()
-	pool, err := newPool(ctx, r.Database)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	w := &worker{role: r, control: c, recorder: rec, rng: rand.New(rand.NewPCG(r.Seed, uint64(r.Life)))}
+func runWorker(ctx context.Context, w *worker, pool *pgxpool.Pool) (err error) {
+	w.rng = rand.New(rand.NewPCG(w.Seed, uint64(w.Life)))
 	if w.surface, err = newSurface(w, pool); err != nil {
 		return err
 	}
-	w.locks, err = lockclient.New(pool, r.Name, &lockclient.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second, PollInterval: 30 * time.Millisecond})
+	w.locks, err = lockclient.New(pool, w.Name, &lockclient.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second, PollInterval: 30 * time.Millisecond})
 	if err != nil {
 		return err
 	}
