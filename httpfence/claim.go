@@ -21,7 +21,7 @@ const (
 	// percent-encoded ([EncodeResource]): exactly one field line, or none if
 	// [Options.InsecureAnyResource] allows it.
 	ResourceHeader = "X-Fencing-Resource"
-	// ReasonHeader is in the answer to each refused request: the
+	// ReasonHeader is in the response to each refused request: the
 	// [guard.Reason], for clients that get no body (HEAD) or cannot read it.
 	ReasonHeader = "X-Fencing-Reason"
 )
@@ -47,7 +47,7 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	claim.Token = token
 	if lines = r.Header[LeaseHeader]; len(lines) == 1 {
 		// An empty value does not mean "none", so that there is only one way to
-		// say it. Spaces at its ends are removed over HTTP/1.1 alone.
+		// say it. Only HTTP/1.1 removes spaces at its ends.
 		if lines[0] == "" || strings.Trim(lines[0], " ") != lines[0] || guard.ValidateLeaseID(lines[0]) != nil {
 			return malformed(LeaseHeader, lines[0],
 				"must be 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters or spaces at its ends")
@@ -103,7 +103,7 @@ func malformed(name, value, problem string) error {
 // [url.PathEscape] does.
 //
 // A server reads any percent-encoding of the same bytes as the same name, so
-// the results of encodeURIComponent (JavaScript) and quote (Python) will do, too;
+// the results of encodeURIComponent (JavaScript) and quote (Python) work as well;
 // "%3a", "%3A" and ":" are the same. A space, a comma, a quote and bytes outside
 // ASCII must be encoded: a proxy that joins two lines with a comma makes the
 // value malformed. "+" is a plus sign. Nothing is decoded twice: "%2541" is the

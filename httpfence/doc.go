@@ -31,16 +31,16 @@
 //   - A claim for another resource is refused with both names and raises
 //     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
 //   - Behind [TxMiddleware.InTx] no write under a lower token takes effect (P1),
-//     and a client is told of success only after COMMIT. A failure that the
+//     and a client sees success only after COMMIT. A failure that the
 //     handler reports by a status, however late, by [Rollback], by a panic or by
 //     silence is rolled back. After [Middleware.Raise] on the same database has
-//     answered, no older holder changes anything any more (P2).
+//     sent its 204, no older holder changes anything any more (P2).
 //   - A request that has not arrived in full holds its socket and nothing else;
 //     waiting for the store ends with 503 ([Options.MaxWait]).
 //   - It fails closed (P5): if a field is missing, duplicated or malformed, a
 //     resource cannot be named, or the store cannot be queried, the handler is
 //     not called. A field that a proxy removed is a missing field.
-//   - The reason is exact (P6), in the answer's problem type, in [ReasonHeader]
+//   - The reason is exact (P6), in the response's problem type, in [ReasonHeader]
 //     and, by [ErrorFrom], in the client's error; [Options.Observer] has the cause.
 //   - All spellings of one path give one name or are refused ([ChiParam],
 //     [PathValue]).
@@ -58,7 +58,7 @@
 //   - It does not deduplicate requests: under a live token a proxy's replay is
 //     admitted again. PROXIES.md says which settings repeat what;
 //     examples/idempotency has the order for idempotency keys.
-//   - [net/http.TimeoutHandler] answers 503 while the handler continues, and may
+//   - [net/http.TimeoutHandler] sends 503 while the handler continues, and may
 //     still write. Around InTx it rolls back what has not reached its COMMIT; about
 //     a COMMIT in flight the 503 says nothing. It does not belong inside InTx.
 //   - A token proves nothing about its sender. Authenticate first, take the
@@ -83,13 +83,13 @@
 //
 // # Other frameworks and transports
 //
-// echo, gin, fiber and others answer a handler's error after the middleware has
+// echo, gin, fiber and others render a handler's error after the middleware has
 // returned, so a fence that is wrapped around them as it is would see a success.
 // examples/thirdparty/frameworks has the recipes, for huma and Go kit too. Package
 // grpcfence has interceptors for grpc-go and Connect. For messages, [guard.Inject] and
-// [guard.Extract] carry the claim. openapi.json describes the fields and answers.
+// [guard.Extract] carry the claim. openapi.json describes the fields and responses.
 //
-// # Answers
+// # Responses
 //
 // Refusals are problem details (RFC 9457) with "Cache-Control: no-store" and
 // the type "tag:fencepost-go.github.io,2026:problem/" followed by the reason:

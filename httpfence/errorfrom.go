@@ -21,10 +21,10 @@ const maxProblem = 64 << 10
 // is the one in the context of resp.Request; the mark is there if the server
 // disclosed it.
 //
-// It recognises an answer by the problem type in its body, or, where there is
+// It recognises a refusal by the problem type in its body, or, where there is
 // no body to read (HEAD, a body that a proxy compressed), by [ReasonHeader];
 // not by the status, because hooks and proxies have their own. It returns nil
-// for every other answer: a success, a 412 for an application's own If-Match,
+// for every other response: a success, a 412 for an application's own If-Match,
 // a 502 or 504 from a proxy. nil therefore does not mean that the request
 // succeeded: look at the status as well, and treat a 5xx from a proxy to
 // a request that writes as an unknown outcome. A problem type
@@ -41,7 +41,7 @@ const maxProblem = 64 << 10
 // A misdirected claim gives a *guard.MisdirectedError with both names; without
 // a body Guarded is empty.
 //
-// ErrorFrom trusts the server. Call it for answers from origins that you trust
+// ErrorFrom trusts the server. Call it for responses from origins that you trust
 // with your tokens.
 func ErrorFrom(resp *http.Response) error {
 	if resp == nil || resp.StatusCode < 400 {
@@ -87,7 +87,7 @@ func problemOf(resp *http.Response) (members map[string]any, err error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem+1))
 	resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body), Closer: resp.Body}
 	if err != nil {
-		return nil, fmt.Errorf("httpfence: reading the problem of a %d answer: %w", resp.StatusCode, err)
+		return nil, fmt.Errorf("httpfence: reading the problem of a response with status %d: %w", resp.StatusCode, err)
 	}
 	if len(body) <= maxProblem && json.Unmarshal(body, &members) != nil {
 		members = nil

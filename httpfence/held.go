@@ -14,43 +14,43 @@ import (
 	"time"
 )
 
-// The errors for which an answer behind [TxMiddleware.InTx] is not sent. Whether
+// The errors for which a response behind [TxMiddleware.InTx] is not sent. Whether
 // or not the handler handles them, its transaction is rolled back.
 var (
-	// ErrResponseTooLarge: the answer is larger than [Options.MaxBody].
-	ErrResponseTooLarge = errors.New("httpfence: the answer is larger than InTx may hold back until COMMIT")
+	// ErrResponseTooLarge: the response is larger than [Options.MaxBody].
+	ErrResponseTooLarge = errors.New("httpfence: the response is larger than InTx may hold back until COMMIT")
 	// ErrResponseHeld: the handler hijacked the connection or switched
-	// protocols, which would have told the client about uncommitted work. It is
+	// protocols, which would have shown uncommitted work to the client. It is
 	// [http.ErrNotSupported].
-	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the answer back until COMMIT, the connection cannot be hijacked: %w", http.ErrNotSupported)
+	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the response back until COMMIT, so the connection cannot be hijacked: %w", http.ErrNotSupported)
 	// ErrResponseBroken: the handler wrote nothing, it set an error status after
-	// its answer had begun or after its transaction had ended, its
+	// its response had begun or after its transaction had ended, its
 	// Content-Length does not match what it wrote, or the status of an RPC is
 	// missing or cannot be read.
-	ErrResponseBroken = errors.New("httpfence: the handler's answer does not say whether it succeeded")
+	ErrResponseBroken = errors.New("httpfence: the handler's response does not say whether it succeeded")
 )
 
-// heldAnswer is a ResponseWriter that buffers the answer until it is known
+// heldResponse is a ResponseWriter that buffers the response until it is known
 // whether the work is committed. It has no Unwrap.
-type heldAnswer struct {
+type heldResponse struct {
 	under  http.ResponseWriter
 	method string
 	header http.Header // the handler's own: what it sets for work that is rolled back must not be sent
-	sent   http.Header // header as it was when the answer began, like net/http's
-	status int         // 0 until the answer began
+	sent   http.Header // header as it was when the response began, like net/http's
+	status int         // 0 until the response began
 	body   bytes.Buffer
 	max    int64
 	err    error            // the first reason not to commit
 	late   func(status int) // set when the transaction has ended: nothing is sent any more
 }
 
-func newHeld(w http.ResponseWriter, r *http.Request, limit int64) *heldAnswer {
-	return &heldAnswer{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
+func newHeld(w http.ResponseWriter, r *http.Request, limit int64) *heldResponse {
+	return &heldResponse{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
 }
 
 // Header never returns nil: net/http's servers start with an empty map, and
 // Clone keeps it.
-func (h *heldAnswer) Header() http.Header {
+func (h *heldResponse) Header() http.Header {
 	if h.header == nil {
 		h.header = make(http.Header)
 	}
@@ -58,10 +58,10 @@ func (h *heldAnswer) Header() http.Header {
 }
 
 // WriteHeader panics for a status that net/http would panic for, while the
-// transaction can still be rolled back. Informational answers are dropped: they
+// transaction can still be rolled back. Informational responses are dropped: they
 // would be about uncommitted work. The first status counts, but a later error
 // status is an error: net/http would only log it.
-func (h *heldAnswer) WriteHeader(status int) {
+func (h *heldResponse) WriteHeader(status int) {
 	switch {
 	case h.late != nil:
 		h.late(status)
@@ -79,7 +79,7 @@ func (h *heldAnswer) WriteHeader(status int) {
 	}
 }
 
-func (h *heldAnswer) Write(b []byte) (int, error) {
+func (h *heldResponse) Write(b []byte) (int, error) {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
@@ -97,53 +97,53 @@ func (h *heldAnswer) Write(b []byte) (int, error) {
 	return h.body.Write(b)
 }
 
-// Flush begins the answer, as it would on a connection, but sends nothing.
-func (h *heldAnswer) Flush() {
+// Flush begins the response, as it would on a connection, but sends nothing.
+func (h *heldResponse) Flush() {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
 }
 
 // FlushError is the method that http.ResponseController looks for first.
-func (h *heldAnswer) FlushError() error {
+func (h *heldResponse) FlushError() error {
 	h.Flush()
 	return nil
 }
 
 // Hijack is for http.ResponseController and for type assertions alike.
-func (h *heldAnswer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (h *heldResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
 
 // The other methods of http.ResponseController send nothing and are passed on.
 
-func (h *heldAnswer) SetReadDeadline(t time.Time) error {
+func (h *heldResponse) SetReadDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetReadDeadline(t)
 }
 
-func (h *heldAnswer) SetWriteDeadline(t time.Time) error {
+func (h *heldResponse) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetWriteDeadline(t)
 }
 
-func (h *heldAnswer) EnableFullDuplex() error {
+func (h *heldResponse) EnableFullDuplex() error {
 	return http.NewResponseController(h.under).EnableFullDuplex()
 }
 
-func (h *heldAnswer) fail(err error) error {
+func (h *heldResponse) fail(err error) error {
 	if h.err == nil {
 		h.err = err
 	}
 	return h.err
 }
 
-// Judge reports whether an answer below 300, which says "success" to net/http,
+// Judge reports whether a response below 300, which says "success" to net/http,
 // says in its own protocol that the call has failed. trailer has the fields
-// that the handler set after the body. An error says that this cannot be told.
+// that the handler set after the body. An error says that this is unknown.
 type Judge func(header, trailer http.Header, body []byte) (failed bool, err error)
 
-// end examines the finished answer, and reports whether it is an RPC's error
+// end examines the finished response, and reports whether it is an RPC's error
 // inside a success. judge may be nil.
-func (h *heldAnswer) end(judge Judge) (failed bool) {
+func (h *heldResponse) end(judge Judge) (failed bool) {
 	h.Flush()
 	if length, ok := h.sent["Content-Length"]; ok && h.mayHaveBody() {
 		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
@@ -156,7 +156,7 @@ func (h *heldAnswer) end(judge Judge) (failed bool) {
 	case judge == nil:
 		media := strings.ToLower(h.sent.Get("Content-Type"))
 		if strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "application/connect+") {
-			h.fail(fmt.Errorf("%w: it is the answer of an RPC; use InTx of package grpcfence", ErrResponseBroken))
+			h.fail(fmt.Errorf("%w: it is the response of an RPC; use InTx of package grpcfence", ErrResponseBroken))
 		}
 		return false
 	}
@@ -167,12 +167,12 @@ func (h *heldAnswer) end(judge Judge) (failed bool) {
 	return failed
 }
 
-func (h *heldAnswer) mayHaveBody() bool {
+func (h *heldResponse) mayHaveBody() bool {
 	return h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified
 }
 
-// release sends the answer to the client.
-func (h *heldAnswer) release() {
+// release sends the response to the client.
+func (h *heldResponse) release() {
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
@@ -185,8 +185,8 @@ func (h *heldAnswer) release() {
 		switch {
 		case strings.HasPrefix(name, http.TrailerPrefix):
 			// HTTP/1.1 sends these only after a body in chunks, which a Flush
-			// begins. To announce them would do, too, but adds a header of the
-			// same name to the trailer.
+			// begins. To announce them would work as well, but adds a header of
+			// the same name to the trailer.
 			if !fixed && h.mayHaveBody() {
 				_ = http.NewResponseController(h.under).Flush()
 			}
@@ -199,7 +199,7 @@ func (h *heldAnswer) release() {
 
 // trailer returns what the handler set after the body: under names that it had
 // announced, or with a prefix.
-func (h *heldAnswer) trailer() http.Header {
+func (h *heldResponse) trailer() http.Header {
 	out := http.Header{}
 	for name, values := range h.Header() {
 		if rest, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
@@ -212,7 +212,7 @@ func (h *heldAnswer) trailer() http.Header {
 	return out
 }
 
-func (h *heldAnswer) announced(name string) bool {
+func (h *heldResponse) announced(name string) bool {
 	return slices.ContainsFunc(h.sent["Trailer"], func(line string) bool {
 		return slices.ContainsFunc(strings.Split(line, ","), func(s string) bool {
 			return http.CanonicalHeaderKey(strings.TrimSpace(s)) == name

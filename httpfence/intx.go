@@ -27,7 +27,7 @@ type TxMiddleware struct {
 // writes through the transaction in its context. Each request's handler runs in
 // a transaction of the Transactor that is fenced by the request's claim;
 // the transaction is committed when the handler has returned, and only then is
-// its answer sent. A newer holder's raise waits for it, or it is refused.
+// its response sent. A newer holder's raise waits for it, or it is refused.
 //
 // The handler gets its transaction from the Transactor, for example by the
 // TxFrom method of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must
@@ -41,39 +41,39 @@ type TxMiddleware struct {
 //
 //   - if the handler panics; the panic continues, including
 //     [http.ErrAbortHandler],
-//   - if its answer has a status of 400 or above; that answer is sent, unless it
+//   - if its response has a status of 400 or above; that response is sent, unless it
 //     is 500 or above and a newer holder has ended the transaction: then stale,
 //   - if it has called [Rollback], or returned an error to
-//     [TxMiddleware.InTxFunc]; an answer below 400 is replaced by the one of the
+//     [TxMiddleware.InTxFunc]; a response below 400 is replaced by the one of the
 //     status table for that error,
 //   - if it wrote nothing, not even a status ([ErrResponseBroken]): 500. echo,
-//     gin and others answer a handler's error after their middleware, and net/http
-//     would send 200 for that; package documentation,
-//   - if it is an answer of gRPC or a stream of Connect, whose status is not that
+//     gin and others render a handler's error after their middleware, and net/http
+//     would send 200 for that; see the package documentation,
+//   - if its response is one of gRPC or of a stream of Connect, whose status is not that
 //     of HTTP ([ErrResponseBroken]): 500. See package grpcfence,
-//   - if it sets a status of 400 or above after its answer has begun, as
+//   - if it sets a status of 400 or above after its response has begun, as
 //     a Recoverer does for a panic after the first byte, or if its
-//     Content-Length does not match ([ErrResponseBroken]), if its answer is
+//     Content-Length does not match ([ErrResponseBroken]), if its response is
 //     larger than [Options.MaxBody] ([ErrResponseTooLarge]), or if it
-//     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's answer,
+//     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's response,
 //   - if the request's context has ended, by the Transactor.
 //
 // A panic that something inside InTx has silently recovered leaves no trace:
 // such middleware must call [Rollback] or set a status.
 //
-// If the COMMIT fails the answer is the one of the status table: 503 if
-// nothing was committed, 500 outcome_unknown if that could not be learned;
-// never the handler's. Header fields that the handler set are discarded with
-// its answer. Flush does nothing, however it is called: the answer is still
+// If the COMMIT fails the response is the one of the status table: 503 if
+// nothing was committed, 500 outcome_unknown if that is unknown; never the
+// handler's. Header fields that the handler set are discarded with its
+// response. Flush does nothing, however it is called: the response is still
 // held back.
 //
 // Requests with [Options.UnguardedMethods] pass without a claim and without
 // a transaction.
 //
-// A status of 400 or above that something sets after InTx has answered is
+// A status of 400 or above that something sets after InTx has sent a response is
 // reported to the observer as [ErrResponseBroken]: its work may be committed.
 //
-// A raise of the mark is kept if the handler then answers 404: let middleware
+// A raise of the mark stays if the handler then responds with 404: let middleware
 // in front, or the ResourceFunc, check what exists. Put [http.TimeoutHandler]
 // around InTx, never inside: see the package documentation.
 //
@@ -81,8 +81,8 @@ type TxMiddleware struct {
 func (m *TxMiddleware) InTx(next http.Handler) http.Handler { return m.InTxJudged(next, nil) }
 
 // InTxJudged is [TxMiddleware.InTx] for handlers of a protocol that reports
-// failures inside an answer of 200: if judge says so, the work is rolled back and
-// that answer is sent. If judge returns an error the answer is 500
+// failures inside a response of 200: if judge says so, the work is rolled back and
+// that response is sent. If judge returns an error the response is 500
 // ([ErrResponseBroken]). Package grpcfence has the judge for gRPC, gRPC-Web and
 // Connect.
 func (m *TxMiddleware) InTxJudged(next http.Handler, judge Judge) http.Handler {
@@ -99,16 +99,16 @@ func (m *TxMiddleware) InTxJudged(next http.Handler, judge Judge) http.Handler {
 }
 
 // InTxFunc is [TxMiddleware.InTx] around a handler that returns an error to have
-// the work rolled back. If its answer is below 400, or absent, the error is
-// answered as by [Middleware.Reject]. If it returns nil it need not write an
-// answer: that is a 200.
+// the work rolled back. If its response is below 400, or absent, the error is
+// rendered as by [Middleware.Reject]. If it returns nil it need not write a
+// response: that is a 200.
 func (m *TxMiddleware) InTxFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
 	if next == nil {
 		panic("httpfence: InTxFunc needs a handler")
 	}
 	return m.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := next(w, r)
-		if held, ok := w.(*heldAnswer); ok && err == nil {
+		if held, ok := w.(*heldResponse); ok && err == nil {
 			held.Flush()
 		}
 		if err != nil && !Rollback(r.Context(), err) {
@@ -120,8 +120,8 @@ func (m *TxMiddleware) InTxFunc(next func(http.ResponseWriter, *http.Request) er
 type voteKey struct{}
 
 // Rollback marks the transaction of [TxMiddleware.InTx] that ctx belongs to, so
-// that it is rolled back when the handler returns, whatever it answers, and
-// reports whether there is one. The client never sees a success: an answer
+// that it is rolled back when the handler returns, whatever it responds, and
+// reports whether there is one. The client never sees a success: a response
 // below 400 is replaced by the one in the status table for reason, 500 for an
 // error that is not one of package guard's. The first call counts; it is safe
 // for concurrent use, but has no effect after the handler has returned.
@@ -156,23 +156,23 @@ func (m *TxMiddleware) inTx(run *handling) {
 		})
 	}
 	event := guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Err: err}
-	if run.answer != nil {
-		run.answer.late = func(status int) {
+	if run.response != nil {
+		run.response.late = func(status int) {
 			if status >= 400 {
 				event.Err = fmt.Errorf("%w: it set %d after its transaction had ended", ErrResponseBroken, status)
 				m.observe(r, start, event)
 			}
 		}
 	}
-	answered := run.sends(err)
-	if answered { // what the handler itself answered is not a refusal by a fence
+	own := run.sends(err)
+	if own { // the handler's own error response is not a refusal by a fence
 		event.Err, event.Reason = nil, guard.ReasonOther
 	}
 	if m.opts.Observer != nil || event.Err != nil {
 		m.observe(r, start, event)
 	}
-	if err == nil || answered {
-		run.answer.release()
+	if err == nil || own {
+		run.response.release()
 	} else {
 		m.reject(run.w, r, claim, err)
 	}
@@ -234,18 +234,18 @@ func (h *handling) readBody() error {
 
 // handling is one call to a handler inside a transaction.
 type handling struct {
-	next     http.Handler
-	judge    Judge // may be nil
-	w        http.ResponseWriter
-	r        *http.Request
-	limit    int64          // of the body and of the answer
-	body     io.ReadCloser  // the request's, in memory; nil if it has none
-	wait     *time.Timer    // until the handler is called
-	called   bool           // the handler
-	finished bool           // the handler has returned and asked for a COMMIT
-	answered *answeredError // the handler has returned and asked for a ROLLBACK
-	vote     atomic.Pointer[rolledBack]
-	answer   *heldAnswer
+	next      http.Handler
+	judge     Judge // may be nil
+	w         http.ResponseWriter
+	r         *http.Request
+	limit     int64           // of the body and of the response
+	body      io.ReadCloser   // the request's, in memory; nil if it has none
+	wait      *time.Timer     // until the handler is called
+	called    bool            // the handler
+	finished  bool            // the handler has returned and asked for a COMMIT
+	responded *respondedError // the handler has returned and asked for a ROLLBACK
+	vote      atomic.Pointer[rolledBack]
+	response  *heldResponse
 }
 
 var (
@@ -253,8 +253,8 @@ var (
 	errWaited      = errors.New("httpfence: the transaction did not begin within Options.MaxWait")
 )
 
-// errSilent is for a handler whose answer nobody can tell from a failure.
-var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework answers errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty/frameworks; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
+// errSilent is for a handler whose silence may be a success or a failure.
+var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework renders errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty/frameworks; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
 
 // in runs a transaction whose handler must be called within wait.
 func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {
@@ -283,19 +283,19 @@ func (h *handling) handle(ctx context.Context) error {
 		return errWaited
 	}
 	h.called = true
-	h.answer = newHeld(h.w, h.r, h.limit)
-	serve(h.next, h.answer, h.r, context.WithValue(ctx, voteKey{}, h), h.body)
+	h.response = newHeld(h.w, h.r, h.limit)
+	serve(h.next, h.response, h.r, context.WithValue(ctx, voteKey{}, h), h.body)
 	vote := h.vote.Load()
-	if h.answer.status == 0 && vote == nil {
-		h.answer.fail(errSilent)
+	if h.response.status == 0 && vote == nil {
+		h.response.fail(errSilent)
 	}
-	failed := h.answer.end(h.judge)
+	failed := h.response.end(h.judge)
 	switch {
-	case h.answer.err != nil:
-		return h.answer.err
-	case h.answer.status >= 400, failed:
-		h.answered = &answeredError{h.answer.status, failed, vote}
-		return h.answered
+	case h.response.err != nil:
+		return h.response.err
+	case h.response.status >= 400, failed:
+		h.responded = &respondedError{h.response.status, failed, vote}
+		return h.responded
 	case vote != nil:
 		return vote
 	}
@@ -318,31 +318,31 @@ func (h *handling) outcome(err error) error {
 	return err
 }
 
-// sends reports whether the client gets the handler's own answer to err. It does
-// not if the Transactor refused the claim after all, because a newer holder ended
+// sends reports whether the client gets the handler's own response despite err. It
+// does not if the Transactor refused the claim after all, because a newer holder ended
 // the transaction: then a status of 500 or above, or an RPC's error inside a success,
-// is only the consequence, and the client has to learn the cause.
+// is only the consequence, and the client must see the cause.
 func (h *handling) sends(err error) bool {
-	if h.answered == nil || !errors.Is(err, h.answered) {
+	if h.responded == nil || !errors.Is(err, h.responded) {
 		return false
 	}
-	return h.answered.status < 500 && !h.answered.rpc || !errors.As(err, new(*guard.RejectedError))
+	return h.responded.status < 500 && !h.responded.rpc || !errors.As(err, new(*guard.RejectedError))
 }
 
-// answeredError says that the handler itself answered with an error, so that
+// respondedError says that the handler itself responded with an error, so that
 // its work was rolled back. It is not a refusal by a fence.
-type answeredError struct {
+type respondedError struct {
 	status int
 	rpc    bool        // it is an RPC's error inside a success
 	vote   *rolledBack // nil if there was none
 }
 
-func (e *answeredError) Error() string {
+func (e *respondedError) Error() string {
 	why := ""
 	if e.vote != nil {
 		why = ": " + e.vote.Error()
 	}
-	return fmt.Sprintf("httpfence: the handler answered %d with an error, its transaction was rolled back%s", e.status, why)
+	return fmt.Sprintf("httpfence: the handler responded with %d and an error, its transaction was rolled back%s", e.status, why)
 }
 
 // markOf returns the mark that a claim was compared with, as far as it is known.

@@ -23,9 +23,9 @@ type Middleware struct {
 }
 
 // Check compares the claim of r with the resource's mark and writes nothing:
-// neither an answer nor the mark. It returns the claim if a store would admit
+// neither a response nor the mark. It returns the claim if a store would admit
 // it now, by [guard.SameOrNewer], else the zero claim and the error, which
-// [Middleware.Reject] turns into the answer that Admit would have given.
+// [Middleware.Reject] turns into the response that Admit would have sent.
 //
 // It ignores the method and InsecureReportOnly: its caller has decided to
 // check. The result may be out of date as soon as it is returned, because
@@ -85,12 +85,12 @@ func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error)
 // route's pattern, is on r afterwards; the files of a form are deleted.
 //
 // A request that is refused never reaches next; see the package documentation
-// for the answers. Methods in [Options.UnguardedMethods] pass unexamined and
+// for the responses. Methods in [Options.UnguardedMethods] pass unexamined and
 // without a claim. The ResponseWriter is passed on unchanged, so Flusher,
 // Hijacker and http.ResponseController work.
 //
 // Put it behind whatever checks that the resource and the method exist, or a
-// request that is answered with 404 or 405 raises a mark: behind routing (chi:
+// request that gets 404 or 405 raises a mark: behind routing (chi:
 // With, or Group with full patterns, not Use on a router), and behind
 // middleware that rewrites the method or the path.
 //
@@ -118,7 +118,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
 // admits r's claim, reports it to the observer, and returns the claim or the
-// error, which is as of [Middleware.Check]. It writes no answer, and ignores the
+// error, which is as of [Middleware.Check]. It writes no response, and ignores the
 // method and InsecureReportOnly. Package grpcfence is built on it.
 func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 	claim, err := m.admit(r, guard.OpAdmit)
@@ -142,9 +142,9 @@ func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
 // know of the writes, such as [guard.Memory], stops only requests that are not
 // yet admitted: an admitted request may still be writing.
 //
-// It is idempotent. A refusal is answered as by [Middleware.Admit], even with
+// It is idempotent. A refusal is rendered as by [Middleware.Admit], even with
 // [Options.InsecureReportOnly]: its caller wants to know. GET, HEAD, OPTIONS
-// and TRACE, which must not change anything, are answered with 405.
+// and TRACE, which must not change anything, get 405.
 func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if slices.Contains(defaultUnguarded, r.Method) {
@@ -216,7 +216,7 @@ func (e *resourceError) reason() guard.Reason {
 // reasonOf returns the reason whose row of the status table err belongs to. It
 // never returns success.
 func reasonOf(err error) guard.Reason {
-	// Guards return these types as they are, and nearly always alone:
+	// Guards return these types as they are, and nearly always unwrapped:
 	// searching them for every sentinel would make a refusal cost more than
 	// the work.
 	switch e := err.(type) {
@@ -274,7 +274,7 @@ func serve(next http.Handler, w http.ResponseWriter, r *http.Request, ctx contex
 			return
 		}
 		if form := own.MultipartForm; form != nil && form != r.MultipartForm {
-			// A router in front may have copied the request, too, as chi does.
+			// A router in front may have copied the request as well, as chi does.
 			// Then nobody else finds the form.
 			_ = form.RemoveAll()
 		}

@@ -20,20 +20,20 @@ const (
 // raiseWaits is how many times [Options.MaxWait] a raise may take.
 const raiseWaits = 3
 
-// retryAfter is the Retry-After, in seconds, of an answer for an unavailable
+// retryAfter is the Retry-After, in seconds, of a response for an unavailable
 // store (RFC 9110, section 10.2.3).
 const retryAfter = "2"
 
 // Options configures [New] and [NewTx]. The zero value of every field is its
 // default. The struct is read once; changing it afterwards has no effect.
 type Options struct {
-	// TokenOnly admits requests without a lease ID; by default they are
-	// answered with 428. A request that has none then presents the empty lease
+	// TokenOnly admits requests without a lease ID; by default they get
+	// 428. A request that has none then presents the empty lease
 	// ID. Two holders that send none cannot be distinguished (no promise P4),
 	// and a proxy that strips the field goes unnoticed.
 	TokenOnly bool
 	// InsecureAnyResource admits requests that do not say which resource their
-	// claim is for; by default they are answered with 428. A claim that is sent
+	// claim is for; by default they get 428. A claim that is sent
 	// to the wrong route then raises the mark there, and the true holder is
 	// stale from then on. A field that is present is still compared.
 	InsecureAnyResource bool
@@ -41,9 +41,9 @@ type Options struct {
 	// it, before the store is queried or a mark raised; nil means that the
 	// token is trusted. Whoever can send a high token to a service without
 	// Verify can lock all others out. The claim is complete and well formed,
-	// and its resource is the route's. An error is answered by its sentinel of
-	// package guard, such as [guard.ErrInvalid] for a token that was never
-	// issued; any other error with 500. It must be safe for concurrent use.
+	// and its resource is the route's. An error gets the status of its sentinel
+	// of package guard, such as [guard.ErrInvalid] for a token that was never
+	// issued; any other error gets 500. It must be safe for concurrent use.
 	// Package guard/proof has one for claims that their issuer has signed.
 	Verify func(claim guard.Claim, r *http.Request) error
 	// UnguardedMethods are the methods that [Middleware.Admit] and
@@ -63,15 +63,15 @@ type Options struct {
 	InsecureReportOnly bool
 
 	// MaxBody is how many bytes of body a request to [TxMiddleware.InTx] may
-	// have, and how many its answer may have. A larger request is answered with
-	// 413; a larger answer rolls the work back. Both are held in memory while
+	// have, and how many its response may have. A larger request gets 413;
+	// a larger response rolls the work back. Both are held in memory while
 	// the request is in flight: the request's body is read before BEGIN, so
-	// that a slow sender holds its socket and nothing else, and the answer is
+	// that a slow sender holds its socket and nothing else, and the response is
 	// sent after COMMIT. 0 means [DefaultMaxBody]; it must not be negative.
 	MaxBody int64
 	// MaxWait bounds how long a request waits for the store, or for its fenced
 	// transaction to begin: for a connection, for a lock, for the raise of a
-	// new token. When it expires the answer is 503 with Retry-After, and
+	// new token. When it expires the response is 503 with Retry-After, and
 	// nothing was written. It does not bound the handler. [Middleware.Raise],
 	// which may have to wait for the transactions of an older holder, waits
 	// three times as long: let that be longer than the store's own bound, such
@@ -79,14 +79,14 @@ type Options struct {
 	// [DefaultMaxWait]; it must not be negative.
 	MaxWait time.Duration
 
-	// DiscloseMark adds to the answer for stale, spent, conflict and
+	// DiscloseMark adds to the response for stale, spent, conflict and
 	// mark_ahead the members "token", the token offered, and "mark", the
 	// resource's highest token, as decimal strings. If the mark is a store's
 	// floor, the member "floor" is true. The lease ID of the mark is never
 	// disclosed. Set it only for clients inside the trust boundary.
 	DiscloseMark bool
 	// OnReject is called for every refusal, before anything is written; nil
-	// means the default answer. A hook that writes an answer replaces the
+	// means the default response. A hook that writes a response replaces the
 	// default; one that writes none keeps it, with the header fields that the
 	// hook has set. It must be safe for concurrent use, and must not use w
 	// after it has returned.
@@ -95,12 +95,12 @@ type Options struct {
 	// [guard.OpCheck], [guard.OpAdmit], [guard.OpTransaction], [guard.OpRaise],
 	// and [guard.OpReject] for [Middleware.Reject], on the surface "http". A
 	// transaction is reported when it has ended other than by a panic; one whose
-	// handler answered with an error of its own has the reason other and no
+	// handler responded with an error of its own has the reason other and no
 	// error. Errors never contain a malformed field's value, because people put
 	// passwords into the wrong field.
 	//
 	// nil means [guard.LogObserver] with [slog.Default] at that moment for what
-	// is refused, because nobody else gets the error that is answered, and
+	// is refused, because nobody else gets the error behind the response, and
 	// costs nothing otherwise, not even a clock reading. See [guard.Observers]
 	// to have both metrics and the log.
 	Observer guard.Observer
@@ -142,7 +142,7 @@ func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, 
 	o.UnguardedMethods = slices.Clone(o.UnguardedMethods)
 	for _, method := range o.UnguardedMethods {
 		if _, err := http.NewRequest(method, "", nil); method == "" || err != nil {
-			return nil, guard.Invalid("Options.UnguardedMethods", method, "is no method")
+			return nil, guard.Invalid("Options.UnguardedMethods", method, "is not a method")
 		}
 	}
 	_, instant := store.(*guard.Memory)

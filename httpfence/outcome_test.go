@@ -305,12 +305,12 @@ func (l *lastError) InTx(ctx context.Context, claim guard.Claim, fn func(context
 	})
 }
 
-// TestErrorOfAnAnswer: a Transactor that logs what rolled it back logs the
+// TestErrorOfAResponse: a Transactor that logs what rolled it back logs the
 // status and the vote.
-func TestErrorOfAnAnswer(t *testing.T) {
+func TestErrorOfAResponse(t *testing.T) {
 	for want, handler := range map[string]http.HandlerFunc{
-		"answered 409 with an error, its transaction was rolled back": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) },
-		"answered 422 with an error, its transaction was rolled back: httpfence: the handler rolled its transaction back: out of stock": func(w http.ResponseWriter, r *http.Request) {
+		"responded with 409 and an error, its transaction was rolled back": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) },
+		"responded with 422 and an error, its transaction was rolled back: httpfence: the handler rolled its transaction back: out of stock": func(w http.ResponseWriter, r *http.Request) {
 			Rollback(r.Context(), errors.New("out of stock"))
 			w.WriteHeader(422)
 		},

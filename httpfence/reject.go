@@ -16,10 +16,10 @@ import (
 type Rejection struct {
 	// Reason is why the request was refused.
 	Reason guard.Reason
-	// Status is the status of the default answer.
+	// Status is the status of the default response.
 	Status int
-	// Type is the type URI of the default answer, for a hook that renders its
-	// own body; [ErrorFrom] recognises an answer by it.
+	// Type is the type URI of the default response, for a hook that renders its
+	// own body; [ErrorFrom] recognises a refusal by it.
 	Type string
 	// Claim is what was presented, as far as it could be read before the
 	// request was refused; it may be zero or incomplete.
@@ -29,10 +29,11 @@ type Rejection struct {
 	Err error
 }
 
-// Reject answers r as [Middleware.Admit] would have for err: with the status
-// table, the hook, the problem body and an event for the observer. It is for handlers that call [Middleware.Check] or present the claim to a fenced
-// write themselves. An error that matches no sentinel of package guard is
-// answered with 500, and so is nil: a refusal is never a success.
+// Reject responds to r as [Middleware.Admit] would have for err: with the status
+// table, the hook, the problem body and an event for the observer. It is for
+// handlers that call [Middleware.Check] or present the claim to a fenced write
+// themselves. An error that matches no sentinel of package guard gets 500, and
+// so does nil: a refusal is never a success.
 func (m *Middleware) Reject(w http.ResponseWriter, r *http.Request, err error) {
 	var claim guard.Claim
 	var rejected *guard.RejectedError
@@ -64,13 +65,13 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 		// that net/http sends for a handler that writes nothing.
 		t := &tracker{ResponseWriter: w}
 		m.opts.OnReject(t, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
-		if t.answered {
+		if t.responded {
 			return
 		}
 	}
 	h := w.Header()
 	if len(h) > 0 {
-		for _, name := range otherAnswers {
+		for _, name := range otherResponses {
 			delete(h, name)
 		}
 	}
@@ -86,39 +87,39 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // if this fails the client is gone, so the error is dropped
 }
 
-// otherAnswers are fields that a handler may have set for the answer that will
+// otherResponses are fields that a handler may have set for the response that will
 // not be sent, and that would be wrong for this one.
-var otherAnswers = [...]string{"Content-Length", "Content-Encoding", "Content-Range", "Etag", "Last-Modified"}
+var otherResponses = [...]string{"Content-Length", "Content-Encoding", "Content-Range", "Etag", "Last-Modified"}
 
-// tracker records whether a hook has answered. It is used only for hooks:
+// tracker records whether a hook has sent a response. It is used only for hooks:
 // handlers get the server's own ResponseWriter.
 type tracker struct {
 	http.ResponseWriter
-	answered bool
+	responded bool
 }
 
 func (t *tracker) Write(b []byte) (int, error) {
-	t.answered = true
+	t.responded = true
 	return t.ResponseWriter.Write(b)
 }
 
 func (t *tracker) WriteHeader(status int) {
-	// Informational answers come before the final one (RFC 9110, section 15.2).
-	t.answered = t.answered || status >= 200 || status == http.StatusSwitchingProtocols
+	// Informational responses come before the final one (RFC 9110, section 15.2).
+	t.responded = t.responded || status >= 200 || status == http.StatusSwitchingProtocols
 	t.ResponseWriter.WriteHeader(status)
 }
 
-// FlushError and Hijack also answer; http.ResponseController finds them here
+// FlushError and Hijack also respond; http.ResponseController finds them here
 // before it calls Unwrap.
 
 func (t *tracker) FlushError() error {
-	t.answered = true
+	t.responded = true
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
 func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c, rw, err := http.NewResponseController(t.ResponseWriter).Hijack()
-	t.answered = t.answered || err == nil
+	t.responded = t.responded || err == nil
 	return c, rw, err
 }
 
@@ -141,7 +142,7 @@ type problemBody struct {
 	Guarded string `json:"guarded,omitempty"`
 }
 
-// problem is an answer rendered in advance. It contains nothing of the
+// problem is a response rendered in advance. It contains nothing of the
 // request, so nothing can be injected and nothing is disclosed.
 type problem struct {
 	status int

@@ -23,10 +23,10 @@ import (
 // authenticated identity, never from the path, a header or the body: a client
 // that may choose the tenant may raise another tenant's marks.
 //
-// Errors are answered by their sentinel: [guard.ErrInvalid] 400,
+// The status of an error is the one of its sentinel: [guard.ErrInvalid] 400,
 // [guard.ErrNotFound] 404, [guard.ErrUnavailable] 503, any other 500. A name
 // that is not a valid resource ([guard.ValidateResource]), the empty one
-// included, is answered with 400: it was read from the request.
+// included, gets 400: it was read from the request.
 type ResourceFunc func(*http.Request) (string, error)
 
 // Bindings has the function that returns the value of each variable of a
@@ -98,8 +98,8 @@ func Named(template *guard.Template, bindings Bindings) (ResourceFunc, error) {
 // URLFormat has rewritten the path: it is then unknown whether the value has
 // already been unescaped.
 //
-// A request whose route has no such parameter, or is not complete yet, is
-// answered with 500, whoever sends it: the middleware is in front of the
+// A request whose route has no such parameter, or is not complete yet, gets
+// 500, whoever sends it: the middleware is in front of the
 // routing, in a router's Use, where 404 and 405 would raise marks. Use With, or
 // Use in a Group whose patterns are complete.
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// problemPrefix begins the type of every problem this package answers with.
+// problemPrefix begins the type of every problem this package sends.
 // Tag URIs (RFC 4151) identify without implying that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
@@ -53,9 +53,9 @@ var outcomes = [...]outcome{
 	{guard.ReasonUnavailable, http.StatusServiceUnavailable, "Store of marks unavailable",
 		"The claim could not be verified, so this request wrote nothing and may be repeated. A copy that a proxy sent before may have been written."},
 	{guard.ReasonOutcomeUnknown, http.StatusInternalServerError, "Outcome unknown",
-		"It could not be learned whether the write took effect. Do not repeat it blindly."},
+		"It is unknown whether the write took effect. Do not repeat it blindly."},
 	// No server refuses for a lost lease: only the holder's own clock knows.
-	// The row is for a handler that answers for its own lease.
+	// The row is for a handler that holds a lease of its own.
 	{guard.ReasonLeaseLost, http.StatusInternalServerError, "Lease lost",
 		"The lease under which the request was handled is over."},
 	{guard.ReasonOther, http.StatusInternalServerError, "Internal error",
@@ -63,7 +63,7 @@ var outcomes = [...]outcome{
 }
 
 // indexOf returns the row of reason; the row of [guard.ReasonOther] for a
-// string that is not a reason, so that nothing is ever answered with success.
+// string that is not a reason, so that no refusal ever becomes a success.
 func indexOf(reason guard.Reason) int {
 	for i := range outcomes {
 		if outcomes[i].reason == reason {
@@ -93,13 +93,13 @@ func reasonOfType(uri string) (guard.Reason, bool) {
 func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark) error {
 	switch reason {
 	case guard.ReasonMissing:
-		return &guard.InvalidError{Field: "claim of " + op, Problem: "is missing, says the server; Transport sends it to its origins alone, from the request's context", Missing: true}
+		return &guard.InvalidError{Field: "claim of " + op, Problem: "did not reach the server; Transport sends the claim in the request's context, and only to its configured origins", Missing: true}
 	case guard.ReasonInvalid:
 		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
 	case guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
 	case guard.ReasonLeaseLost:
-		return &guard.LostError{Claim: claim, Cause: errors.New("says the server of " + op)}
+		return &guard.LostError{Claim: claim, Cause: errors.New("the server of " + op + " reported it")}
 	}
 	if reason == guard.ReasonOther {
 		return fmt.Errorf("httpfence: %s: the server failed for a reason other than the claim; its log has the error", op)

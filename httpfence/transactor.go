@@ -19,7 +19,7 @@ import (
 // anything beyond the end of ctx.
 //
 // The errors are those of package guard. After [guard.ErrUnavailable] nothing
-// is committed; for a COMMIT without an answer the error is
+// is committed; for a COMMIT without a response the error is
 // [guard.ErrOutcomeUnknown].
 type Transactor interface {
 	InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error

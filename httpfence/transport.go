@@ -24,8 +24,8 @@ type TransportOptions struct {
 	// RequireClaim fails a request to a configured origin whose method is not
 	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
 	// [guard.ErrMissing], before anything is sent. By default it is sent
-	// unchanged: a server that guards the method answers 428, and one that does
-	// not needs no claim.
+	// unchanged: a server that guards the method responds with 428, and one that
+	// does not needs no claim.
 	RequireClaim bool
 	// Proof returns the proof that claim was issued, which is sent in the field
 	// [proof.Header]; nil sends none. It is called for each request that
@@ -82,12 +82,12 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 }
 
 // RoundTrip implements [http.RoundTripper]. The request is not modified:
-// a copy carries the fields. It never retries, and does not turn an answer into
+// a copy carries the fields. It never retries, and does not turn a response into
 // an error, as net/http requires; [ErrorFrom] does that.
 //
 // Nor does it let base repeat a write, which a server would admit again under
 // a live token: http.Transport repeats a POST with an Idempotency-Key when
-// a reused connection ends before the answer, and over HTTP/2 any request that
+// a reused connection ends before the response, and over HTTP/2 any request that
 // the server resets with PROTOCOL_ERROR. Both need a body that can be sent
 // again, so base gets none: GetBody is removed, and an empty body is one that
 // net/http does not see to be empty. Over HTTP/1.1 that one is sent in chunks,
@@ -217,13 +217,13 @@ func (t *Transport) configured(u *url.URL) (origin, bool) {
 }
 
 // sentByOthers reports whether a server that is not configured has chosen where r
-// goes. http.Client keeps the answer that redirected the request in the request.
+// goes. http.Client keeps the response that redirected the request in the request.
 func (t *Transport) sentByOthers(r *http.Request) bool {
-	for answer := r.Response; answer != nil; answer = answer.Request.Response {
-		if answer.Request == nil {
-			return true // the server that answered is unknown
+	for resp := r.Response; resp != nil; resp = resp.Request.Response {
+		if resp.Request == nil {
+			return true // the server that responded is unknown
 		}
-		if _, ok := t.configured(answer.Request.URL); !ok {
+		if _, ok := t.configured(resp.Request.URL); !ok {
 			return true
 		}
 	}

@@ -37,7 +37,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		if i.fence.passes(conn.Spec().Procedure) {
 			return next(ctx, conn)
 		}
-		s := &connectStream{conn, messages{fence: i.fence, ctx: ctx, method: conn.Spec().Procedure, header: conn.RequestHeader(), answer: ConnectError}}
+		s := &connectStream{conn, messages{fence: i.fence, ctx: ctx, method: conn.Spec().Procedure, header: conn.RequestHeader(), render: ConnectError}}
 		return s.outcome(next(s.handlers(), s))
 	}
 }

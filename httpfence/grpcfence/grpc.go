@@ -34,7 +34,7 @@ func (f *Fence) StreamServer() grpc.StreamServerInterceptor {
 		if f.passes(call.FullMethod) {
 			return next(server, stream)
 		}
-		s := &grpcStream{ServerStream: stream, messages: messages{fence: f, ctx: stream.Context(), method: call.FullMethod, header: headerOf(stream.Context()), answer: Status}}
+		s := &grpcStream{ServerStream: stream, messages: messages{fence: f, ctx: stream.Context(), method: call.FullMethod, header: headerOf(stream.Context()), render: Status}}
 		s.own = s.handlers()
 		return s.outcome(next(server, s))
 	}

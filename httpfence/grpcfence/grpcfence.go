@@ -22,7 +22,7 @@ const Domain = "fencepost-go.github.io"
 // Options configures [New]. The zero value is the default.
 type Options struct {
 	// Unguarded are the full names of methods that pass unexamined and without
-	// a claim, such as "/ledger.v1.Ledger/Get", besides all methods of the
+	// a claim, such as "/ledger.v1.Ledger/Get", in addition to all methods of the
 	// standard services for health checks and reflection; nil means none.
 	Unguarded []string
 }
@@ -87,7 +87,7 @@ func (f *Fence) Verify(server interface {
 	}
 	for _, name := range f.unguarded {
 		if !registered[name] {
-			return guard.Invalid("Options.Unguarded", name, "is no method of a registered service")
+			return guard.Invalid("Options.Unguarded", name, "is not a method of a registered service")
 		}
 	}
 	return nil
@@ -96,7 +96,7 @@ func (f *Fence) Verify(server interface {
 type messageKey struct{}
 
 // Field returns a [httpfence.ResourceFunc], or a binding, that takes a value
-// from the RPC's message. A call with a message of another type is answered with
+// from the RPC's message. A call with a message of another type fails with
 // Internal: the method has no such resource, and no client can fix that.
 func Field[M any](get func(M) string) httpfence.ResourceFunc {
 	return func(r *http.Request) (string, error) {
@@ -133,7 +133,7 @@ type messages struct {
 	ctx     context.Context
 	method  string
 	header  http.Header
-	answer  func(error) error // a refusal, as the library's error
+	render  func(error) error // a refusal, as the library's error
 	current atomic.Pointer[guard.Claim]
 	refused atomic.Pointer[error]
 }
@@ -170,7 +170,7 @@ func (m *messages) receive(message any, next func(any) error) error {
 		claim, err = m.fence.admit(m.ctx, m.method, m.header, message)
 	}
 	if err != nil {
-		err = m.answer(err)
+		err = m.render(err)
 		m.refused.Store(&err)
 		return err
 	}

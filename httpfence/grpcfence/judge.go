@@ -17,15 +17,15 @@ import (
 
 // InTx puts the fenced transaction of a fence around the HTTP handler of a service:
 // a Connect handler, or a *grpc.Server behind HTTP/2. A call that fails, which over
-// gRPC, gRPC-Web and Connect's streams is an answer of 200, rolls the transaction
-// back; its own answer is sent. It is [httpfence.TxMiddleware.InTx] otherwise: the
+// gRPC, gRPC-Web and Connect's streams is a response of 200, rolls the transaction
+// back; its own response is sent. It is [httpfence.TxMiddleware.InTx] otherwise: the
 // resource comes from the request, not from the message.
 func InTx(fence *httpfence.TxMiddleware) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler { return fence.InTxJudged(next, failed) }
 }
 
-// failed reports whether an answer below 300 says, in its RPC protocol, that
-// the call has failed. An answer of another media type has not. The error says
+// failed reports whether a response below 300 says, in its RPC protocol, that
+// the call has failed. A response of another media type does not. The error says
 // that the protocol requires a status and that none was found: clients
 // interpret that differently, so it must not be committed.
 //
@@ -46,15 +46,15 @@ func failed(header, trailer http.Header, body []byte) (failed bool, err error) {
 	case strings.HasPrefix(media, "application/connect+"):
 		return connectEnd(body)
 	case strings.HasPrefix(media, "application/grpc-"):
-		return false, fmt.Errorf("%s is no encoding of an RPC that is known here", media) // such as gRPC-Web in base64
+		return false, fmt.Errorf("the encoding %s of an RPC is not supported", media) // such as gRPC-Web in base64
 	}
 	return false, nil
 }
 
-var errNoStatus = errors.New("the RPC's answer has no status")
+var errNoStatus = errors.New("the RPC's response has no status")
 
-// grpcStatus looks for the status in all possible places: in a header of an
-// answer without messages, in a trailer, or in the last frame of gRPC-Web.
+// grpcStatus looks for the status in all possible places: in a header of a
+// response without messages, in a trailer, or in the last frame of gRPC-Web.
 func grpcStatus(header, trailer http.Header, web []byte) (failed bool, err error) {
 	const name = "Grpc-Status"
 	found := slices.Concat(header[name], trailer[name])
@@ -105,7 +105,7 @@ func connectEnd(body []byte) (failed bool, err error) {
 func lastFrame(body []byte) (flags byte, payload []byte, err error) {
 	for len(body) > 0 {
 		if len(body) < 5 || uint64(len(body)-5) < uint64(binary.BigEndian.Uint32(body[1:5])) {
-			return 0, nil, errors.New("the RPC's answer ends inside a frame")
+			return 0, nil, errors.New("the RPC's response ends inside a frame")
 		}
 		length := binary.BigEndian.Uint32(body[1:5])
 		flags, payload, body = body[0], body[5:5+length], body[5+length:]

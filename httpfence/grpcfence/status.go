@@ -88,7 +88,7 @@ func ErrorFrom(err error, claim guard.Claim) error {
 	var refusal error
 	switch reason := guard.Reason(found.GetReason()); reason {
 	case guard.ReasonMissing:
-		refusal = &guard.InvalidError{Field: "claim", Problem: "is missing, says the server", Missing: true}
+		refusal = &guard.InvalidError{Field: "claim", Problem: "did not reach the server; UnaryClient, StreamClient or httpfence.Transport sends the claim in the call's context", Missing: true}
 	case guard.ReasonInvalid:
 		refusal = &guard.InvalidError{Field: "claim", Problem: "the server found it malformed"}
 	case guard.ReasonMisdirected:
@@ -96,7 +96,7 @@ func ErrorFrom(err error, claim guard.Claim) error {
 	case guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 		refusal = &guard.FailedError{Reason: reason, Op: "call", Claim: claim}
 	case guard.ReasonLeaseLost:
-		refusal = &guard.LostError{Claim: claim, Cause: errors.New("says the server")}
+		refusal = &guard.LostError{Claim: claim, Cause: errors.New("the server reported it")}
 	case guard.ReasonOther:
 		refusal = errors.New("grpcfence: the server failed for a reason other than the claim; its log has the error")
 	default:

@@ -1,4 +1,4 @@
-// Package frameworks has a recipe for each framework that answers a handler's
+// Package frameworks has a recipe for each framework that renders a handler's
 // error after its middleware has returned, has a ResponseWriter of its own, or calls
 // a failure a success: echo, gin, fiber, huma and Go kit. Copy the one that you
 // need. With such a framework's own adapter for net/http middleware, InTx of a fence
@@ -24,8 +24,8 @@ import (
 //
 // The route's parameters become path values, for [httpfence.PathValue]. Echo
 // matches the escaped path when there is one and does not unescape. An error of
-// the handler is answered, and votes, while the transaction is still open: echo
-// itself would answer it after the COMMIT.
+// the handler is rendered, and votes, while the transaction is still open: echo
+// itself would render it after the COMMIT.
 func Echo(guard func(http.Handler) http.Handler) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {

@@ -12,9 +12,9 @@ import (
 //
 //	mux.Handle("POST /accounts/{id}/close", fence.InTx(kithttp.NewServer(Kit(closeAccount), decode, encode)))
 //
-// Go kit answers errors inside of its handler, so InTx sees their statuses. What
-// it does not see is a response that is a failure (endpoint.Failer) and that
-// encode answers with 200: Kit votes for a rollback, and the client gets 500 or
+// Go kit renders errors inside its handler, so InTx sees their statuses. InTx
+// does not see a response that is a failure (endpoint.Failer) and that encode
+// sends with 200: Kit votes for a rollback, and the client gets 500 or
 // what the error stands for.
 func Kit(next endpoint.Endpoint) endpoint.Endpoint {
 	return func(ctx context.Context, request any) (any, error) {

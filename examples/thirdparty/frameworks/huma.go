@@ -12,7 +12,7 @@ import (
 //	api := humago.New(Huma(mux, fence.InTx), huma.DefaultConfig("Ledger", "1.0.0"))
 //
 // The route's parameters are path values already, for [httpfence.PathValue], and
-// huma answers errors and failed validations inside of the middleware. On chi
+// huma renders errors and failed validations inside the middleware. On chi
 // humachi.New(router.With(fence.InTx), config) does the same. Make an API for each
 // fence; operations that only read pass by their method.
 //

@@ -105,8 +105,8 @@ func headers(name string) (string, bool) {
 	return runtime.DefaultHeaderMatcher(name)
 }
 
-// refusals answers what the fence has refused as httpfence does, with 412 and the
-// reason. The gateway alone would answer a stale claim with 400.
+// refusals renders what the fence has refused as httpfence does, with 412 and the
+// reason. The gateway by itself would send 400 for a stale claim.
 func refusals(fence *httpfence.Middleware) runtime.ErrorHandlerFunc {
 	return func(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
 		if refused := grpcfence.ErrorFrom(err, guard.Claim{}); refused != err {
@@ -118,7 +118,7 @@ func refusals(fence *httpfence.Middleware) runtime.ErrorHandlerFunc {
 }
 
 // inProcess is for a gateway without a connection: InTx of a fence, or Admit,
-// around the gateway's own handlers, which answer errors inside of it. The resource
+// around the gateway's own handlers, which render errors inside of it. The resource
 // must come from the path or the identity, because the message is not known yet.
 //
 //	mux := runtime.NewServeMux(runtime.WithMiddlewares(inProcess(fence.InTx)))
