@@ -31,7 +31,8 @@ var (
 )
 
 // heldResponse is a ResponseWriter that buffers the response until it is known
-// whether the work is committed. It has no Unwrap.
+// whether the work is committed, or that of a hook until the hook has returned. It
+// has no Unwrap.
 type heldResponse struct {
 	under  http.ResponseWriter
 	method string

@@ -143,15 +143,17 @@ func TestHook(t *testing.T) {
 	cases := map[string]struct {
 		hook   func(w http.ResponseWriter)
 		status int
-		body   string // "" is the default answer
+		body   string // "" is the default response
 	}{
-		"answers":           {func(w http.ResponseWriter) { w.WriteHeader(418); _, _ = io.WriteString(w, "mine") }, 418, "mine"},
+		"responds":          {func(w http.ResponseWriter) { w.WriteHeader(418); _, _ = io.WriteString(w, "mine") }, 418, "mine"},
 		"writes only":       {func(w http.ResponseWriter) { _, _ = io.WriteString(w, "mine") }, 200, "mine"},
 		"flushes":           {func(w http.ResponseWriter) { w.WriteHeader(418); _ = http.NewResponseController(w).Flush() }, 418, "-"},
 		"only counts":       {func(http.ResponseWriter) {}, 412, ""},
 		"sets a header":     {func(w http.ResponseWriter) { w.Header().Set("X-Trace", "1") }, 412, ""},
 		"sends early hints": {func(w http.ResponseWriter) { w.WriteHeader(103) }, 412, ""},
-		"flush answers":     {func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }, 200, "-"},
+		"flush responds":    {func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }, 200, "-"},
+		"hijacks":           {func(w http.ResponseWriter) { _, _, _ = http.NewResponseController(w).Hijack() }, 412, ""},
+		"writes too much":   {func(w http.ResponseWriter) { _, _ = w.Write(make([]byte, DefaultMaxBody+1)) }, 412, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -174,15 +176,4 @@ func TestHook(t *testing.T) {
 			}
 		})
 	}
-	t.Run("hijacks", func(t *testing.T) {
-		s := newService(t, &Options{OnReject: func(w http.ResponseWriter, _ *http.Request, _ *Rejection) {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				_ = conn.Close()
-			}
-		}})
-		if a := s.raw(t, rawPost(goodPath)); a.status != 0 {
-			t.Errorf("%+v", a)
-		}
-	})
 }

@@ -88,8 +88,9 @@ type Options struct {
 	// OnReject is called for every refusal, before anything is written; nil
 	// means the default response. A hook that writes a response replaces the
 	// default; one that writes none keeps it, with the header fields that the
-	// hook has set. It must be safe for concurrent use, and must not use w
-	// after it has returned.
+	// hook has set, and so does one that hijacks or writes more than MaxBody:
+	// what it writes is sent when it has returned. It must be safe for
+	// concurrent use, and must not use w after it has returned.
 	OnReject func(w http.ResponseWriter, r *http.Request, rej *Rejection)
 	// Observer receives an event for every comparison and every refusal:
 	// [guard.OpCheck], [guard.OpAdmit], [guard.OpTransaction], [guard.OpRaise],

@@ -1,11 +1,10 @@
 package httpfence
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
-	"net"
+	"maps"
 	"net/http"
 	"time"
 
@@ -63,11 +62,14 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 	if m.opts.OnReject != nil {
 		// A hook that only counts must not turn a refusal into the empty 200
 		// that net/http sends for a handler that writes nothing.
-		t := &tracker{ResponseWriter: w}
-		m.opts.OnReject(t, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
-		if t.responded {
+		hook := newHeld(w, r, m.opts.MaxBody)
+		m.opts.OnReject(hook, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
+		if hook.status != 0 && hook.err == nil {
+			hook.release()
 			return
 		}
+		clear(w.Header())
+		maps.Copy(w.Header(), hook.Header())
 	}
 	h := w.Header()
 	if len(h) > 0 {
@@ -90,40 +92,6 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 // otherResponses are fields that a handler may have set for the response that will
 // not be sent, and that would be wrong for this one.
 var otherResponses = [...]string{"Content-Length", "Content-Encoding", "Content-Range", "Etag", "Last-Modified"}
-
-// tracker records whether a hook has sent a response. It is used only for hooks:
-// handlers get the server's own ResponseWriter.
-type tracker struct {
-	http.ResponseWriter
-	responded bool
-}
-
-func (t *tracker) Write(b []byte) (int, error) {
-	t.responded = true
-	return t.ResponseWriter.Write(b)
-}
-
-func (t *tracker) WriteHeader(status int) {
-	// Informational responses come before the final one (RFC 9110, section 15.2).
-	t.responded = t.responded || status >= 200 || status == http.StatusSwitchingProtocols
-	t.ResponseWriter.WriteHeader(status)
-}
-
-// FlushError and Hijack also respond; http.ResponseController finds them here
-// before it calls Unwrap.
-
-func (t *tracker) FlushError() error {
-	t.responded = true
-	return http.NewResponseController(t.ResponseWriter).Flush()
-}
-
-func (t *tracker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	c, rw, err := http.NewResponseController(t.ResponseWriter).Hijack()
-	t.responded = t.responded || err == nil
-	return c, rw, err
-}
-
-func (t *tracker) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // problemType is the media type of RFC 9457.
 const problemType = "application/problem+json"

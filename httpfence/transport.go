@@ -21,12 +21,6 @@ import (
 // TransportOptions configures [NewTransport]. The zero value of every field is
 // its default. The struct is read once, by NewTransport.
 type TransportOptions struct {
-	// RequireClaim fails a request to a configured origin whose method is not
-	// GET, HEAD, OPTIONS or TRACE and whose context carries no claim, with
-	// [guard.ErrMissing], before anything is sent. By default it is sent
-	// unchanged: a server that guards the method responds with 428, and one that
-	// does not needs no claim.
-	RequireClaim bool
 	// Proof returns the proof that claim was issued, which is sent in the field
 	// [proof.Header]; nil sends none. It is called for each request that
 	// carries a claim; its error fails the request before anything is sent. It
@@ -44,10 +38,9 @@ type TransportOptions struct {
 // refuses a claim that was sent to the route of another resource
 // ([guard.ErrMisdirected]).
 type Transport struct {
-	base         http.RoundTripper
-	origins      map[origin]struct{}
-	requireClaim bool
-	proof        func(context.Context, guard.Claim) (string, error)
+	base    http.RoundTripper
+	origins map[origin]struct{}
+	proof   func(context.Context, guard.Claim) (string, error)
 }
 
 var _ http.RoundTripper = (*Transport)(nil)
@@ -70,7 +63,7 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 	if len(origins) == 0 {
 		return nil, guard.Invalid("origins", "", "must name the servers that tokens may be sent to")
 	}
-	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), requireClaim: o.RequireClaim, proof: o.Proof}
+	t := &Transport{base: base, origins: make(map[origin]struct{}, len(origins)), proof: o.Proof}
 	for _, s := range origins {
 		parsed, err := parseOrigin(s)
 		if err != nil {
@@ -113,25 +106,18 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // [guard.ErrLeaseLost] as a *guard.LostError once the lease in the context
 // is no longer valid by the holder's clock, whatever the method;
 // [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
-// with a space, which HTTP would cut off; [guard.ErrMissing] with RequireClaim;
-// the error of Proof.
-// The request's body is closed in every case.
+// with a space, which HTTP would cut off; the error of Proof. The request's body is closed in every case.
 //
 // The lease is checked once, at the beginning: a request that then waits for a
 // connection, or takes long, ends with its context. Use the context of
 // lockclient's Hold, which ends with the lease.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	o, ok := t.configured(r.URL)
-	if !ok || t.sentByOthers(r) {
+	if !t.configured(r.URL) || t.sentByOthers(r) {
 		return t.base.RoundTrip(t.bare(r))
 	}
 	claim, ok := guard.ClaimFrom(r.Context())
 	if !ok {
-		if t.requireClaim && !slices.Contains(defaultUnguarded, method(r)) {
-			closeBody(r)
-			return nil, guard.Missing("claim in the context of " + method(r) + " " + o.host)
-		}
-		return t.base.RoundTrip(r)
+		return t.base.RoundTrip(r) // a server that guards the method responds with 428
 	}
 	if err := sendable(r.Context(), claim); err != nil {
 		closeBody(r)
@@ -207,24 +193,21 @@ func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error
 	return t.proof(ctx, claim)
 }
 
-// configured returns the origin of u, and whether tokens may be sent to it.
-func (t *Transport) configured(u *url.URL) (origin, bool) {
+// configured reports whether tokens may be sent to the origin of u.
+func (t *Transport) configured(u *url.URL) bool {
 	o, ok := originOf(u)
 	if ok {
 		_, ok = t.origins[o]
 	}
-	return o, ok
+	return ok
 }
 
 // sentByOthers reports whether a server that is not configured has chosen where r
 // goes. http.Client keeps the response that redirected the request in the request.
 func (t *Transport) sentByOthers(r *http.Request) bool {
 	for resp := r.Response; resp != nil; resp = resp.Request.Response {
-		if resp.Request == nil {
-			return true // the server that responded is unknown
-		}
-		if _, ok := t.configured(resp.Request.URL); !ok {
-			return true
+		if resp.Request == nil || !t.configured(resp.Request.URL) {
+			return true // nil: the server that responded is unknown
 		}
 	}
 	return false
