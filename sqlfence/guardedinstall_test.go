@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -16,35 +15,45 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
-// TestInstallWaits: an installation and a removal wait for another installation
-// for Options.LockTimeout, and change nothing then.
+// TestInstallWaits: an installation and a removal wait for another installation,
+// for five seconds at most.
 func TestInstallWaits(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
 		g := triggerOn([]string{"parts"}, `acct:{tenant}`)
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0))"); err != nil {
-			t.Fatal(err)
-		}
-		db := e.open(&Options{LockTimeout: 50 * time.Millisecond})
-		for what, call := range map[string]func() error{
-			"install": func() error { return db.InstallTrigger(t.Context(), g) },
-			"remove":  func() error { return db.RemoveTrigger(t.Context(), g.Table) },
-		} {
-			if err := call(); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+		another := func() pgx.Tx {
+			tx, err := e.admin.Begin(t.Context())
+			if err == nil {
+				_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0))")
 			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tx
+		}
+		for _, c := range []struct {
+			what string
+			call func() error
+		}{
+			{"install", func() error { return e.db.InstallTrigger(context.Background(), g) }},
+			{"remove", func() error { return e.db.RemoveTrigger(context.Background(), g.Table) }},
+		} {
+			tx := another()
+			called := e.start(func(func()) error { return c.call() })
+			if len(called) > 0 {
+				t.Errorf("%s does not wait", c.what)
+			}
+			tx.Rollback(t.Context())
+			if err := <-called; err != nil {
+				t.Errorf("%s: %v", c.what, err)
+			}
+		}
+		defer another().Rollback(context.Background())
+		if err := e.db.InstallTrigger(t.Context(), g); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
+			t.Errorf("got %v, want ErrUnavailable", err)
 		}
 		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 0 {
 			t.Errorf("%d triggers", n)
-		}
-		tx.Rollback(t.Context())
-		if err := db.InstallTrigger(t.Context(), g); err != nil {
-			t.Errorf("the control: %v", err)
 		}
 	})
 }
