@@ -181,9 +181,10 @@ func formClaims(resources ...string) (all []guard.Claim) {
 // transaction ends.
 func (e *env) form(conn *pgconn.PgConn, s tableShape, sql string, claims []guard.Claim) (changed, locked []string, err error) {
 	table := s.now()
-	results, err := conn.Exec(context.Background(), "BEGIN; CREATE TEMP TABLE earlier ON COMMIT DROP AS SELECT id, tenant, state, v FROM "+table+
-		"; SELECT set_config('fencepost.claims', "+quoteText(claimsSetting(claims...))+", true); "+sql+`;
-		WITH later AS (SELECT id, tenant, state, v FROM `+table+`)
+	results, err := conn.Exec(context.Background(), "BEGIN; SELECT set_config('test.earlier', coalesce(jsonb_agg(t), '[]')::text, true) FROM (SELECT id, tenant, state, v FROM "+table+
+		") t; SELECT set_config('fencepost.claims', "+quoteText(claimsSetting(claims...))+", true); "+sql+`;
+		WITH later AS (SELECT id, tenant, state, v FROM `+table+`),
+			earlier AS (SELECT * FROM jsonb_to_recordset(current_setting('test.earlier')::jsonb) AS t(id int, tenant text, state text, v int))
 		SELECT coalesce(string_agg(DISTINCT tenant, ' ' ORDER BY tenant), ''),
 			(SELECT coalesce(string_agg(r, ' ' ORDER BY r), '') FROM unnest(ARRAY['a', 'b', 'c', 'd']) r WHERE EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
 				AND pid = pg_backend_pid() AND (classid::bigint << 32) | objid::bigint = fencepost.lock_key(r)))
