@@ -30,9 +30,8 @@
 //     they do not stop.
 //   - P1 and P2 do not hold across a failover to a standby that lost the raise, nor P2
 //     if the reads after the raise go to a replica. If a person or a driver cancels a
-//     COMMIT that waits for a synchronous standby, the server answers with success
-//     and a warning, which this package does not see on a caller's connections: set
-//     pgx's OnNotice, and take SQLSTATE 01000 there for an unknown outcome.
+//     COMMIT that waits for a synchronous standby, the server reports success with a
+//     warning. A pool made with [WatchWarnings] turns it into ErrOutcomeUnknown.
 //   - The fence needs advisory locks that exclude and READ COMMITTED that sees what was
 //     committed, as PostgreSQL 13 to 18 have. sqladmin's Migrate and Verify try them out,
 //     and refuse servers that only speak its protocol; opening a [DB] does not.

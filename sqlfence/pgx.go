@@ -26,6 +26,17 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 	return newDB[pgx.Tx](pgxBackend{pool}, opts)
 }
 
+// WatchWarnings makes the connections of a configuration show this package, sqlrow
+// and sqladmin a warning that changes the outcome of a COMMIT: that the server
+// stopped waiting for its synchronous standby, because a person or a driver
+// cancelled the wait. Then a write or a raise is [guard.ErrOutcomeUnknown], even
+// with [TxOptions].Resolve, since only the primary is known to have it. Without it
+// such a COMMIT looks like any other. Call it before the pool is opened, with
+// [pgxpool.Config].ConnConfig or what pgx's stdlib.OpenDB is given; a handler in
+// OnNotice that is there already still gets every notice. client_min_messages must
+// not be above warning.
+func WatchWarnings(config *pgx.ConnConfig) { pgerr.WatchWarnings(&config.Config) }
+
 type pgxBackend struct{ conns *pgxpool.Pool }
 
 func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
@@ -99,7 +110,7 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 		if errors.Is(err, pgx.ErrTxCommitRollback) {
 			return sqlkit.ErrAborted
 		}
-		return err
+		return sqlkit.Replicated(c.Conn, err)
 	}
 	b, aborted := &pgx.Batch{}, false
 	b.Queue(checkMarkerSQL, c.marker)
@@ -115,7 +126,7 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	case err != nil && !c.Conn.IsClosed() && c.Conn.PgConn().TxStatus() != 'I': // the COMMIT was skipped
 		return pgerr.NotSent(err)
 	}
-	return err
+	return sqlkit.Replicated(c.Conn, err)
 }
 
 // checkMarkerSQL fails if the marker is missing. The error is recognised by the
@@ -142,6 +153,7 @@ func committable(c *pgx.Conn) error {
 	case c.PgConn().TxStatus() == 'E':
 		return sqlkit.ErrAborted
 	}
+	_ = pgerr.Doubt(c.PgConn()) // a warning that was not the COMMIT's
 	return nil
 }
 
@@ -187,7 +199,7 @@ func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]
 	case err == nil && aborted:
 		return nil, false, sqlkit.ErrAborted
 	case err == nil:
-		return rows, true, nil
+		return rows, true, sqlkit.Replicated(c.Conn, nil)
 	case unprepared(err) && pgerr.State(err) != "":
 		return nil, false, err
 	case unprepared(err):

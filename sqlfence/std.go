@@ -117,7 +117,7 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 	case err == nil:
 		c.handle = nil // nothing to roll back
 	}
-	return err
+	return c.Replicated(err)
 }
 
 // unchecked is the error of the statement before a COMMIT, which was not sent.

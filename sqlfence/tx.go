@@ -179,14 +179,14 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 		return d.succeeded(ctx, sorted, ErrorFrom(err), gone)
 	case !committing:
 		return d.succeeded(ctx, sorted, err, gone)
-	case opts.Resolve && err != errEnded:
+	case opts.Resolve && err != errEnded && !errors.Is(err, pgerr.ErrUnreplicated):
 		err = &lostCommit{id: id, error: err}
 	}
 	err = sqlkit.Failure("commit of a fenced transaction", first, err, true)
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
 		return d.succeeded(ctx, sorted, err, false)
-	case reason == guard.ReasonOutcomeUnknown && opts.Resolve:
+	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
 		return d.resolved(ctx, first, sorted, err)
 	}
 	return err

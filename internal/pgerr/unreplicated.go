@@ -21,3 +21,30 @@ func Unreplicated(n *pgconn.Notice) bool {
 	}
 	return severity == "WARNING" && n.Code == "01000" && n.Routine != "exec_stmt_raise" || n.Routine == "SyncRepWaitForLSN"
 }
+
+// doubtKey is where a watched connection keeps the doubt about its last commit.
+const doubtKey = "fencepost.unreplicated"
+
+// WatchWarnings makes connections of a configuration note what [Unreplicated]
+// reports, for [Doubt]. The caller's handler still gets every notice.
+func WatchWarnings(config *pgconn.Config) {
+	before := config.OnNotice
+	config.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
+		if Unreplicated(n) {
+			conn.CustomData()[doubtKey] = true
+		}
+		if before != nil {
+			before(conn, n)
+		}
+	}
+}
+
+// Doubt returns ErrUnreplicated if a warning has said so since the last call.
+func Doubt(conn *pgconn.PgConn) error {
+	data := conn.CustomData()
+	if data[doubtKey] == nil {
+		return nil
+	}
+	delete(data, doubtKey)
+	return ErrUnreplicated
+}

@@ -92,7 +92,7 @@ func (a *Admin) transact(ctx context.Context, op string, readOnly bool, do func(
 		}
 		if err == nil && !readOnly {
 			bound := time.AfterFunc(commitTimeout, cancel)
-			err = sqlkit.Failure(op, guard.Claim{}, tx.Commit(), true)
+			err = sqlkit.Failure(op, guard.Claim{}, c.Replicated(tx.Commit()), true)
 			bound.Stop()
 			cancel()
 			c.Pooled.Close()

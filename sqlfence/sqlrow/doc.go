@@ -35,7 +35,8 @@
 //   - Marks do not survive a failover to a standby that lost them, and reads after a
 //     raise must not go to a replica.
 //   - If a person or a driver cancels a COMMIT that waits for a synchronous standby, the
-//     server answers with success and a warning, SQLSTATE 01000: set pgx's OnNotice.
+//     server reports success with a warning. A pool made with sqlfence.WatchWarnings
+//     turns it into ErrOutcomeUnknown.
 //
 // # Use
 //

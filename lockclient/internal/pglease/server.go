@@ -92,7 +92,7 @@ func (s *Server) onPool(ctx context.Context, pool *pgxpool.Pool, wait, timeout t
 func (s *Server) use(ctx context.Context, conn *pgx.Conn, timeout time.Duration, run Statement) (again bool, err error) {
 	linger, cancel := Lingering(ctx, timeout, s.Grace)
 	defer cancel()
-	delete(conn.PgConn().CustomData(), doubtKey) // of a statement that failed
+	_ = doubt(conn) // of a statement that failed
 	err = run(linger, conn, s.lockTimeout(ctx, timeout))
 	if err == nil {
 		err = doubt(conn)

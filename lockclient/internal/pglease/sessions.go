@@ -6,31 +6,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// Keys of what is kept with a connection.
-const (
-	watchedKey = "fencepost.lockclient.watched" // its warnings are seen
-	doubtKey   = "fencepost.lockclient.doubt"   // one said that a commit may not be on the standby
-)
+// watchedKey marks a connection whose warnings are seen.
+const watchedKey = "fencepost.lockclient.watched"
 
 // watchWarnings makes the connections of a configuration note the warnings that
-// change an outcome. The caller's handler gets them too.
-func watchWarnings(config *pgx.ConnConfig) {
-	before := config.OnNotice
-	config.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
-		if pgerr.Unreplicated(n) {
-			conn.CustomData()[doubtKey] = true
-		}
-		if before != nil {
-			before(conn, n)
-		}
-	}
-}
+// change an outcome.
+func watchWarnings(config *pgx.ConnConfig) { pgerr.WatchWarnings(&config.Config) }
 
 // borrowed is a background context with the values of the last context that was lent
 // to it: what the pool's hooks see in connections that nobody waits for.
@@ -92,14 +78,7 @@ func watched(config *pgxpool.Config) {
 }
 
 // doubt returns what a warning during the last statement said of its outcome.
-func doubt(conn *pgx.Conn) error {
-	data := conn.PgConn().CustomData()
-	if data[doubtKey] == nil {
-		return nil
-	}
-	delete(data, doubtKey)
-	return pgerr.ErrUnreplicated
-}
+func doubt(conn *pgx.Conn) error { return pgerr.Doubt(conn.PgConn()) }
 
 // unseen is the doubt about a statement whose commit waited for a standby on a
 // connection that shows no warnings.

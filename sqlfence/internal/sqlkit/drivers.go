@@ -48,6 +48,15 @@ func PgxSent(c *pgx.Conn, err error) error {
 	return Unsendable{err}
 }
 
+// Replicated returns [pgerr.ErrUnreplicated] for what c has committed without an
+// error, if c shows warnings and one said that a synchronous standby may not have it.
+func Replicated(c *pgx.Conn, err error) error {
+	if err != nil || c == nil || Busy(c) {
+		return err
+	}
+	return pgerr.Doubt(c.PgConn())
+}
+
 // Pgx is a connection, or a transaction on it.
 type Pgx struct {
 	On interface {
@@ -62,7 +71,7 @@ func (q Pgx) Exec(ctx context.Context, sql string, args []any) (int64, error) {
 		return 0, pgerr.NotSent(err)
 	}
 	tag, err := q.On.Exec(ctx, sql, args...)
-	return tag.RowsAffected(), PgxSent(q.Conn, err)
+	return tag.RowsAffected(), Replicated(q.Conn, PgxSent(q.Conn, err))
 }
 
 func (q Pgx) Query(ctx context.Context, sql string, args []any, each EachRow) error {
@@ -74,7 +83,7 @@ func (q Pgx) Query(ctx context.Context, sql string, args []any, each EachRow) er
 		defer rows.Close()
 		err = readRows(rows, each)
 	}
-	return PgxSent(q.Conn, err)
+	return Replicated(q.Conn, PgxSent(q.Conn, err))
 }
 
 // Std is a connection or a transaction.
@@ -110,6 +119,9 @@ func Busy(c *pgx.Conn) bool { return !c.IsClosed() && c.PgConn().TxStatus() != '
 func usable(c *pgx.Conn) error {
 	if c != nil && Busy(c) {
 		return errBusy
+	}
+	if c != nil {
+		_ = pgerr.Doubt(c.PgConn()) // about what somebody else committed
 	}
 	return Encoded(c)
 }
@@ -155,6 +167,14 @@ func AcquireStd(ctx context.Context, db *sql.DB) (StdConn, error) {
 	return c, nil
 }
 
+// Replicated is [Replicated] for a transaction that was committed.
+func (c StdConn) Replicated(err error) error {
+	if err != nil || c.Native == nil {
+		return err
+	}
+	return c.Pooled.Raw(func(any) error { return Replicated(c.Native, nil) })
+}
+
 // Exec and Query prefer pgx's own connection, which tells whether anything was
 // sent: pgx's stdlib returns ErrBadConn, which should mean that nothing was,
 // for errors that do not mean that.
@@ -169,7 +189,7 @@ func (c StdConn) Exec(ctx context.Context, query string, args []any) (int64, err
 func (c StdConn) Query(ctx context.Context, query string, args []any, each EachRow) error {
 	err := c.Std.Query(ctx, query, args, each)
 	if c.Native != nil {
-		return PgxSent(c.Native, err)
+		return Replicated(c.Native, PgxSent(c.Native, err))
 	}
 	return err
 }
