@@ -171,9 +171,10 @@ func TestVerifyRole(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		role := e.newRole("verified", "LOGIN")
-		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`)}}
+		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`), triggerOn([]string{"family"}, `{tenant}`)}}
 		e.wantFindings("a role without rights", v)
 		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
+		owner := pgx.Identifier{e.text("SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'public'")}.Sanitize()
 		for _, c := range []struct{ do, undo, says string }{
 			{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns public.parts_low"},
 			{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
@@ -184,6 +185,13 @@ func TestVerifyRole(t *testing.T) {
 			{"ALTER SCHEMA fencepost OWNER TO " + role, "ALTER SCHEMA fencepost OWNER TO " + admin, "owns schema fencepost"},
 			{"GRANT ALL ON parts_low TO " + role, "REVOKE ALL ON parts_low FROM " + role, "may create and replace triggers of public.parts_low"},
 			{"GRANT TRIGGER ON parts TO PUBLIC", "REVOKE TRIGGER ON parts FROM PUBLIC", "may create and replace triggers of public.parts"},
+			{"GRANT DELETE ON fencepost.lock_salt TO " + role, "REVOKE DELETE ON fencepost.lock_salt FROM " + role, "may write fencepost.lock_salt, and so change which locks"},
+			{"GRANT INSERT ON fencepost.mark_resets TO " + role, "REVOKE INSERT ON fencepost.mark_resets FROM " + role, "may write fencepost.mark_resets, and so forge"},
+			{"GRANT pg_execute_server_program TO " + role, "REVOKE pg_execute_server_program FROM " + role, "is a member of pg_execute_server_program"},
+			{"GRANT pg_write_server_files TO " + role, "REVOKE pg_write_server_files FROM " + role, "is a member of pg_write_server_files"},
+			{"ALTER SCHEMA public OWNER TO " + role, "ALTER SCHEMA public OWNER TO " + owner, "owns schema public"},
+			{"ALTER TABLE child OWNER TO " + role, "ALTER TABLE child OWNER TO " + admin, "owns public.child"},
+			{"GRANT TRIGGER ON child TO " + role, "REVOKE TRIGGER ON child FROM " + role, "may create and replace triggers of public.child"},
 			{"CREATE FUNCTION fencepost.reset() RETURNS void LANGUAGE sql AS ''", "DROP FUNCTION fencepost.reset()", "may call fencepost.reset"},
 		} {
 			e.exec(c.do)

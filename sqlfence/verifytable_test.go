@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // unfitSQL is a correct table, with triggers that leave its mark alone: one
@@ -112,6 +113,34 @@ func TestTakeoverUndone(t *testing.T) {
 				t.Errorf("without it: %v", err)
 			}
 			e.exec("DELETE FROM unfit; INSERT INTO unfit VALUES (1, 0)")
+		}
+	})
+}
+
+// TestVerifyKeyColumns: key columns that the first use of a table refuses are found
+// before it.
+func TestVerifyKeyColumns(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false); CREATE DOMAIN tenant AS text")
+		table, err := sqlrow.NewTable([]string{"keyed"}, []string{"tenant", "no"}, template("{tenant}:{no:int}"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for columns, says := range map[string]string{
+			"tenant text, no int":                "",
+			"tenant tenant, no bigint":           "",
+			"tenant varchar(9), no smallint":     "",
+			"tenant char(9), no int":             "tenant is character(9)",
+			"tenant text COLLATE folded, no int": "tenant is text",
+			"tenant uuid, no int":                "tenant is uuid",
+			"tenant text, no text":               "no is text",
+			"tenant date, no numeric":            "no is numeric",
+		} {
+			e.exec("DROP TABLE IF EXISTS keyed; CREATE TABLE keyed (" + columns + ", last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, no))")
+			found, err := e.db.Verify(t.Context(), Verification{WithoutSchema: true, Tables: []*Table{table}})
+			if err != nil || (len(found) == 0) != (says == "") || len(found) > 1 || !strings.Contains(fmt.Sprint(found), says) {
+				t.Errorf("%s: %v, %v, want %q", columns, found, err, says)
+			}
 		}
 	})
 }

@@ -44,11 +44,9 @@ type Verification struct {
 // and for users' own tests, and needs the rights of RoleNames.Reader, or the
 // owner's.
 //
-// It does not look at who owns the schema of a table, at the owners and TRIGGER rights
-// of children by inheritance (of partitions it does), at rights on fencepost.lock_salt
-// and fencepost.mark_resets, at roles that may run programs on the server
-// (pg_execute_server_program), or at key columns of types that the first use of a table
-// refuses (character(n), integer, a nondeterministic collation).
+// It does not look at what a role may do through functions that run with the rights of
+// others (SECURITY DEFINER), at event triggers, at extensions, or at the servers behind
+// foreign tables.
 //
 // The errors: ErrInvalid for a malformed Verification; ErrUnavailable if the
 // database could not be queried; ErrSetup if schema fencepost is missing, or if
@@ -99,6 +97,9 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 		}
 		for i, t := range tables {
 			if err := ask(verifyTableSQL, names[i], t.Token, t.Lease, sqlkit.JSON(t.Key), t.Deleted); err != nil {
+				return err
+			}
+			if err := ask(verifyKeySQL, names[i], t.Bound, t.Token); err != nil {
 				return err
 			}
 		}

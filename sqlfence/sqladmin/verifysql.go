@@ -1,5 +1,7 @@
 package sqladmin
 
+import "github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+
 // qualifiedSQL puts the schema before a table's name, $1, if the table exists. It
 // runs under the caller's search_path, and so names the schema of everything.
 const qualifiedSQL = `SELECT coalesce((SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
@@ -71,6 +73,11 @@ const verifyTableSQL = `
 	SELECT $1::text, 'it has inheritance children, across which no index keeps the key unique' FROM t
 		WHERE EXISTS (SELECT FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = t.oid AND NOT c.relispartition)`
 
+// verifyKeySQL reports what the first use of a table refuses: key columns in which
+// different values are equal or have other texts than a resource's name is built from.
+const verifyKeySQL = "SELECT $1::text, format('the first use refuses its key: %s, which is not the type of the variable; {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation', unfit) FROM (" +
+	sqlrow.LookSQL + ") AS look(obstacle, there, unfit, inexact) WHERE unfit <> ''"
+
 // verifyGuardSQL checks a table that triggers must guard: $1 its quoted name,
 // $2 the parts, $3 report-only.
 const verifyGuardSQL = `
@@ -86,9 +93,9 @@ const verifyGuardSQL = `
 // does not inherit them, because it may SET ROLE. From PostgreSQL 16 on,
 // CREATEROLE lets it grant only roles that it administers, and so is a member of.
 const verifyRoleSQL = `
-	WITH may AS (SELECT m.* FROM pg_roles me JOIN pg_roles m ON pg_has_role(me.oid, m.oid, 'MEMBER') WHERE me.rolname = $1::text),
+	WITH RECURSIVE may AS (SELECT m.* FROM pg_roles me JOIN pg_roles m ON pg_has_role(me.oid, m.oid, 'MEMBER') WHERE me.rolname = $1::text),
 	r AS (SELECT oid, rolname, EXISTS (SELECT FROM may WHERE rolsuper) AS rolsuper FROM pg_roles WHERE rolname = $1::text),
-	tree AS (SELECT to_regclass(n) AS oid FROM json_array_elements_text($2::text::json) n UNION SELECT relid FROM json_array_elements_text($2::text::json) n, pg_partition_tree(to_regclass(n)))
+	tree AS (SELECT to_regclass(n)::oid AS oid FROM json_array_elements_text($2::text::json) n UNION SELECT inhrelid FROM tree JOIN pg_inherits ON inhparent = oid)
 	SELECT 'role ' || $1::text, 'does not exist' WHERE NOT EXISTS (SELECT FROM r)
 	UNION ALL
 	SELECT 'role ' || rolname, 'is a superuser, or a member of one, whom nothing stops' FROM r WHERE rolsuper
@@ -103,13 +110,20 @@ const verifyRoleSQL = `
 		FROM r, tree JOIN pg_class c USING (oid) WHERE NOT rolsuper AND NOT pg_has_role(r.oid, relowner, 'MEMBER')
 			AND EXISTS (SELECT FROM may m WHERE has_table_privilege(m.oid, c.oid, 'TRIGGER'))
 	UNION ALL
+	SELECT DISTINCT 'role ' || rolname, format('owns schema %s, or is a member of its owner %s, and so may drop the tables in it and make others of their names', nspname, pg_get_userbyid(nspowner))
+		FROM r, tree JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = relnamespace WHERE NOT rolsuper AND pg_has_role(r.oid, nspowner, 'MEMBER')
+	UNION ALL
+	SELECT 'role ' || r.rolname, format('is a member of %s, and so may do on the server whatever its operating system user may', m.rolname)
+		FROM r, may m WHERE NOT r.rolsuper AND m.rolname IN ('pg_execute_server_program', 'pg_write_server_files')
+	UNION ALL
 	SELECT 'role ' || rolname, 'owns schema fencepost, or is a member of its owner' FROM r, pg_namespace WHERE NOT rolsuper AND nspname = 'fencepost' AND pg_has_role(r.oid, nspowner, 'MEMBER')
 	UNION ALL
 	SELECT 'role ' || rolname, 'may create in schema fencepost' FROM r, pg_namespace n WHERE NOT rolsuper AND nspname = 'fencepost'
 		AND EXISTS (SELECT FROM may m WHERE has_schema_privilege(m.oid, n.oid, 'CREATE')) AND NOT pg_has_role(r.oid, nspowner, 'MEMBER')
 	UNION ALL
-	SELECT 'role ' || rolname, format('may write fencepost.%s, and so lower a mark or hide a table', relname) FROM r, pg_class c
-		WHERE NOT rolsuper AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'guarded', 'migrations')
+	SELECT 'role ' || rolname, format('may write fencepost.%s, and so %s', relname, CASE relname WHEN 'lock_salt' THEN 'change which locks exclude each other'
+			WHEN 'mark_resets' THEN 'forge or hide the record of a reset' ELSE 'lower a mark or hide a table' END) FROM r, pg_class c
+		WHERE NOT rolsuper AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'guarded', 'migrations', 'lock_salt', 'mark_resets')
 			AND EXISTS (SELECT FROM may m WHERE has_table_privilege(m.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') OR has_any_column_privilege(m.oid, c.oid, 'INSERT, UPDATE'))
 	UNION ALL
 	SELECT 'role ' || rolname, format('owns %s, or is a member of its owner %s, and so may replace it', what, pg_get_userbyid(owner)) FROM r, (

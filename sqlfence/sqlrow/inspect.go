@@ -6,12 +6,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// kindSQL says what a table is, whether it has rules or inheritance children,
+// LookSQL says what a table, $1, is, whether it has rules or inheritance children,
 // and whether one of its partitions or children is a foreign table. It names
 // the schema of everything: it runs in the caller's transactions, whose
 // search_path is not changed and may lead to functions and operators of another
-// role.
-const kindSQL = `WITH RECURSIVE tree AS (
+// role. It also says which columns of $2, [Layout].Bound, have a type that does not
+// keep a resource's name exactly, and the type of the token column, $3, if that is
+// another one than bigint. Package sqladmin verifies tables with it.
+const LookSQL = `WITH RECURSIVE tree AS (
 	SELECT pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid AS oid
 	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
 ), kinds AS (
@@ -52,7 +54,7 @@ func (d *DB[Tx]) guardable(ctx context.Context, q Querier, t *Table) error {
 	}
 	id, obstacle, unfit, inexact := t.id.(tableID), "", "", ""
 	var there bool
-	_, err := row(ctx, q, kindSQL, []any{id.name, id.bound, id.token}, &obstacle, &there, &unfit, &inexact)
+	_, err := row(ctx, q, LookSQL, []any{id.name, id.bound, id.token}, &obstacle, &there, &unfit, &inexact)
 	switch {
 	case err != nil:
 		return t.failure("look at "+t.label, guard.Claim{}, err, false)

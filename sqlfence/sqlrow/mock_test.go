@@ -253,7 +253,7 @@ func TestFailureOfTheFirstLook(t *testing.T) {
 	}
 	for want, cause := range map[guard.Reason]error{guard.ReasonUnavailable: errInjected, guard.ReasonInvalid: state("42P01")} {
 		db := mocked(t, func(m sqlmock.Sqlmock) {
-			m.ExpectQuery(kindSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
+			m.ExpectQuery(LookSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
 		})
 		err := table.Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": 1})
 		if guard.ReasonOf(err) != want || !errors.Is(err, cause) || !strings.Contains(err.Error(), "look at fresh") {

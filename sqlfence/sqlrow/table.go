@@ -157,11 +157,13 @@ type Layout struct {
 	Key  []string
 	// Token, Lease and Deleted are columns; the last two are empty if there is none.
 	Token, Lease, Deleted string
+	// Bound has the columns and types of the template's variables, as JSON.
+	Bound string
 }
 
 // Layout describes the table, for package sqladmin to verify.
 func (t *Table) Layout() Layout {
-	l := Layout{Name: t.name, Key: slices.Clone(t.keys)}
+	l := Layout{Name: t.name, Key: slices.Clone(t.keys), Bound: t.id.(tableID).bound}
 	for column, is := range t.reserved {
 		switch is {
 		case "token column":
