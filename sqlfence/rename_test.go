@@ -1,11 +1,9 @@
 package sqlfence
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/migrate"
 )
 
 // TestRenamedTable (P1, P6, P9): triggers belong to their table and not to its
@@ -52,70 +50,4 @@ func TestRenamedTable(t *testing.T) {
 			e.text("SELECT quote_literal(prosrc) FROM pg_proc WHERE proname = fencepost.guard_name('inv'::regclass)"))
 		check("the control", guard.ReasonNone, guard.ReasonMissing)
 	})
-}
-
-// TestUpgradedTriggers: triggers of version 2 work until they are installed again,
-// which Verify asks for and which replaces them; two tables that share a function
-// since one of them was renamed get one each.
-func TestUpgradedTriggers(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	e.exec("DROP SCHEMA fencepost CASCADE")
-	up := func(version int) {
-		t.Helper()
-		if err := e.migrateTo(version); err != nil {
-			t.Fatal(err)
-		}
-	}
-	up(2)
-	const inv = "CREATE TABLE inv (id int, tenant text NOT NULL, region text NOT NULL);"
-	install := func(table, column string) {
-		e.exec(`SELECT fencepost.install_guard('` + table + `', '[{"variable": "` + column + `", "column": "` + column + `"}]', false, 1000)`)
-	}
-	e.exec(inv + "CREATE TABLE other (tenant text NOT NULL)")
-	install("other", "tenant")
-	install("inv", "tenant")
-	e.exec("ALTER TABLE inv RENAME TO inv_old;" + inv)
-	install("inv", "region")
-	up(schema().Version())
-	if err := e.presenting("INSERT INTO other VALUES ('a')"); guard.ReasonOf(err) != guard.ReasonMissing {
-		t.Errorf("not installed again: %v", err)
-	}
-	tables, err := e.db.Triggers(t.Context())
-	if err != nil || len(tables) != 3 {
-		t.Fatalf("%+v, %v", tables, err)
-	}
-	for _, s := range tables {
-		if len(s.Findings) == 0 {
-			t.Errorf("%v is up to date", s.Trigger.Table)
-		}
-	}
-	e.guardBy("other", "{tenant}")
-	e.guardBy("inv", "{region}")
-	e.guardBy("inv_old", "{tenant}")
-	if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 3 {
-		t.Fatalf("%+v, %v", tables, err)
-	}
-	for _, s := range tables {
-		if len(s.Findings) > 0 {
-			t.Errorf("installed again: %v", s.Findings)
-		}
-	}
-	for sql, want := range map[string]string{"INSERT INTO inv VALUES (1, 'x', 'y')": `"y"`, "INSERT INTO inv_old VALUES (1, 'x', 'y')": `"x"`, "INSERT INTO other VALUES ('z')": `"z"`} {
-		if err := e.presenting(sql); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "claim for "+want) {
-			t.Errorf("%s: %v, want no claim for %s", sql, err, want)
-		}
-	}
-	if n := e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'"); n != 3 {
-		t.Errorf("%d trigger functions, want 3", n)
-	}
-}
-
-// migrateTo brings the schema to a version.
-func (e *env) migrateTo(version int) error {
-	conn, err := e.admin.Acquire(e.Context())
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	return schema().UpTo(e.Context(), migrate.Pgx(conn.Conn()), version)
 }

@@ -36,7 +36,6 @@ var theCampaign = &catcher{what: "campaign", pkg: "internal/suites/campaign", te
 const (
 	marksSQL      = "sqlfence/sqladmin/migrations/0001_marks.sql"
 	triggersSQL   = "sqlfence/sqladmin/migrations/0002_triggers.sql"
-	everyRowSQL   = "sqlfence/sqladmin/migrations/0003_every_row.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0002_operators.sql"
 	renewSQL      = "lockclient/internal/pglease/migrations/0003_later_end.sql"
@@ -154,20 +153,20 @@ var mistakes = []mistake{
 	},
 	{
 		name: "rows that move are not seen", wrong: "a MERGE that moves a row to another partition needs no claim",
-		edits: []edit{{everyRowSQL, "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'in place', true);", "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'all', true);"}},
+		edits: []edit{{triggersSQL, "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'in place', true);", "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'all', true);"}},
 		by:    unitTest("sqlfence", "^TestEveryRowIsSeen$"),
 	},
 	{
 		name: "parents are not looked at", wrong: "what is written through an unguarded parent needs no claim while the same query writes the table by its name",
-		edits: []edit{{everyRowSQL, "    PERFORM set_config(setting, '', true);\n  ELSIF p_operation", "    PERFORM set_config(setting, 'all', true);\n  ELSIF p_operation"}},
+		edits: []edit{{triggersSQL, "    PERFORM set_config(setting, '', true);\n  ELSIF p_operation", "    PERFORM set_config(setting, 'all', true);\n  ELSIF p_operation"}},
 		by:    unitTest("sqlfence", "^TestEveryRowIsSeen$"),
 	},
 	{
 		name: "one setting for all guards", wrong: "a query that writes a second guarded table in a CTE takes the first one's rows for seen",
 		edits: []edit{
-			{everyRowSQL, "  setting text := 'fencepost.' || p_guard;", "  setting text := 'fencepost.all_guards';"},
-			{everyRowSQL, "  END, 'fencepost.' || p_guard)", "  END, 'fencepost.all_guards')"},
-			{everyRowSQL, "p_guard, 'fencepost.' || p_guard);", "p_guard, 'fencepost.all_guards');"},
+			{triggersSQL, "  setting text := 'fencepost.' || p_guard;", "  setting text := 'fencepost.all_guards';"},
+			{triggersSQL, "  END, 'fencepost.' || p_guard)", "  END, 'fencepost.all_guards')"},
+			{triggersSQL, "p_guard, 'fencepost.' || p_guard);", "p_guard, 'fencepost.all_guards');"},
 		},
 		by: unitTest("sqlfence", "^TestEveryRowIsSeen$"),
 	},

@@ -25,11 +25,21 @@ CREATE TABLE fencepost.lock_salt (
 );
 INSERT INTO fencepost.lock_salt (salt) VALUES (hashtextextended(gen_random_uuid()::text, 0));
 
+-- no_salt says why no lock has a key. It is VOLATILE so that it is not called when a
+-- query is planned.
+CREATE FUNCTION fencepost.no_salt()
+RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+    MESSAGE = 'fencepost: table fencepost.lock_salt has no row, as after a restore of the schema without its data',
+    HINT = 'Restore the data of schema fencepost; or, if no holder is at work, DROP SCHEMA fencepost CASCADE, migrate, and install the triggers again.';
+END $$;
+
 -- lock_salt is declared IMMUTABLE, which holds for as long as the schema
 -- exists, so that a session reads the table once for each of its plans.
 CREATE FUNCTION fencepost.lock_salt()
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-  SELECT salt FROM fencepost.lock_salt
+  SELECT coalesce((SELECT salt FROM fencepost.lock_salt), fencepost.no_salt())
 $$;
 
 -- lock_key is the key of a resource's advisory lock. Anybody who may log in may
@@ -42,6 +52,30 @@ CREATE FUNCTION fencepost.lock_key(p_resource text)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT pg_catalog.hashtextextended(p_resource COLLATE pg_catalog."C", fencepost.lock_salt())
 $$;
+
+-- join_resource is guard.JoinResource: from the values of a template's
+-- variables and from its literals, which need no escaping, it builds
+-- Template.Name.
+CREATE FUNCTION fencepost.join_resource(VARIADIC p_parts text[])
+RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  part text;
+  name text;
+BEGIN
+  FOREACH part IN ARRAY p_parts LOOP
+    IF part IS NULL OR part = '' THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+        MESSAGE = format('fencepost: invalid resource: one of its parts is empty or NULL: %s', left(p_parts::text, 200));
+    END IF;
+    part := replace(replace(part, '%', '%25'), ':', '%3A');
+    name := CASE WHEN name IS NULL THEN part ELSE name || ':' || part END;
+  END LOOP;
+  IF name IS NULL OR octet_length(name) > 512 OR name ~ '[\u0001-\u001f\u007f-\u009f]' COLLATE "C" THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+      MESSAGE = format('fencepost: invalid resource: it must be 1 to 512 bytes without control characters, its parts are %s', left(p_parts::text, 200));
+  END IF;
+  RETURN name;
+END $$;
 
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
 -- that compares a claim with a mark, except for the first check in enter:
@@ -309,15 +343,39 @@ BEGIN
       AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
 END $$;
 
--- retire deletes marks that were last raised before the given time and raises
--- the floor to the highest token among them, in one step. A concurrent raise
--- either finds the mark, then finds the row gone in its update and starts over,
--- or does not find it, and then finds the floor; a row that it raises meanwhile
--- is compared again and stays.
-CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, OUT retired bigint, OUT floor bigint)
+-- prepared_holders lists the prepared transactions (PREPARE TRANSACTION) that keep
+-- a claim above the mark from being raised: nobody can end those but a person. Such
+-- a transaction's locks have no process; the lock on its own ID names it. A claim
+-- that could not be raised gets no list.
+CREATE FUNCTION fencepost.prepared_holders(p_resource text, p_token bigint, p_lease text)
+RETURNS TABLE (gid text, prepared timestamptz) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  key bigint := fencepost.lock_key(p_resource);
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
+  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
+    RETURN;
+  END IF;
+  RETURN QUERY WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS NULL)
+    SELECT p.gid, p.prepared FROM locks l
+    JOIN locks x ON x.virtualtransaction = l.virtualtransaction AND x.locktype = 'transactionid'
+    JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND p.database = current_database()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
+END $$;
+
+-- retire_up_to deletes marks that were last raised before the given time and raises
+-- the floor to the highest token among them, in one step. It refuses to raise the
+-- floor above the last token of the issuer: every resource without a mark would
+-- refuse every holder until the issuer gets there, if it ever does. A concurrent
+-- raise either finds the mark, then finds the row gone in its update and starts
+-- over, or does not find it, and then finds the floor; a row that it raises
+-- meanwhile is compared again and stays.
+CREATE FUNCTION fencepost.retire_up_to(p_before timestamptz, p_lock_timeout_ms integer, p_issuers_last bigint, OUT retired bigint, OUT floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  top bigint;
+  m fencepost.marks;
 BEGIN
   PERFORM fencepost.check_level('read committed');
   PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
@@ -325,15 +383,27 @@ BEGIN
   -- two would delete the same rows in different orders, and deadlock.
   PERFORM pg_advisory_xact_lock(fencepost.lock_key(''));
   WITH deleted AS (
-    DELETE FROM fencepost.marks WHERE resource <> '' AND raised_at < p_before RETURNING token
-  ) SELECT count(*), max(token) INTO retired, top FROM deleted;
-  IF retired > 0 THEN
-    INSERT INTO fencepost.marks AS m (resource, token) VALUES ('', top)
-      ON CONFLICT (resource) DO UPDATE SET token = greatest(m.token, excluded.token), raised_at = clock_timestamp();
+    DELETE FROM fencepost.marks WHERE resource <> '' AND raised_at < p_before RETURNING *
+  ), top AS (
+    SELECT * FROM deleted ORDER BY token DESC LIMIT 1
+  ) SELECT (SELECT count(*) FROM deleted), t.resource, t.token, t.lease_id INTO retired, m.resource, m.token, m.lease_id FROM (SELECT) one LEFT JOIN top t ON true;
+  IF retired > 0 AND (m.token > p_issuers_last) IS NOT FALSE THEN
+    PERFORM fencepost.refuse('SF008', format('the floor would be above the last token %L of the issuer; reset this mark first', p_issuers_last),
+      m.resource, m.token, m.lease_id, m.token, m.lease_id, false);
+  ELSIF retired > 0 THEN
+    INSERT INTO fencepost.marks AS f (resource, token) VALUES ('', m.token)
+      ON CONFLICT (resource) DO UPDATE SET token = greatest(f.token, excluded.token), raised_at = clock_timestamp();
   END IF;
-  SELECT m.token INTO floor FROM fencepost.marks m WHERE m.resource = '';
+  SELECT f.token INTO floor FROM fencepost.marks f WHERE f.resource = '';
   floor := coalesce(floor, 0);
 END $$;
+
+-- retire without the issuer's last token leaves at least one token above the
+-- floor.
+CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, OUT retired bigint, OUT floor bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT * FROM fencepost.retire_up_to(p_before, p_lock_timeout_ms, 9223372036854775805)
+$$;
 
 -- Every reset of a mark, kept forever.
 CREATE TABLE fencepost.mark_resets (
@@ -387,12 +457,36 @@ BEGIN
     VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
 END $$;
 
+-- reset_floor replaces the floor with another, lower or higher, if it is still the
+-- one that the operator saw, and records that as the reset of a mark without a
+-- name. Nothing waits for it: no transaction enters under a floor.
+CREATE FUNCTION fencepost.reset_floor(p_from bigint, p_to bigint, p_issuers_last bigint, p_actor text, p_reason text, p_lock_timeout_ms integer)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fencepost.marks;
+BEGIN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim('floor', p_from, ''), fencepost.check_claim('floor', p_to, '');
+  IF p_issuers_last IS NULL OR p_to > p_issuers_last THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+      MESSAGE = format('fencepost: the new floor %s is above the last token %L of the issuer', p_to, p_issuers_last);
+  END IF;
+  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
+  PERFORM pg_advisory_xact_lock(fencepost.lock_key(''));
+  UPDATE fencepost.marks SET token = p_to, raised_at = clock_timestamp() WHERE resource = '' AND token = p_from;
+  IF NOT FOUND THEN
+    SELECT * INTO m FROM fencepost.marks WHERE resource = '';
+    PERFORM fencepost.refuse('SF007', 'the floor is not the one to be reset', '', p_from, '', m.token, '', true);
+  END IF;
+  INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
+    VALUES ('', p_from, '', p_to, '', p_issuers_last, p_actor, p_reason);
+END $$;
+
 -- Only the owner, who migrates, may use any of this until others are granted
 -- rights.
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.lock_salt, fencepost.lock_key, fencepost.verdict, fencepost.refuse, fencepost.judge, fencepost.check_primary,
-  fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter,
-  fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.retire,
-  fencepost.keep_resets, fencepost.reset
+  fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge,
+  fencepost.check_primary, fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
+  fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
+  fencepost.prepared_holders, fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor
   FROM PUBLIC;

@@ -1,36 +1,34 @@
 -- The part of schema fencepost that belongs to package sqlfence: triggers that
--- refuse every writer of a table without a current claim, in any program.
+-- refuse every writer of a table without a current claim, in any program. They see
+-- every row, and are bound to their table whatever its name.
 --
--- Reading order: present, and require, which each trigger calls; then guard_body,
--- which writes the trigger of a table, and install_guard.
+-- A statement trigger does not see every row of its table. A MERGE that moves a
+-- row to another partition shows it in no transition table, or in one of two;
+-- and what is written through another table, under which the guarded one was put
+-- by ATTACH PARTITION or INHERIT, fires that table's statement triggers. Row
+-- triggers fire for all of these. They cost little because their WHEN is false
+-- for rows that the statement trigger will see:
+--
+--   fencepost_begin          BEFORE a statement, says what its trigger will see,
+--   fencepost_insert, ...    AFTER it, checks that, once for each resource,
+--   fencepost_row_insert,... AFTER a row that no statement trigger will see,
+--                            checks the row.
+--
+-- What will be seen is in a setting with the guard's name, which is local to the
+-- transaction and so is undone with a savepoint. Each guard has its own, because
+-- one query may write two guarded tables:
+--
+--   ''         nothing: every row is checked by itself
+--   'all'      every row
+--   'in place' every row that stays in its partition
+--   'moved'    the same, and a row has left its partition
+--
+-- Reading order: present, and require, which each trigger calls; then guard_begin,
+-- guard_body, install_guard, guard_problems.
 --
 -- Values of types that an application may own are converted to text only by
 -- their output function (see guard_body), because the triggers run with their
 -- owner's rights.
-
--- join_resource is guard.JoinResource: from the values of a template's
--- variables and from its literals, which need no escaping, it builds
--- Template.Name.
-CREATE FUNCTION fencepost.join_resource(VARIADIC p_parts text[])
-RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  part text;
-  name text;
-BEGIN
-  FOREACH part IN ARRAY p_parts LOOP
-    IF part IS NULL OR part = '' THEN
-      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-        MESSAGE = format('fencepost: invalid resource: one of its parts is empty or NULL: %s', left(p_parts::text, 200));
-    END IF;
-    part := replace(replace(part, '%', '%25'), ':', '%3A');
-    name := CASE WHEN name IS NULL THEN part ELSE name || ':' || part END;
-  END LOOP;
-  IF name IS NULL OR octet_length(name) > 512 OR name ~ '[\u0001-\u001f\u007f-\u009f]' COLLATE "C" THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-      MESSAGE = format('fencepost: invalid resource: it must be 1 to 512 bytes without control characters, its parts are %s', left(p_parts::text, 200));
-  END IF;
-  RETURN name;
-END $$;
 
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.
@@ -54,10 +52,11 @@ END $$;
 CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  claims text := current_setting('fencepost.claims', true);
+  claims  text := current_setting('fencepost.claims', true);
+  offered text;
 BEGIN
   IF claims <> '' THEN
-    SELECT (c ->> 'token')::bigint, coalesce(c ->> 'leaseId', '') INTO token, lease
+    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
       FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
   END IF;
   IF lease IS NULL THEN
@@ -65,7 +64,10 @@ BEGIN
       MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
       DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
       HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
+  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
   END IF;
+  token := offered::bigint;
 END $$;
 
 -- require refuses a write to the resource unless the transaction presented a
@@ -113,76 +115,169 @@ BEGIN
 END $$;
 
 -- guarded lists the tables that were put under triggers, so that missing
--- triggers, or a partition added later, can be detected. parts are the
--- components of the resource's template, in order: {"text"} for a literal,
--- {"variable", "type", "column"} for a variable and the column it is bound to.
+-- triggers, or a partition added later, can be detected. guard is the name of a
+-- table's trigger function, which no two tables share: the table is the one that has
+-- triggers with this function, and its name here is the one that it had at the last
+-- installation. parts are the components of the resource's template, in order:
+-- {"text"} for a literal, {"variable", "type", "column"} for a variable and the
+-- column it is bound to. columns are the numbers of these columns, in order.
 CREATE TABLE fencepost.guarded (
+  guard        text        PRIMARY KEY,
   schema_name  text        NOT NULL,
   table_name   text        NOT NULL,
   parts        jsonb       NOT NULL,
+  columns      int2[]      NOT NULL,
   report_only  boolean     NOT NULL,
   installed_at timestamptz NOT NULL DEFAULT now(),
-  installed_by text        NOT NULL DEFAULT session_user,
-  PRIMARY KEY (schema_name, table_name)
+  installed_by text        NOT NULL DEFAULT session_user
 );
 
--- guard_name is the name of the trigger function of a table.
-CREATE FUNCTION fencepost.guard_name(p_schema text, p_table text)
+-- guard_begin notes what the statement trigger of the relation will see of the
+-- statement that begins: nothing if one of the relation's ancestors has another
+-- guard or none, since a write through that one looks the same to a row trigger;
+-- nor if one of its children inherits from such a table, too, which the same query
+-- may write. A partition has one parent, so that partitions need no look.
+-- Once a table's rows may have moved, 'all' is not said again in the
+-- transaction: a statement inside the moving one may end before it does.
+CREATE FUNCTION fencepost.guard_begin(p_relation oid, p_operation text, p_guard text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  setting text := 'fencepost.' || p_guard;
+  covered text := coalesce(current_setting(setting, true), '');
+BEGIN
+  IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_relation OR inhparent = p_relation) AND EXISTS (
+    WITH RECURSIVE below(relid) AS (
+      SELECT p_relation UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = relid
+        WHERE NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = relid)
+    ), above(relid) AS (
+      SELECT relid FROM below UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = relid
+    ) SELECT FROM above WHERE NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = above.relid AND tgname = 'fencepost_begin'
+        AND tgfoid = (SELECT tgfoid FROM pg_trigger WHERE tgrelid = p_relation AND tgname = 'fencepost_begin'))) THEN
+    PERFORM set_config(setting, '', true);
+  ELSIF p_operation = 'UPDATE' AND EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = p_relation) THEN
+    PERFORM set_config(setting || '_moves', 'on', true);
+    IF covered <> 'moved' THEN
+      PERFORM set_config(setting, 'in place', true);
+    END IF;
+  ELSIF covered = '' THEN
+    PERFORM set_config(setting, CASE WHEN current_setting(setting || '_moves', true) = 'on' THEN 'in place' ELSE 'all' END, true);
+  END IF;
+END $$;
+
+-- guard_when is the WHEN of a row trigger. It runs with the rights of whoever
+-- writes, and so calls system functions alone. A row leaves its partition before
+-- it comes to the other, so that the DELETE tells what the INSERT after it may be.
+CREATE FUNCTION fencepost.guard_when(p_trigger text, p_guard text)
 RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT 'guard_' || left(encode(sha256(convert_to(length(p_schema) || ':' || p_schema || p_table, 'UTF8')), 'hex'), 32)
+  SELECT format(CASE p_trigger
+    WHEN 'row_insert' THEN 'coalesce(current_setting(%1$L, true), '''') <> ALL (ARRAY[''all'', ''in place''])'
+    WHEN 'row_update' THEN 'coalesce(current_setting(%1$L, true), '''') = '''''
+    WHEN 'row_delete' THEN 'CASE coalesce(current_setting(%1$L, true), '''') WHEN ''all'' THEN false '
+      || 'WHEN ''in place'' THEN set_config(%1$L, ''moved'', true) <> '''' ELSE true END'
+  END, 'fencepost.' || p_guard)
 $$;
 
--- guard_body is the text of the trigger function of a table. It is specific to
--- the table, so that its plans are kept. It makes one check for each resource
--- that a statement touched, after everything else that may change its rows. An
--- update is checked for the old and the new resources of its rows.
+-- replicated reports whether a logical subscription's worker is writing: what it
+-- applies was checked on the publisher.
+CREATE FUNCTION fencepost.replicated()
+RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT current_setting('session_replication_role') = 'replica' AND EXISTS (SELECT FROM pg_stat_get_subscription(NULL) WHERE pid = pg_backend_pid())
+$$;
+
+-- guard_body is the text of a trigger function. It is specific to the resource,
+-- so that its plans are kept, and not to the table's name. It makes one check for
+-- each resource that a statement touched, after everything else that may change
+-- its rows. An update is checked for the old and the new resources of its rows.
 --
 -- A column's text is taken with format, which calls the type's output function:
 -- those belong to the server or a superuser. A cast would not do: it may be a
 -- function of the type's owner, which would run with the rights of this
 -- function, and the column's type may change later. quote_all_identifiers is
 -- pinned because the text is compared with the one installed.
-CREATE FUNCTION fencepost.guard_body(p_schema text, p_table text, p_parts jsonb, p_report_only boolean)
+CREATE FUNCTION fencepost.guard_body(p_guard text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
-  label    text := quote_literal(format('%I.%I', p_schema, p_table));
   judge    text := CASE WHEN p_report_only THEN 'report' ELSE 'require' END;
-  truncate text := format('PERFORM fencepost.refuse_truncate(%s);', label);
-  rows_of  text;
+  truncate text := 'PERFORM fencepost.refuse_truncate(label);';
+  of_row   text[] := ARRAY(
+    SELECT 'ARRAY[' || string_agg(CASE WHEN part ? 'column' THEN format('format(''%%s'', %s%I)', prefix, part ->> 'column')
+        ELSE quote_literal(part ->> 'text') END || ' COLLATE "C"', ', ' ORDER BY n) || ']'
+      FROM unnest(ARRAY['', 'OLD.', 'NEW.']) WITH ORDINALITY AS p(prefix, k), jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
+      GROUP BY k ORDER BY k);
 BEGIN
-  SELECT 'SELECT ARRAY[' || string_agg(CASE WHEN part ? 'column' THEN format('format(''%%s'', %I)', part ->> 'column')
-           ELSE quote_literal(part ->> 'text') END || ' COLLATE "C"', ', ' ORDER BY n) || '] FROM '
-    INTO rows_of FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n);
   IF NOT EXISTS (SELECT FROM jsonb_array_elements(p_parts) part WHERE part ? 'column') THEN
-    SELECT format('PERFORM fencepost.%s(%L, %s);', judge, fencepost.join_resource(VARIADIC array_agg(part ->> 'text' ORDER BY n)), label)
+    SELECT format('PERFORM fencepost.%s(%L, label);', judge, fencepost.join_resource(VARIADIC array_agg(part ->> 'text' ORDER BY n)))
       INTO truncate FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n);
   END IF;
   RETURN format($body$
 #variable_conflict use_column
 DECLARE
   parts text[];
+  label text := format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
 BEGIN
-  IF TG_OP = 'TRUNCATE' THEN
-    %1$s
+  IF TG_WHEN = 'BEFORE' THEN
+    PERFORM fencepost.guard_begin(TG_RELID, TG_OP, %8$L);
+    RETURN NULL;
+  ELSIF TG_LEVEL = 'STATEMENT' AND TG_OP <> 'TRUNCATE' THEN
+    PERFORM set_config(%9$L, '', true);
+  END IF;%6$s
+  IF TG_LEVEL = 'ROW' THEN
+    IF NOT fencepost.replicated() THEN
+      IF TG_OP <> 'INSERT' THEN
+        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %4$s), label);
+      END IF;
+      IF TG_OP <> 'DELETE' THEN
+        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %5$s), label);
+      END IF;
+    END IF;
+  ELSIF TG_OP = 'TRUNCATE' THEN
+    %2$s
   ELSIF TG_OP = 'INSERT' THEN
-    FOR parts IN %2$sfencepost_new GROUP BY 1 LOOP
-      PERFORM fencepost.%4$s(fencepost.join_resource(VARIADIC parts), %3$s);
+    FOR parts IN SELECT %3$s FROM fencepost_new GROUP BY 1 LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
     END LOOP;
   ELSIF TG_OP = 'DELETE' THEN
-    FOR parts IN %2$sfencepost_old GROUP BY 1 LOOP
-      PERFORM fencepost.%4$s(fencepost.join_resource(VARIADIC parts), %3$s);
+    FOR parts IN SELECT %3$s FROM fencepost_old GROUP BY 1 LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
     END LOOP;
   ELSE
-    FOR parts IN %2$sfencepost_old UNION %2$sfencepost_new LOOP
-      PERFORM fencepost.%4$s(fencepost.join_resource(VARIADIC parts), %3$s);
+    FOR parts IN SELECT %3$s FROM fencepost_old UNION SELECT %3$s FROM fencepost_new LOOP
+      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
     END LOOP;
-  END IF;
-  RETURN NULL;%5$s
-END $body$, truncate, rows_of, label, judge, CASE WHEN p_report_only THEN '
-EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
-  RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = ''fencepost: would refuse a write of '' || ' || label || ' || '': '' || SQLERRM;
-  RETURN NULL;' ELSE '' END);
+  END IF;%7$s
+  RETURN NULL;
+END $body$, judge, truncate, of_row[1], of_row[2], of_row[3],
+    CASE WHEN p_report_only THEN '
+  BEGIN' ELSE '' END,
+    CASE WHEN p_report_only THEN '
+  EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
+    RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = ''fencepost: would refuse a write of '' || label || '': '' || SQLERRM;
+  END;' ELSE '' END, p_guard, 'fencepost.' || p_guard);
 END $$;
+
+-- guard_name is the name of the trigger function of a table: the one that its
+-- triggers have, NULL if there is none.
+CREATE FUNCTION fencepost.guard_name(p_table oid)
+RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT p.proname::text FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = p_table AND p.pronamespace = 'fencepost'::regnamespace AND starts_with(p.proname, 'guard_')
+    GROUP BY p.proname ORDER BY EXISTS (SELECT FROM fencepost.guarded WHERE guard = p.proname) DESC, count(*) DESC, p.proname LIMIT 1
+$$;
+
+-- guard_table finds the table of a guard by its triggers, whatever its name is
+-- now; if several have them and none is another's ancestor, the one that has the
+-- name, then the one with row triggers, which a partition loses when it is
+-- detached. A guard whose triggers are gone is found by the name alone.
+CREATE FUNCTION fencepost.guard_table(p_guard text, p_schema text, p_table text)
+RETURNS oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  WITH named AS (SELECT to_regclass(format('%I.%I', p_schema, p_table))::oid AS relid),
+  has AS (SELECT tgrelid, tgfoid, bool_or(starts_with(tgname, 'fencepost_row_')) AS rows FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+    WHERE pronamespace = 'fencepost'::regnamespace AND proname = p_guard GROUP BY 1, 2)
+  SELECT coalesce(
+    (SELECT tgrelid FROM has WHERE NOT EXISTS (SELECT FROM pg_inherits JOIN has h ON h.tgrelid = inhparent WHERE inhrelid = has.tgrelid)
+      ORDER BY tgrelid = (SELECT relid FROM named) DESC NULLS LAST, rows DESC, tgrelid LIMIT 1),
+    (SELECT relid FROM named WHERE fencepost.guard_name(relid) IS NULL))
+$$;
 
 -- guard_tree lists a table with its partitions and inheritance children.
 CREATE FUNCTION fencepost.guard_tree(p_table oid)
@@ -190,6 +285,13 @@ RETURNS SETOF oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $
   WITH RECURSIVE tree(relid) AS (
     SELECT p_table UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid
   ) SELECT relid FROM tree
+$$;
+
+-- guard_columns are the numbers of the columns in parts, in order.
+CREATE FUNCTION fencepost.guard_columns(p_table oid, p_parts jsonb)
+RETURNS int2[] LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT ARRAY(SELECT a.attnum FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
+    JOIN pg_attribute a ON a.attrelid = p_table AND a.attname = part ->> 'column' ORDER BY n)
 $$;
 
 -- guard_obstacle returns why a table cannot be guarded as described; NULL if it
@@ -214,10 +316,14 @@ BEGIN
     RETURN 'belongs to a schema that is not the application''s';
   ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_table) THEN
     RETURN format('is a partition or child of %s, which must be guarded instead', (SELECT inhparent::regclass FROM pg_inherits WHERE inhrelid = p_table LIMIT 1));
+  ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table))) THEN
+    RETURN (SELECT format('has the child %s, which is also one of %s: writes through that one cost a check for each row', inhrelid::regclass, inhparent::regclass) FROM pg_inherits
+      WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table)) LIMIT 1);
   ELSIF EXISTS (SELECT FROM pg_class WHERE oid IN (SELECT fencepost.guard_tree(p_table)) AND relkind NOT IN ('r', 'p')) THEN
     RETURN 'has a foreign table as a partition or child, whose writes triggers cannot fully see';
   ELSIF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table))
-      AND tgname IN ('fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate') AND pronamespace <> 'fencepost'::regnamespace) THEN
+      AND (tgname IN ('fencepost_begin', 'fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate') OR starts_with(tgname, 'fencepost_row_'))
+      AND pronamespace <> 'fencepost'::regnamespace) THEN
     RETURN 'has a trigger of somebody else''s under a name that begins with fencepost_';
   END IF;
   IF p_parts IS NULL OR jsonb_typeof(p_parts) <> 'array' OR jsonb_array_length(p_parts) = 0 THEN
@@ -239,6 +345,8 @@ BEGIN
       RETURN format('has a column %I that may be NULL, which names no resource', part ->> 'column');
     ELSIF a.attgenerated NOT IN ('', 's') THEN
       RETURN format('has a column %I that is a virtual generated column', part ->> 'column');
+    ELSIF a.attgenerated = 's' AND c.relkind = 'p' THEN
+      RETURN format('is partitioned and has a column %I that is generated: triggers see a row as it was before its partition generated the column', part ->> 'column');
     ELSIF NOT (a.typtype = 'e' OR a.typoid IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)) THEN
       RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting', part ->> 'column', a.typname);
     ELSIF a.typtype = 'e' AND (a.own = 'd' OR a.typowner <> c.relowner) THEN
@@ -254,19 +362,36 @@ BEGIN
   RETURN NULL;
 END $$;
 
+-- guard_triggers lists the triggers of a guard: the kind of each (pg_trigger.tgtype)
+-- and its definition after CREATE TRIGGER and the name, with places for the table
+-- and the function. Row triggers of a partitioned table are made on its root, and
+-- the server gives them to its partitions, later ones included.
+CREATE FUNCTION fencepost.guard_triggers()
+RETURNS TABLE (event text, type int, definition text, old_rows boolean, new_rows boolean) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  VALUES
+    ('begin', 30, 'BEFORE INSERT OR UPDATE OR DELETE ON %1$s FOR EACH STATEMENT', false, false),
+    ('insert', 4, 'AFTER INSERT ON %1$s REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT', false, true),
+    ('update', 16, 'AFTER UPDATE ON %1$s REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT', true, true),
+    ('delete', 8, 'AFTER DELETE ON %1$s REFERENCING OLD TABLE AS fencepost_old FOR EACH STATEMENT', true, false),
+    ('truncate', 32, 'AFTER TRUNCATE ON %1$s FOR EACH STATEMENT', false, false),
+    ('row_insert', 5, 'AFTER INSERT ON %1$s FOR EACH ROW', false, false),
+    ('row_update', 17, 'AFTER UPDATE ON %1$s FOR EACH ROW', false, false),
+    ('row_delete', 9, 'AFTER DELETE ON %1$s FOR EACH ROW', false, false)
+$$;
+
 -- guard_problems compares what is installed with what should be.
 CREATE FUNCTION fencepost.guard_problems(p_table oid, p_parts jsonb, p_report_only boolean)
 RETURNS TABLE (relation text, problem text) LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
 DECLARE
-  root   text := p_table::regclass::text;
-  s      text;
-  t      text;
-  f      pg_proc;
-  o      record;
+  root       text := p_table::regclass::text;
+  guard_name text := fencepost.guard_name(p_table);
+  s          text;
+  t          text;
+  g          fencepost.guarded;
+  f          pg_proc;
+  o          record;
 BEGIN
-  SELECT nspname, relname INTO s, t FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
-  IF NOT FOUND THEN
+  IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
     RETURN QUERY SELECT root, 'the table does not exist'::text;
     RETURN;
   END IF;
@@ -274,27 +399,37 @@ BEGIN
     RETURN QUERY SELECT root, 'the table ' || fencepost.guard_obstacle(p_table, p_parts);
     RETURN;
   END IF;
-  IF NOT EXISTS (SELECT FROM fencepost.guarded WHERE schema_name = s AND table_name = t) THEN
+  SELECT nspname, relname INTO s, t FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
+  SELECT * INTO g FROM fencepost.guarded WHERE CASE WHEN guard_name IS NULL THEN schema_name = s AND table_name = t ELSE guard = guard_name END
+    AND fencepost.guard_table(guard, schema_name, table_name) = p_table;
+  IF g.guard IS NULL THEN
     RETURN QUERY SELECT root, 'the table is not listed in fencepost.guarded'::text;
-  ELSIF NOT EXISTS (SELECT FROM fencepost.guarded WHERE schema_name = s AND table_name = t AND parts = p_parts AND report_only = p_report_only) THEN
+  ELSIF g.parts <> p_parts OR g.report_only <> p_report_only THEN
     RETURN QUERY SELECT root, 'the table is listed in fencepost.guarded with another resource or mode'::text;
+  ELSIF g.columns <> fencepost.guard_columns(p_table, p_parts) THEN
+    RETURN QUERY SELECT root, 'the columns of its resource are not those that were guarded: columns were renamed, or the database was restored from a dump'::text;
   END IF;
-  SELECT * INTO f FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = fencepost.guard_name(s, t) AND pronargs = 0;
+  IF (g.schema_name, g.table_name) <> (s, t) THEN
+    RETURN QUERY SELECT root, format('the table was guarded as %I.%I and has been renamed since; what has that name now may not be guarded', g.schema_name, g.table_name);
+  END IF;
+  SELECT * INTO f FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = coalesce(g.guard, guard_name) AND pronargs = 0;
   IF NOT FOUND THEN
-    RETURN QUERY SELECT root, format('the trigger function fencepost.%s is missing', fencepost.guard_name(s, t));
+    RETURN QUERY SELECT root, 'the trigger function is missing'::text;
     RETURN;
   END IF;
-  IF f.prosrc <> fencepost.guard_body(s, t, p_parts, p_report_only) OR NOT f.prosecdef
+  IF f.prosrc <> fencepost.guard_body(f.proname, p_parts, p_report_only) OR NOT f.prosecdef OR f.provolatile <> 'v'
      OR f.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp'] THEN
     RETURN QUERY SELECT root, format('the trigger function fencepost.%s is not of this version, or not for this resource or mode', f.proname);
   END IF;
   FOR o IN
-    SELECT r.relid, e.event, g.oid AS found, g.tgenabled, g.tgtype = e.type AND g.tgfoid = f.oid AND g.tgattr = '' AND g.tgqual IS NULL
-      AND g.tgoldtable IS NOT DISTINCT FROM CASE WHEN e.event IN ('update', 'delete') THEN 'fencepost_old'::name END
-      AND g.tgnewtable IS NOT DISTINCT FROM CASE WHEN e.event IN ('insert', 'update') THEN 'fencepost_new'::name END AS matches
+    SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
+      AND regexp_replace(lower(pg_get_expr(t.tgqual, 0)), '::"?text"?|[()"[:space:]]', '', 'g')
+        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event, f.proname)), '::text|[()[:space:]]', '', 'g')
+      AND t.tgoldtable IS NOT DISTINCT FROM CASE WHEN e.old_rows THEN 'fencepost_old'::name END
+      AND t.tgnewtable IS NOT DISTINCT FROM CASE WHEN e.new_rows THEN 'fencepost_new'::name END AS matches
     FROM fencepost.guard_tree(p_table) AS r(relid)
-    CROSS JOIN (VALUES ('insert', 4), ('delete', 8), ('update', 16), ('truncate', 32)) AS e(event, type)
-    LEFT JOIN pg_trigger g ON g.tgrelid = r.relid AND g.tgname = 'fencepost_' || e.event
+    CROSS JOIN fencepost.guard_triggers() e
+    LEFT JOIN pg_trigger t ON t.tgrelid = r.relid AND t.tgname = 'fencepost_' || e.event
     ORDER BY r.relid::regclass::text, e.event
   LOOP
     IF o.found IS NULL THEN
@@ -308,14 +443,14 @@ BEGIN
   END LOOP;
 END $$;
 
--- drop_guard_function drops a table's trigger function once nothing uses it.
-CREATE FUNCTION fencepost.drop_guard_function(p_schema text, p_table text)
+-- drop_guard_function drops a trigger function once nothing uses it.
+CREATE FUNCTION fencepost.drop_guard_function(p_guard text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  f oid := to_regprocedure(format('fencepost.%I()', fencepost.guard_name(p_schema, p_table)));
+  f oid := to_regprocedure(format('fencepost.%I()', p_guard));
 BEGIN
   IF f IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = f) THEN
-    EXECUTE format('DROP FUNCTION fencepost.%I()', fencepost.guard_name(p_schema, p_table));
+    EXECUTE format('DROP FUNCTION fencepost.%I()', p_guard);
   END IF;
 END $$;
 
@@ -326,23 +461,23 @@ RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.set_timeouts(p_lock_timeout_ms, 0);
   PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0));
-  PERFORM fencepost.drop_guard_function(schema_name, table_name) FROM fencepost.guarded
-    WHERE to_regclass(format('%I.%I', schema_name, table_name)) IS NULL;
-  DELETE FROM fencepost.guarded WHERE to_regclass(format('%I.%I', schema_name, table_name)) IS NULL;
+  PERFORM fencepost.drop_guard_function(guard) FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
+  DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
 END $$;
 
 -- install_guard puts a table, its partitions and children under triggers. It
 -- changes nothing, and takes no lock on the table, if everything is in place.
 -- It runs with the rights of its caller, who must own the table and be allowed
--- to write in schema fencepost.
+-- to write in schema fencepost. A trigger function that another table has, too, is
+-- left to that one.
 CREATE FUNCTION fencepost.install_guard(p_table regclass, p_parts jsonb, p_report_only boolean, p_lock_timeout_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   obstacle text := fencepost.guard_obstacle(p_table, p_parts);
-  s        text;
-  t        text;
+  old      text;
+  guard    text;
   relation oid;
-  event    text;
+  made     record;
 BEGIN
   IF obstacle IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
@@ -351,25 +486,53 @@ BEGIN
   IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
     RETURN false;
   END IF;
-  SELECT nspname, relname INTO s, t FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
+  DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table;
+  old := fencepost.guard_name(p_table);
+  guard := old;
+  IF guard IS NULL OR EXISTS (SELECT FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+      WHERE pronamespace = 'fencepost'::regnamespace AND proname = guard AND tgrelid NOT IN (SELECT fencepost.guard_tree(p_table))) THEN
+    guard := 'guard_' || replace(gen_random_uuid()::text, '-', '');
+  END IF;
   EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
-    fencepost.guard_name(s, t), fencepost.guard_body(s, t, p_parts, p_report_only));
-  EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', fencepost.guard_name(s, t));
+    guard, fencepost.guard_body(guard, p_parts, p_report_only));
+  EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', guard);
   -- The lock on the root keeps partitions from being attached meanwhile.
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
+  PERFORM fencepost.drop_guards(p_table);
   FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
-    FOREACH event IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
-      EXECUTE format('DROP TRIGGER IF EXISTS fencepost_%s ON %s', event, relation::regclass);
-      EXECUTE format('CREATE TRIGGER fencepost_%1$s AFTER %1$s ON %2$s %3$s FOR EACH STATEMENT EXECUTE FUNCTION fencepost.%4$I()', event, relation::regclass,
-        CASE event WHEN 'insert' THEN 'REFERENCING NEW TABLE AS fencepost_new' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS fencepost_old'
-                   WHEN 'update' THEN 'REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new' ELSE '' END, fencepost.guard_name(s, t));
-      EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fencepost_%s', relation::regclass, event);
+    FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
+      IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
+        EXECUTE format('CREATE TRIGGER fencepost_%s %s %s EXECUTE FUNCTION fencepost.%I()', made.event, format(made.definition, relation::regclass),
+          coalesce('WHEN (' || fencepost.guard_when(made.event, guard) || ')', ''), guard);
+      END IF;
+      EXECUTE format('ALTER TABLE ONLY %s ENABLE ALWAYS TRIGGER fencepost_%s', relation::regclass, made.event);
     END LOOP;
   END LOOP;
-  INSERT INTO fencepost.guarded (schema_name, table_name, parts, report_only) VALUES (s, t, p_parts, p_report_only)
-    ON CONFLICT (schema_name, table_name) DO UPDATE SET parts = excluded.parts, report_only = excluded.report_only,
-      installed_at = excluded.installed_at, installed_by = excluded.installed_by;
+  INSERT INTO fencepost.guarded (guard, schema_name, table_name, parts, report_only, columns)
+    SELECT guard, nspname, relname, p_parts, p_report_only, fencepost.guard_columns(p_table, p_parts)
+      FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
+  PERFORM fencepost.drop_guard_function(old) WHERE old IS NOT NULL;
   RETURN true;
+END $$;
+
+-- drop_guards drops every trigger of a table, its partitions and children whose
+-- function is one of the schema's. Those that a partition has from its root go
+-- with the root's.
+CREATE FUNCTION fencepost.drop_guards(p_table oid)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  relation oid;
+  name     text;
+  dropped  boolean := false;
+BEGIN
+  FOR relation, name IN
+    SELECT tgrelid, tgname FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+      WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table)) AND tgparentid = 0 AND pronamespace = 'fencepost'::regnamespace AND starts_with(proname, 'guard_')
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', name, relation::regclass);
+    dropped := true;
+  END LOOP;
+  RETURN dropped;
 END $$;
 
 -- remove_guard removes the triggers. A NULL table only removes the entries of
@@ -377,28 +540,19 @@ END $$;
 CREATE FUNCTION fencepost.remove_guard(p_table regclass, p_lock_timeout_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  s        text;
-  t        text;
-  relation oid;
-  name     text;
-  removed  boolean;
+  names   text[];
+  removed boolean;
 BEGIN
   PERFORM fencepost.lock_guards(p_lock_timeout_ms);
-  SELECT nspname, relname INTO s, t FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
-  IF NOT FOUND THEN
+  IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
     RETURN false;
   END IF;
-  DELETE FROM fencepost.guarded WHERE schema_name = s AND table_name = t;
-  removed := FOUND;
-  FOR relation, name IN
-    SELECT tgrelid, tgname FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
-      WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table)) AND pronamespace = 'fencepost'::regnamespace AND starts_with(proname, 'guard_')
-  LOOP
-    EXECUTE format('DROP TRIGGER %I ON %s', name, relation::regclass);
-    removed := true;
-  END LOOP;
-  PERFORM fencepost.drop_guard_function(s, t);
-  RETURN removed;
+  WITH gone AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) = p_table RETURNING guard)
+    SELECT array_agg(guard) INTO names FROM gone;
+  names := array_remove(names || fencepost.guard_name(p_table), NULL);
+  removed := fencepost.drop_guards(p_table) OR cardinality(names) > 0;
+  PERFORM fencepost.drop_guard_function(name) FROM unnest(names) name;
+  RETURN coalesce(removed, false);
 END $$;
 
 -- guard_status lists every guarded table, and every table that has triggers of
@@ -406,22 +560,27 @@ END $$;
 CREATE FUNCTION fencepost.guard_status()
 RETURNS TABLE (schema_name text, table_name text, parts jsonb, report_only boolean, relation text, problem text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT g.schema_name, g.table_name, g.parts, g.report_only, coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
-      CASE WHEN c.oid IS NULL THEN 'the table does not exist, or not under this name' ELSE p.problem END
-    FROM fencepost.guarded g
-    LEFT JOIN pg_class c ON c.oid = to_regclass(format('%I.%I', g.schema_name, g.table_name))
+  WITH listed AS MATERIALIZED (
+    SELECT g.*, fencepost.guard_table(g.guard, g.schema_name, g.table_name) AS relid FROM fencepost.guarded g
+  )
+  SELECT coalesce(n.nspname, g.schema_name), coalesce(c.relname, g.table_name), g.parts, g.report_only, coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
+      CASE WHEN c.oid IS NULL THEN 'the table does not exist' ELSE p.problem END
+    FROM listed g
+    LEFT JOIN pg_class c ON c.oid = g.relid
+    LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN LATERAL fencepost.guard_problems(c.oid, g.parts, g.report_only) p ON c.oid IS NOT NULL
   UNION ALL
   SELECT DISTINCT n.nspname::text, c.relname::text, NULL::jsonb, NULL::boolean, c.oid::regclass::text, 'the table has triggers and is not listed in fencepost.guarded'
     FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE p.pronamespace = 'fencepost'::regnamespace AND starts_with(p.proname, 'guard_') AND tgparentid = 0
-      AND NOT EXISTS (SELECT FROM fencepost.guarded g
-        WHERE c.oid IN (SELECT fencepost.guard_tree(to_regclass(format('%I.%I', g.schema_name, g.table_name)))))
+      AND NOT EXISTS (SELECT FROM listed g WHERE c.oid IN (SELECT fencepost.guard_tree(g.relid)))
 $$;
 
 REVOKE ALL ON fencepost.guarded FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.join_resource, fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.refuse_truncate,
-  fencepost.guard_name, fencepost.guard_body, fencepost.guard_tree, fencepost.guard_obstacle, fencepost.guard_problems,
-  fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.remove_guard, fencepost.guard_status
+  fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.refuse_truncate,
+  fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
+  fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard,
+  fencepost.guard_status
   FROM PUBLIC;
