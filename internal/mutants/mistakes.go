@@ -38,7 +38,6 @@ const (
 	triggersSQL   = "sqlfence/sqladmin/migrations/0002_triggers.sql"
 	leasesSQL     = "lockclient/internal/pglease/migrations/0001_leases.sql"
 	epochSQL      = "lockclient/internal/pglease/migrations/0002_operators.sql"
-	renewSQL      = "lockclient/internal/pglease/migrations/0003_later_end.sql"
 	tableUpdateGo = "sqlfence/sqlrow/statement.go"
 )
 
@@ -94,7 +93,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "renewal resurrects", wrong: "a late renewal brings back a lease that is over",
-		edits: []edit{{renewSQL, "AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY", "AND l.token = u.token FOR NO KEY"}},
+		edits: []edit{{leasesSQL, "AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY", "AND l.token = u.token FOR NO KEY"}},
 		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{

@@ -117,7 +117,7 @@ CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owne
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
   o_spent boolean, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_granted bigint;
@@ -195,13 +195,14 @@ BEGIN
 END $$;
 
 -- renew extends leases that still run: o_extended is true, or false for one that
--- runs and is locked by somebody, and there is no row for one that is lost. Only a
--- lease that is renewed alone waits for its row. A renewal is on disk before it is
--- answered, otherwise a crash would restore the earlier expiry while the holder
--- relies on the later.
+-- runs and is locked by somebody, and there is no row for one that is lost. The later
+-- end wins: a renewal with a shorter TTL, or one that comes late, does not shorten a
+-- lease, since its holder may rely on the longer one. Only a lease that is renewed
+-- alone waits for its row. A renewal is on disk before it is answered, otherwise a
+-- crash would restore the earlier expiry while the holder relies on the later.
 CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_lease_id text, o_token bigint, o_extended boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_extended bigint;
@@ -222,7 +223,7 @@ BEGIN
     WHERE l.resource = ANY (p_resources)
       AND l.lease_id = u.lease_id AND l.token = u.token AND l.expires_at > clock_timestamp() FOR NO KEY UPDATE OF l SKIP LOCKED
   )
-  UPDATE fencepost.leases l SET expires_at = clock_timestamp() + m.ttl * interval '1 microsecond'
+  UPDATE fencepost.leases l SET expires_at = greatest(l.expires_at, clock_timestamp() + m.ttl * interval '1 microsecond')
   FROM mine m WHERE l.resource = m.resource AND l.resource = ANY (p_resources)
   RETURNING l.resource, l.lease_id, l.token, true;
   GET DIAGNOSTICS v_extended = ROW_COUNT;
@@ -242,7 +243,7 @@ END $$;
 -- named too, in case it does not come.
 CREATE FUNCTION fencepost.release(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_topics text[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_told boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_set text;
@@ -278,9 +279,10 @@ END $$;
 -- spend frees the lease of a lease ID, whatever its token, and ensures that
 -- nothing is granted under the ID any more. A resource without a row gets one,
 -- so that an acquire in progress finds it. The change is on disk before it is
--- answered.
+-- answered. An ID that was spent before is spent for
+-- an hour from now.
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_set text;
@@ -289,7 +291,7 @@ BEGIN
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
     v_set := set_config('synchronous_commit', 'on', true);
   END IF;
-  DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND s.until <= clock_timestamp();
+  DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND (s.until <= clock_timestamp() OR s.lease_id = p_lease_id);
   INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, p_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
   INSERT INTO fencepost.leases AS l (resource, token, spent_until)
   VALUES (p_resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1, clock_timestamp() + interval '1 hour')
@@ -305,12 +307,12 @@ END $$;
 -- watch returns who has the lease, or for whom it is kept; no row means that it is
 -- free now. With a lease ID it sets the wake mark, and puts the process at the end
 -- of the line unless it is in it; o_marked says that the mark was set, or that an
--- earlier one lasts. Without one the call is an onlooker's and writes nothing. The
+-- earlier one lasts, and is NULL if the line is full: 128 processes are the most. Without one the call is an onlooker's and writes nothing. The
 -- mark need not reach the disk: a server that crashes takes the listening
 -- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)
 RETURNS TABLE (o_token bigint, o_lease_id text, o_owner text, o_metadata text, o_expires_at timestamptz, o_remaining bigint, o_marked boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_set text;
@@ -322,16 +324,45 @@ BEGIN
       waiters = CASE WHEN l.wake_until IS NULL OR l.wake_until <= clock_timestamp() THEN ARRAY[p_process]
                      WHEN p_process = ANY (l.waiters) THEN l.waiters ELSE coalesce(l.waiters, '{}') || p_process END
     WHERE l.resource = p_resource AND (l.wake_until >= clock_timestamp() + interval '2.5 s' AND p_process = ANY (l.waiters)) IS NOT TRUE
+      AND (l.wake_until > clock_timestamp() AND cardinality(l.waiters) >= 128 AND NOT p_process = ANY (l.waiters)) IS NOT TRUE
       AND (l.lease_id <> p_lease_id AND l.expires_at > clock_timestamp()
            OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
   END IF;
   RETURN QUERY
   SELECT l.token, coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint,
-    (l.wake_until >= clock_timestamp() + interval '2 s' AND p_process = ANY (l.waiters)) IS TRUE
+    CASE WHEN p_lease_id <> '' AND l.wake_until > clock_timestamp() AND cardinality(l.waiters) >= 128 AND NOT p_process = ANY (l.waiters) THEN NULL
+         ELSE (l.wake_until >= clock_timestamp() + interval '2 s' AND p_process = ANY (l.waiters)) IS TRUE END
   FROM fencepost.leases l
   WHERE l.resource = p_resource
     AND (l.lease_id <> p_lease_id AND l.expires_at > clock_timestamp()
          OR p_lease_id <> '' AND l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
+END $$;
+
+-- unwatch takes a process out of the line: none of its waiters is there any more.
+-- Otherwise the lease would be kept for it, once for each such process. The change need
+-- not reach the disk.
+CREATE FUNCTION fencepost.unwatch(p_resource text, p_process text, p_wait_ms text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
+  UPDATE fencepost.leases l SET waiters = array_remove(l.waiters, p_process)
+  WHERE l.resource = p_resource AND p_process = ANY (l.waiters);
+END $$;
+
+-- find_leases returns the leases that run under a lease ID. It reads all leases: an
+-- index of lease IDs would be written with every acquire and every release. A lease
+-- that a policy of row-level security hides, or that a standby does not have yet,
+-- would look like one that is over, so the call fails there.
+CREATE FUNCTION fencepost.find_leases(p_lease_id text)
+RETURNS TABLE (o_resource text, o_token bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off AS $$
+BEGIN
+  IF current_setting('transaction_read_only')::boolean THEN
+    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: leases are looked for only on the primary, in a transaction that may write';
+  END IF;
+  RETURN QUERY SELECT l.resource, l.token FROM fencepost.leases l
+    WHERE l.lease_id = p_lease_id AND l.expires_at > clock_timestamp() AND l.resource <> '' LIMIT 100;
 END $$;
 
 -- What may be done to a row of leases, even by hand or by mistake:

@@ -186,7 +186,7 @@ END $$;
 CREATE FUNCTION fencepost.enter_epoch(p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
   SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
     FROM fencepost.adopt_epoch(p_wait_ms) e;
@@ -244,6 +244,23 @@ CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
 -- Even if session_replication_role is replica, which disables other triggers.
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
+
+-- The numbers of audit's records come from a sequence, which logical replication does
+-- not copy: after a switch-over to a subscriber it begins again, and every force unlock
+-- would fail at a number that there is already. The trigger runs before the number is
+-- drawn. The lock lets one session at a time set the sequence; it spells "fencsequ".
+CREATE FUNCTION fencepost.follow_audit()
+RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_sequence regclass := pg_get_serial_sequence('fencepost.audit', 'id')::regclass;
+BEGIN
+  IF (SELECT max(a.id) FROM fencepost.audit a) > coalesce(pg_sequence_last_value(v_sequence), 0) THEN
+    PERFORM pg_advisory_xact_lock(7378424937933271413);
+    PERFORM setval(v_sequence, m.id) FROM (SELECT max(a.id) AS id FROM fencepost.audit a) m WHERE m.id > coalesce(pg_sequence_last_value(v_sequence), 0);
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER audit_follows BEFORE INSERT ON fencepost.audit FOR EACH STATEMENT EXECUTE FUNCTION fencepost.follow_audit();
 
 -- force_unlock burns a token, frees the lease, spends its lease ID, for which a
 -- delayed acquire may still arrive, and records it, in one transaction that waits
