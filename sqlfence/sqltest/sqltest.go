@@ -31,6 +31,13 @@
 // Claims are made up as above; for code that takes a *lockclient.Client, call
 // lockclient.Migrate in Setup, or use package locktest.
 //
+// # Without a server
+//
+// Code that takes a *sqlfence.DB[*sql.Tx] can be tested with go-sqlmock. InTx sends
+// two statements of its own: the one after BEGIN has fencepost.enter in it, the one
+// before COMMIT fencepost.transaction, in every version. The example has both, and a
+// refusal. A mock cannot show that the fence holds.
+//
 // # The server
 //
 // [Options].Server names it, or the environment variable FENCEPOST_DATABASE_URL:
