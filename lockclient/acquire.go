@@ -88,7 +88,7 @@ func (c *Client) request(resource string, opts *AcquireOptions) (*request, error
 		return nil, guard.Invalid("resource", resource, fmt.Sprintf("is %d bytes long, this issuer takes %d", len(resource), most))
 	}
 	return &request{given: opts.LeaseID != "", Request: driver.Request{
-		Resource: resource, Owner: c.owner, LeaseID: leaseID, Metadata: opts.Metadata,
+		Resource: resource, Owner: c.owner, LeaseID: leaseID, Metadata: cmp.Or(opts.Metadata, c.whereabouts),
 		TTL: ttl, Timeout: min(c.set.OpTimeout, ttl),
 	}}, nil
 }

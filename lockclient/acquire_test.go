@@ -101,7 +101,7 @@ func TestHeld(t *testing.T) {
 		if lease != nil || !errors.Is(err, ErrHeld) || !errors.As(err, &held) {
 			t.Fatalf("got %v, %v", lease, err)
 		}
-		want := HeldError{Resource: "r", Owner: holder.Owner(), Token: holder.Token(), LeaseID: holder.ID(), ExpiresAt: held.ExpiresAt, Remaining: held.Remaining}
+		want := HeldError{Resource: "r", Owner: holder.Owner(), Metadata: whereabouts(), Token: holder.Token(), LeaseID: holder.ID(), ExpiresAt: held.ExpiresAt, Remaining: held.Remaining}
 		if *held != want || held.Remaining <= 0 || held.Remaining > time.Minute ||
 			!held.ExpiresAt.Equal(rowOf(t, pool, "r").ExpiresAt) {
 			t.Fatalf("got %+v", *held)

@@ -29,6 +29,9 @@ type Client struct {
 	clock     func() time.Duration
 	events    *events
 	namespace pglease.Namespace
+	// whereabouts is the metadata of leases without any; empty where there is no
+	// room for it.
+	whereabouts string
 
 	waiters waiters
 	keeper  keeper
@@ -108,6 +111,9 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 	c := &Client{
 		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: pglease.Grace, clock: driver.Now,
 		stepped: make(chan struct{}),
+	}
+	if c.limits.MetadataBytes >= len(whereabouts()) {
+		c.whereabouts = whereabouts()
 	}
 	c.events = &events{c: c, stats: newStats(set.StatPrefixes), trouble: map[string]*trouble{}}
 	c.keeper.c = c

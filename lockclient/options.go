@@ -3,6 +3,7 @@ package lockclient
 import (
 	"cmp"
 	"log/slog"
+	"os"
 	"strconv"
 	"time"
 
@@ -133,8 +134,18 @@ type AcquireOptions struct {
 	// Metadata is text for people, such as what is being done and where it
 	// logs: operators, refused clients and [Client.Holders] see it. At most
 	// 1,000 bytes of UTF-8 without control characters; issuers other than
-	// PostgreSQL may accept less, or none.
+	// PostgreSQL may accept less, or none. Empty means where the holder runs,
+	// as in "host worker-7, process 4711", if the issuer stores metadata.
 	Metadata string
+}
+
+// whereabouts says where this process runs. A host without a usable name has none.
+func whereabouts() string {
+	process := "process " + strconv.Itoa(os.Getpid())
+	if host, err := os.Hostname(); err == nil && host != "" && pglease.Plain("host", host, 253) == nil {
+		return "host " + host + ", " + process
+	}
+	return process
 }
 
 func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leaseID string, err error) {

@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
 // TestInvalidInput: each is refused with its field and value, and no row is
@@ -238,4 +240,29 @@ func FuzzResource(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestWhereabouts: a lease without metadata says where its holder runs, if the issuer
+// has room for it.
+func TestWhereabouts(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := "host " + host + ", process " + strconv.Itoa(os.Getpid())
+	for _, test := range []struct {
+		room       int
+		says, want string
+	}{{1000, "", here}, {1000, "closes April", "closes April"}, {len(here), "", here}, {len(here) - 1, "", ""}, {0, "", ""}} {
+		i := &answering{limits: driver.Limits{MetadataBytes: test.room}}
+		i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+			return driver.Grant{Token: 7, From: i.clock()}, nil
+		}
+		lease, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, Metadata: test.says})
+		if err != nil || i.acquired[0].Metadata != test.want {
+			t.Errorf("room for %d, %q: %q, %v, want %q", test.room, test.says, i.acquired[0].Metadata, err, test.want)
+			continue
+		}
+		lease.Release(t.Context())
+	}
 }

@@ -98,6 +98,7 @@ var changing = []struct {
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UUID"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ`), "TIME"},
 	{regexp.MustCompile(`-?\b\d+\.\d+ms|\b\d+ms of this`), "MS"},
+	{regexp.MustCompile(`\b(host \S+, )?process [0-9]+`), "host HOST, process PID"},
 	{regexp.MustCompile(`\b(held for|another|was:  *held for|expired for) [0-9a-z.]+`), "$1 SPAN"},
 	{regexp.MustCompile(`(?m)^((?:held|expired)(?:, awaited|, [0-9]+ waiting)?) +(?:[0-9][0-9a-z.]*|-) +(?:-?[0-9][0-9a-z.]*|-)  `), "$1 SPAN SPAN "},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "HOST"},
