@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +60,11 @@ type TxMiddleware struct {
 //   - if the request's context has ended, by the Transactor.
 //
 // A panic that something inside InTx has silently recovered leaves no trace:
-// such middleware must call [Rollback] or set a status.
+// such middleware must call [Rollback] or set a status. Nor does a late status
+// that middleware inside InTx keeps to itself: chi's Logger, and whatever else
+// wraps the ResponseWriter to record the status, drops all but the first. Put
+// loggers, metrics and Recoverers around InTx, where they see the final response.
+// "Connection: Upgrade" is removed from the request, as it cannot be granted.
 //
 // If the COMMIT fails the response is the one of the status table: 503 if
 // nothing was committed, 500 outcome_unknown if that is unknown; never the
@@ -145,6 +150,7 @@ func (e *rolledBack) Unwrap() error { return e.reason }
 func (m *TxMiddleware) inTx(run *handling) {
 	start := m.clock()
 	r := run.r
+	ignoreUpgrade(r.Header)
 	var claim guard.Claim
 	err := m.presented(r, &claim)
 	if err == nil {
@@ -301,6 +307,22 @@ func (h *handling) handle(ctx context.Context) error {
 	}
 	h.finished = true
 	return nil
+}
+
+// ignoreUpgrade removes the request to upgrade the connection from header, in
+// place, so that middleware in front does not find it either. A server may ignore
+// it (RFC 9110, section 7.8), and a held response must; chi's Recoverer sets no
+// status for such a request, as if it were upgraded, and a client could have a
+// panic pass as a success.
+func ignoreUpgrade(header http.Header) {
+	upgrade := func(field string) bool { return strings.EqualFold(field, "Upgrade") }
+	fields := header["Connection"]
+	if !slices.ContainsFunc(fields, upgrade) {
+		return
+	}
+	if header["Connection"] = slices.DeleteFunc(fields, upgrade); len(header["Connection"]) == 0 {
+		delete(header, "Connection")
+	}
 }
 
 // outcome corrects what a Transactor returned. Its success counts only if the

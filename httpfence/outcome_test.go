@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -143,6 +144,49 @@ func TestLateFailures(t *testing.T) {
 	})).ServeHTTP(w, r)
 	if w.Code != 200 || f.rolled != 0 {
 		t.Errorf("HEAD: %d", w.Code)
+	}
+}
+
+// TestUpgrade: a panic commits nothing and is no success, whatever the client
+// sends. chi's Recoverer sets no status for a request to upgrade its connection,
+// which InTx cannot grant. The controls are a request without that field, and
+// a handler that does not panic.
+func TestUpgrade(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Upgrade"}, {"Upgrade", "X-Other"}} {
+		for _, first := range []int{0, 201} {
+			for _, inside := range []bool{true, false} {
+				for _, bug := range []bool{true, false} {
+					f := &fakeTx{store: newStore()}
+					fence := newTx(f, byPath, nil)
+					h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						write(r.Context(), "row")
+						if got := r.Header["Connection"]; len(fields) == 2 && !slices.Equal(got, fields[1:]) {
+							t.Errorf("the handler got %q", got)
+						}
+						if first != 0 {
+							w.WriteHeader(first)
+						}
+						if bug {
+							panic("a bug")
+						}
+						w.WriteHeader(201)
+					}))
+					if inside {
+						h = fence.InTx(chimw.Recoverer(h))
+					} else {
+						h = chimw.Recoverer(fence.InTx(h))
+					}
+					r, w := newRequest("r", "5", ""), httptest.NewRecorder()
+					if fields != nil {
+						r.Header["Connection"] = slices.Clone(fields)
+					}
+					h.ServeHTTP(w, r)
+					if (len(f.committed) == 0) != bug || (w.Code == 500) != bug {
+						t.Errorf("%q, first %d, recovered inside: %t, panics: %t: committed %q, status %d", fields, first, inside, bug, f.committed, w.Code)
+					}
+				}
+			}
+		}
 	}
 }
 
