@@ -59,11 +59,11 @@ func abaFaults(server *s3test.Server) {
 		case n < 6:
 			f = s3test.LoseRequest()
 		case n < 8:
-			f = s3test.AnswerApplied(http.StatusInternalServerError)
+			f = s3test.RespondApplied(http.StatusInternalServerError)
 		case n < 10:
-			f = s3test.Answer(http.StatusServiceUnavailable)
+			f = s3test.Respond(http.StatusServiceUnavailable)
 		case n < 13:
-			f = s3test.Answer(http.StatusConflict)
+			f = s3test.Respond(http.StatusConflict)
 		}
 		if rng.IntN(8) == 0 {
 			f.Before = s3test.Slow(time.Duration(rng.IntN(4000)) * time.Microsecond).Before // a paused writer

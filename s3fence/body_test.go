@@ -63,8 +63,8 @@ func TestRetriedBodyIsWhole(t *testing.T) {
 		claim guard.Claim
 		ended bool
 	}{
-		"denied": {s3test.Rule{}, s3test.Answer(403), claim(5, "a"), false}, "data denied": {data, s3test.Answer(403), claim(5, "a"), false},
-		"pointer denied": {s3test.Rule{Ops: puts, Key: key}, s3test.Answer(403), claim(5, "a"), false},
+		"denied": {s3test.Rule{}, s3test.Respond(403), claim(5, "a"), false}, "data denied": {data, s3test.Respond(403), claim(5, "a"), false},
+		"pointer denied": {s3test.Rule{Ops: puts, Key: key}, s3test.Respond(403), claim(5, "a"), false},
 		"data lost":      {data, s3test.LoseRequest(), claim(5, "a"), false},
 		"stale":          {s3test.Rule{}, s3test.Fault{}, claim(3, "a"), false}, "context ended": {s3test.Rule{}, s3test.Fault{}, claim(5, "a"), true},
 	} {

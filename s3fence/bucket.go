@@ -37,7 +37,7 @@ type Bucket struct {
 
 // Open returns the bucket after checking what is between this program and the
 // store, and what this program may do: it creates, overwrites, reads, deletes and
-// creates again an object of its own, and refuses a cache that answers reads, a box
+// creates again an object of its own, and refuses a cache that serves reads, a box
 // that rewrites bodies, a store that ignores conditions, and missing permissions.
 // That takes 18 requests, one after the other.
 //
@@ -137,7 +137,7 @@ type Options struct {
 	// endpoint, so that Open need not race writers again. It counts if it is not
 	// older than 30 days and is of this build's version; otherwise Open probes the
 	// store whole. A report on another endpoint or bucket is ErrInvalid, and so is
-	// any beside a client whose endpoint is not known, because it does not embed
+	// any report given with a client whose endpoint is not known, because it does not embed
 	// a [*s3.Client] or has an endpoint resolver of its own. It is trusted: keep it
 	// where nobody else can write.
 	// nil means none.
@@ -192,7 +192,7 @@ func orDefault[T comparable](field *T, value T) {
 const (
 	// maxKey is the longest key that S3 takes, in bytes.
 	maxKey = 1024
-	// internalSegment is the name of the folder that this package keeps beside
+	// internalSegment is the name of the folder that this package keeps next to
 	// the objects. No key of a caller may have it as a segment, whatever the
 	// prefix, so that another handle's prefix cannot make an internal object look
 	// like a user's.
@@ -267,7 +267,7 @@ func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" 
 
 func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
 
-// keyPattern maps a key to its resource: "exports/{tenant}/{period}.csv" beside
+// keyPattern maps a key to its resource: "exports/{tenant}/{period}.csv" with
 // the template "{tenant}:billing-close:{period}".
 type keyPattern struct {
 	text     string

@@ -15,7 +15,7 @@ import (
 )
 
 // S3 is what this package needs of a client; [*s3.Client] is one. Any other
-// implementation must return errors that carry the HTTP status of an answer
+// implementation must return errors that carry the HTTP status of a response
 // (HTTPStatusCode() int) and Amazon's error code (ErrorCode() string), as the
 // SDK's do: an error without a status counts as a request that may have been
 // carried out.
@@ -51,7 +51,7 @@ func (c checked) PutObject(ctx context.Context, in *s3.PutObjectInput, opts ...f
 	case in.IfMatch != nil && in.IfNoneMatch != nil, in.IfNoneMatch != nil && none != "*":
 		return nil, &unsentError{"its condition is not one that this package makes"}
 	case in.IfMatch != nil && !strongETag(match):
-		return nil, &unsentError{"If-Match with the ETag " + quoteShort(match) + " is no condition"}
+		return nil, &unsentError{"If-Match with the ETag " + quoteShort(match) + " is not a condition"}
 	case in.IfMatch == nil && in.IfNoneMatch == nil:
 		return nil, &unsentError{"it would write an object without a condition"}
 	}
@@ -66,7 +66,7 @@ func (c checked) ListObjectsV2(ctx context.Context, in *s3.ListObjectsV2Input, o
 	return c.S3.ListObjectsV2(ctx, in, append(opts, untouched)...)
 }
 
-// untouched makes a read ask for the store's own answer, not for a stored or a
+// untouched makes a read ask for the store's own response, not for a stored or a
 // transformed one.
 func untouched(o *s3.Options) { o.HTTPClient = untouchedClient{o.HTTPClient} }
 
@@ -128,10 +128,10 @@ func (t *tracker) handed(err error) bool {
 	return !t.opened.Load() || t.calls.Load() > 0
 }
 
-// repeated reports whether more was sent than the answer is about.
+// repeated reports whether more was sent than the response is about.
 func (t *tracker) repeated() bool { return t.calls.Load() > 1 || t.wrote.Load() > 1 }
 
-// once turns off the SDK's retries. After a lost answer they would repeat a
+// once turns off the SDK's retries. After a lost response they would repeat a
 // conditional write on their own, and our own success would come back as 412.
 func once(o *s3.Options) {
 	o.Retryer = aws.NopRetryer{}

@@ -51,7 +51,7 @@ func TestRequestsPerCall(t *testing.T) {
 				refused(t, putAs(7)(), guard.ReasonStale)
 				return nil
 			})
-			if n := server.Answers(s3test.PutObject)[412]; n != 0 {
+			if n := server.Responses(s3test.PutObject)[412]; n != 0 {
 				t.Errorf("%d writes were sent in vain", n)
 			}
 		})
@@ -121,7 +121,7 @@ func benchPut(b *testing.B, mode s3fence.Mode, size int, latency time.Duration) 
 	b.ReportMetric(float64(sum(took[1]))/float64(sum(took[0])), "ratio")
 	b.ReportMetric(float64(median(took[1]))/float64(median(took[0])), "p50-ratio")
 	b.ReportMetric(float64(median(took[2]))/float64(median(took[0])), "p50-body-ratio")
-	if n := server.Answers(s3test.PutObject)[http.StatusPreconditionFailed]; n > 0 {
+	if n := server.Responses(s3test.PutObject)[http.StatusPreconditionFailed]; n > 0 {
 		b.Errorf("%d writes were sent in vain", n)
 	}
 }

@@ -12,7 +12,7 @@
 //	object, err := exports.Get(ctx, key)    // then read
 //	err = exports.Put(ctx, claim, key, csv, nil)
 //	if errors.Is(err, guard.ErrStale) {
-//		return err // succeeded by a newer holder: stop
+//		return err // superseded by a newer holder: stop
 //	}
 //
 // # What it guarantees
@@ -24,8 +24,8 @@
 //   - P4: the same token under another lease ID is a conflict.
 //   - P5: only the store's explicit word says whether an object exists. An object
 //     whose mark cannot be read is an error that says what was seen. No write is
-//     based on an answer without a strong ETag, and no condition is ever empty.
-//     An outcome that could not be learned is ErrOutcomeUnknown, never success,
+//     based on a response without a strong ETag, and no condition is ever empty.
+//     A write whose outcome is unknown is ErrOutcomeUnknown, never success,
 //     never stale. A body is stored whole or not at all.
 //   - P6: every reason is reported separately, with the token and the mark.
 //   - P9: a claim for another resource than the key's is refused before anything
@@ -64,7 +64,7 @@
 //
 // # Why not a token in the metadata and If-Match on the ETag
 //
-// Because most stores derive the ETag from the body alone. Let the object be at
+// Because most stores derive the ETag from the body only. Let the object be at
 // token 9 with content X. Writer 10 reads that and pauses. Writer 11 writes X
 // again: token 11, the same ETag. Writer 10's If-Match still matches, and a stale
 // write has been accepted. Versioning does not help, nor does an empty tombstone:
@@ -79,9 +79,9 @@
 // was replaced never comes back, because nobody sends the same bytes on another
 // condition. So the PUT takes effect only on the exact state it was decided on,
 // and at most once, however often it is sent and however late it arrives. After
-// any answer but 200 the object is read, and its last writes show what happened;
+// any response but 200 the object is read, and its last writes show what happened;
 // FORMAT.md, section 6, has each case. The SDK's own retries are off for these
-// writes, because they turn a lost answer into a 412.
+// writes, because they turn a lost response into a 412.
 //
 // A pointer's data is stored first, under a key with the write's token and ID;
 // then the pointer is swapped in the same way. [Pointers.Collect] deletes data only
@@ -94,11 +94,11 @@
 // A write takes one request if this [Bucket] knows the object's state, two if not,
 // and a pointer one more for the data. Raising takes two where the body is written
 // too. Reading an empty Plain or foreign object takes one more. Reads ask for the
-// store's own answer, so no cache or compressing proxy may be between.
+// store's own response, so no cache or compressing proxy may be between.
 //
 // s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, InsecureDelete,
 // and Pointers for data of a refused write), and s3:ListBucket, without which Amazon
-// answers 403 for no object.
+// responds with 403, not 404, where there is no object.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with conditional
 // writes", "Data consistency model"; API reference, Object: "The ETag reflects

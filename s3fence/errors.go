@@ -50,7 +50,7 @@ func (e *UnsuitableError) Unwrap() error { return ErrUnsuitableStore }
 
 func damaged(key, problem string) error { return &DamagedError{Key: key, Problem: problem} }
 
-// outcome is what the answer shows about a conditional write.
+// outcome is what the response shows about a conditional write.
 type outcome uint8
 
 const (
@@ -67,7 +67,7 @@ const (
 )
 
 // codeSkewed is the code of the 403 for a signature whose time is a quarter of an hour
-// or more from the store's. The SDK corrects its clock from the answer and would retry,
+// or more from the store's. The SDK corrects its clock from the response and would retry,
 // if its retries were not off for conditional writes.
 const codeSkewed = "RequestTimeTooSkewed"
 
@@ -77,7 +77,7 @@ const codeSkewed = "RequestTimeTooSkewed"
 var raceCodes = []string{"ConditionalRequestConflict", "OperationAborted"}
 
 // classify reads an SDK error through the interfaces that the SDK's errors satisfy.
-// Whatever it does not understand, or has no answer, is outcomeUnknown: a refused
+// Whatever it does not understand, or has no response, is outcomeUnknown: a refused
 // connection says nothing about earlier attempts that an HTTP client may have made.
 //
 // Sources: Amazon S3 User Guide, "How to prevent object overwrites with
@@ -88,16 +88,16 @@ func classify(err error) outcome {
 	if err == nil {
 		return outcomeApplied
 	}
-	status, answered := httpStatus(err)
+	status, known := httpStatus(err)
 	switch code := errorCode(err); {
-	case !answered, status == 0: // the SDK's status for a connection that gave no answer
+	case !known, status == 0: // the SDK's status for a connection that gave no response
 		return outcomeUnknown
 	case status == 412, status == 404 && noObject(code):
 		return outcomeNotMatched
 	case code == "NotImplemented":
 		return outcomeRefused
 	case code == codeSkewed:
-		return outcomeLater // the SDK has taken the store's time from this answer
+		return outcomeLater // the SDK has taken the store's time from this response
 	case status == 409:
 		if slices.Contains(raceCodes, code) || !amazonCode(code) {
 			return outcomeUnknown
@@ -110,10 +110,10 @@ func classify(err error) outcome {
 }
 
 // amazonCode reports whether code is the store's own word. The SDK makes up
-// UnknownError, or a name for the status, where the answer has none.
+// UnknownError, or a name for the status, where the response has none.
 func amazonCode(code string) bool { return code != "" && code != "UnknownError" && code != "Conflict" }
 
-// skippable reports whether err is about one object alone, so that a listing can go
+// skippable reports whether err is about one object only, so that a listing can go
 // on behind it: the object is damaged, or the store refuses to read or delete it.
 func skippable(err error) bool {
 	return errors.As(err, new(*DamagedError)) || err != nil && classify(err) == outcomeRefused && !bucketWide(errorCode(err))
@@ -130,7 +130,7 @@ func bucketWide(code string) bool {
 	return false
 }
 
-// httpStatus returns the status of the answer that err is about; 0 if the request was
+// httpStatus returns the status of the response that err is about; 0 if the request was
 // sent, or may have been, and there was none. It reports false if err does not say.
 func httpStatus(err error) (status int, ok bool) {
 	var s interface{ HTTPStatusCode() int }
@@ -158,11 +158,11 @@ func missing(err error) bool {
 
 // noObject reports whether a 404 is about the object, or has no body to say what it is
 // about, which the SDK calls NotFound. Others are about the bucket, about the user
-// (from versitygw), or from something that is no S3 store.
+// (from versitygw), or from something that is not an S3 store.
 func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFound" }
 
-// classifyPut is classify for a conditional PUT. To a PUT that creates an object, a 404
-// is no answer.
+// classifyPut is classify for a conditional PUT. A 404 does not
+// say that the condition of a PUT that creates an object was false.
 func classifyPut(err error, creates bool) outcome {
 	o := classify(err)
 	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {
@@ -196,13 +196,13 @@ func (b *Bucket) explain(err error) error {
 	case code == "InvalidObjectState":
 		problem = "the object is archived; restore it, or copy it to another storage class, before it can be read or written"
 	case status == 403 && code == "":
-		problem = "the store answered 403, for the credentials or the rights to " + bucket + ", and its reason could not be read"
+		problem = "the store responded with 403, for the credentials or the rights to " + bucket + ", and its reason could not be read"
 	case status == 403:
 		problem = "access to " + bucket + " is denied (without s3:ListBucket also for a missing object)"
 	case status == 413, code == "EntityTooLarge":
 		problem = "the body is longer than the store, or something on the way, takes in one request; use Pointers, or raise that limit"
 	case code == "KeyTooLongError", code == "ExistingObjectIsDirectory", code == "ObjectParentIsFile":
-		problem = "the store cannot hold an object of that name, or not beside the ones that it has"
+		problem = "the store cannot hold an object of that name, or not next to the ones that it has"
 	case code == "NotImplemented":
 		problem = "the store does not implement the request"
 	default:

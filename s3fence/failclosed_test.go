@@ -82,7 +82,7 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 		"body cut":          {s3test.Fault{Cut: true}, guard.ReasonUnavailable, "unexpected EOF"},
 		"404 of a proxy":    {s3test.Fault{Status: 404, Code: "NotFoundByProxy"}, guard.ReasonUnavailable, "404"},
 		"404 of the bucket": {s3test.Fault{Status: 404, Code: "NoSuchBucket"}, guard.ReasonSetup, "does not exist"},
-		"403":               {s3test.Answer(403), guard.ReasonSetup, "denied"},
+		"403":               {s3test.Respond(403), guard.ReasonSetup, "denied"},
 		"416 to everything": {s3test.Fault{Status: 416, Code: "InvalidRange"}, guard.ReasonUnavailable, "416"},
 	} {
 		eachMode(t, func(t *testing.T, mode s3fence.Mode) {

@@ -59,7 +59,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
-		server.Inject(s3test.Rule{Fault: s3test.Answer(403)})
+		server.Inject(s3test.Rule{Fault: s3test.Respond(403)})
 		mine, reading := claim(5, "a"), guard.Claim{Resource: key}
 		ctx := t.Context()
 		type call struct {
@@ -111,8 +111,8 @@ func TestDoubtIsKept(t *testing.T) {
 		for _, second := range []int{403, 412, 503} {
 			server, _, o := setup(t, mode, 0)
 			put(t, o, claim(4, "z"), "before")
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Script: append([]s3test.Fault{s3test.LoseResponse()}, faults(9, s3test.Answer(second))...)})
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: s3test.Answer(403)})
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Script: append([]s3test.Fault{s3test.LoseResponse()}, faults(9, s3test.Respond(second))...)})
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: s3test.Respond(403)})
 			err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil)
 			refused(t, err, guard.ReasonOutcomeUnknown)
 			var f *guard.FailedError
@@ -122,7 +122,7 @@ func TestDoubtIsKept(t *testing.T) {
 			server.ClearFaults()
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // the data of a pointer, too
 			// Refused with no earlier sending in doubt, it has no effect.
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Answer(403)})
+			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Respond(403)})
 			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonSetup)
 			server.ClearFaults()
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})

@@ -80,7 +80,7 @@ var errStop = errors.New("stop")
 // loop does. It ends with an entry without a key if the store cannot be asked any
 // more.
 //
-// It is no snapshot: concurrent changes may or may not be seen.
+// It is not a snapshot: concurrent changes may or may not be seen.
 // Errors, as the last pair: ErrUnavailable, and ErrInvalid for a bad option, before
 // anything is sent.
 func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {

@@ -23,12 +23,12 @@ import (
 var lossy = map[string]s3test.Fault{
 	"request lost":        s3test.LoseRequest(),
 	"response lost":       s3test.LoseResponse(),
-	"500":                 s3test.Answer(http.StatusInternalServerError),
-	"500 though applied":  s3test.AnswerApplied(http.StatusInternalServerError),
-	"503":                 s3test.Answer(http.StatusServiceUnavailable),
-	"503 though applied":  s3test.AnswerApplied(http.StatusServiceUnavailable),
-	"409":                 s3test.Answer(http.StatusConflict),
-	"409 though applied":  s3test.AnswerApplied(http.StatusConflict),
+	"500":                 s3test.Respond(http.StatusInternalServerError),
+	"500 though applied":  s3test.RespondApplied(http.StatusInternalServerError),
+	"503":                 s3test.Respond(http.StatusServiceUnavailable),
+	"503 though applied":  s3test.RespondApplied(http.StatusServiceUnavailable),
+	"409":                 s3test.Respond(http.StatusConflict),
+	"409 though applied":  s3test.RespondApplied(http.StatusConflict),
 	"response lost twice": {Lose: true, Applied: true},
 }
 
@@ -313,9 +313,9 @@ func TestCallersRetriesStayOff(t *testing.T) {
 		puts  int
 	}{
 		"response lost":      {s3test.LoseResponse(), 1}, // resolved by a read; the SDK's retry would be a second PUT
-		"503 though applied": {s3test.AnswerApplied(http.StatusServiceUnavailable), 1},
-		"412 though applied": {s3test.AnswerApplied(http.StatusPreconditionFailed), 1},
-		"404 though applied": {s3test.AnswerApplied(http.StatusNotFound), 1},
+		"503 though applied": {s3test.RespondApplied(http.StatusServiceUnavailable), 1},
+		"412 though applied": {s3test.RespondApplied(http.StatusPreconditionFailed), 1},
+		"404 though applied": {s3test.RespondApplied(http.StatusNotFound), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.ResetCounts()
@@ -340,20 +340,20 @@ func TestCallersRetriesStayOff(t *testing.T) {
 func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
 	t.Parallel()
 	const preconditionFailed = http.StatusPreconditionFailed
-	for name, fault := range map[string]s3test.Fault{"applied": s3test.AnswerApplied(preconditionFailed), "control": s3test.Answer(preconditionFailed)} {
+	for name, fault := range map[string]s3test.Fault{"applied": s3test.RespondApplied(preconditionFailed), "control": s3test.Respond(preconditionFailed)} {
 		for _, canceled := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, canceled %v", name, canceled), func(t *testing.T) {
 				server, _, o := setup(t, s3fence.Sealed, 0)
 				put(t, o, claim(4, "z"), "before")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				unreadable := s3test.Answer(http.StatusServiceUnavailable)
+				unreadable := s3test.Respond(http.StatusServiceUnavailable)
 				if canceled {
 					unreadable.Before = func(*s3test.Request) { cancel() }
 				}
 				before := len(server.History(bucketName, key))
 				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault, Times: 1})
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Skip: 1, Fault: s3test.Answer(preconditionFailed)})
+				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Skip: 1, Fault: s3test.Respond(preconditionFailed)})
 				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: unreadable})
 				refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), guard.ReasonOutcomeUnknown)
 				if n := len(server.History(bucketName, key)) - before; (n == 1) != (name == "applied") {
@@ -371,7 +371,7 @@ func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 	put(t, o, claim(4, "z"), "before")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	fault := s3test.AnswerApplied(http.StatusPreconditionFailed)
+	fault := s3test.RespondApplied(http.StatusPreconditionFailed)
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
 	if err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {

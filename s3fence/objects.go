@@ -32,8 +32,8 @@ const (
 	// refused unless the caller declares that bodies never repeat
 	// ([ObjectsOptions].BodiesNeverRepeat).
 	//
-	// The mark is in the metadata alone, with the body's MD5. Nothing but the
-	// store's ETags tells two writes of one body apart, so every later answer
+	// The mark is only in the metadata, with the body's MD5. Nothing but the
+	// store's ETags tells two writes of one body apart, so every later response
 	// is compared with hashes of the body.
 	Plain = Mode(kindPlain)
 	// SealedGzip: a foreign reader sees a gzip file of exactly the content:
@@ -72,7 +72,7 @@ type ObjectsOptions struct {
 	InsecureAnyResource bool
 	// Rule is [guard.SameOrNewer] by default: a holder writes an object as
 	// often as it likes. With [guard.OncePerToken] each token writes an object
-	// once, and Raise is refused, because it would spend the token.
+	// once, and Raise is refused, because it would use up the token.
 	Rule guard.Rule
 	// BodiesNeverRepeat declares, for [Plain], that no two writes of one key
 	// ever have the same body: each contains, say, a time and a random number.
@@ -118,7 +118,7 @@ func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 	o := fenced{b: b, kind: k, rule: opts.Rule, repeatable: k != kindPlain || b.opaque}
 	switch {
 	case opts.BodiesNeverRepeat && k != kindPlain:
-		return o, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain alone")
+		return o, guard.Invalid("ObjectsOptions.BodiesNeverRepeat", "true", "is for Plain only")
 	case !o.repeatable && !opts.BodiesNeverRepeat:
 		return o, guard.Invalid("mode", kindNames[k], "is not safe here: the store gives two writes of one body the same ETag"+
 			" (or was not probed); use Sealed, or declare BodiesNeverRepeat")
@@ -264,7 +264,7 @@ func reading(verb, key string) *change {
 // tags, access lists and locks are not carried over. Of a pointer only the
 // pointer is.
 //
-// It is refused under OncePerToken, where it would spend the token, and in
+// It is refused under OncePerToken, where it would use up the token, and in
 // Plain where it would not change the ETag.
 // Errors: as Put.
 func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error {
@@ -273,7 +273,7 @@ func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error
 		return err
 	}
 	if o.rule == guard.OncePerToken {
-		return guard.Invalid("rule", o.rule.String(), "has no takeover: a raise would spend the token")
+		return guard.Invalid("rule", o.rule.String(), "has no takeover: a raise would use up the token")
 	}
 	if err := o.mayRepeat("a raise"); err != nil {
 		return err
@@ -408,13 +408,13 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 
 // Adopt fences an object that this package did not write: the body stays, its
 // mark becomes the claim, and from then on it is fenced. Until then every other
-// call returns ErrUnfenced. An object that already has a mark is left alone, if
+// call returns ErrUnfenced. An object that already has a mark is not changed, if
 // the mark would not refuse the claim. [SealedGzip] compresses the body, or what is
 // in it if it is a gzip file.
 //
 // Previous writers of the object must have stopped, or use this package from
 // now on: writers that bypass the fence are not stopped by it. Under
-// OncePerToken adopting spends the token.
+// OncePerToken adopting uses up the token.
 // Errors: as Put, and ErrNotFound.
 func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin("adopt", claim, key)
@@ -458,7 +458,7 @@ func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64
 	content, err := unpackFile(body, o.b.opts.MaxBody)
 	switch {
 	case err != nil && h.ContentEncoding == "gzip":
-		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is no gzip file")
+		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is not a gzip file")
 	case err != nil:
 		content = body
 	case int64(len(content)) > o.b.opts.MaxBody:
@@ -485,14 +485,14 @@ func (o *Objects) adopted(c *change, s *state) (bool, error) {
 }
 
 // tombstoneSize is the length of every tombstone as stored, so that a listing
-// shows by the length alone which few objects may be one.
+// shows by the length which few objects may be one.
 const tombstoneSize = 1277
 
 // Delete deletes an object under claim. It leaves a tombstone, an object of
 // about 1 KiB with the mark and nothing else, because a resource that forgets
 // its mark admits a stale writer; reading it returns ErrNotFound, and listing
 // hides it. An object that does not exist gets one too. A tombstone that
-// already has the claim is left alone under SameOrNewer.
+// already has the claim is not changed under SameOrNewer.
 //
 // Tombstones stay until InsecureDelete.
 // Errors: as Put.
@@ -535,7 +535,7 @@ func (o *fenced) tombstone(key string, base *state, claim guard.Claim, id writeI
 // afterwards. The data of a pointer stays below the key's data prefix.
 //
 // Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting a missing
-// object is no error.
+// object is not an error.
 func (o *fenced) InsecureDelete(ctx context.Context, key string) error {
 	if err := validateKey("key", key, maxKey); err != nil {
 		return err

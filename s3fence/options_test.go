@@ -78,7 +78,7 @@ func TestClientThatEncrypts(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
 		return r.Header.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") != "alias/invoices"
-	}, Fault: s3test.Answer(403)})
+	}, Fault: s3test.Respond(403)})
 	plain := newClient(server)
 	_, err := s3fence.Open(t.Context(), plain, bucketName, &s3fence.Options{Report: s3fence.KnownReport(plain, bucketName)})
 	refused(t, err, guard.ReasonSetup) // the control

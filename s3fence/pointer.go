@@ -117,7 +117,7 @@ func take(body io.ReadSeeker) (*data, error) {
 		}
 	}
 	switch d.length = end - d.start; {
-	case err != nil: // a pipe is an *os.File, too
+	case err != nil: // a pipe is also an *os.File
 		return nil, guard.Invalid("body", "", "must be one that can be read again: "+err.Error())
 	case d.length <= 0 && d.start > 0:
 		return nil, guard.Invalid("body", "", "has nothing left to read; give nil for an empty body")
@@ -155,7 +155,7 @@ func (d *data) Seek(offset int64, whence int) (int64, error) {
 //
 // The SDK may retry it: only this write uses the key, and the bytes are the same. The
 // condition is for buckets whose policy refuses writes without one; it fails only
-// after an answer that was lost.
+// after a response that was lost.
 func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (pointer, error) {
 	made := pointer{Data: b.dataKey(c.key, c.claim.Token, c.id), Token: c.claim.Token}
 	in := b.put(made.Data, h, h.Metadata)
@@ -219,7 +219,7 @@ func (o *Pointers) Get(ctx context.Context, key string) (*Object, error) {
 		}
 		last = s.etag
 	}
-	return nil, guard.Unavailable(opName("get", key), guard.Claim{}, errors.New("the object was changed meanwhile; try again"))
+	return nil, guard.Unavailable(opName("get", key), guard.Claim{}, errors.New("the object was changed while it was read; try again"))
 }
 
 // open opens the data of a pointer. It reports false if it is not there.
@@ -404,7 +404,7 @@ type Collected struct {
 	Pointers int64
 	// Deleted is how many data objects were deleted, Bytes their length.
 	Deleted, Bytes int64
-	// Skipped is how many objects were left alone because they could not be
+	// Skipped is how many objects were not deleted because they could not be
 	// verified, or the store did not let them be read or deleted. Err joins the
 	// errors of the first 100; each names its key.
 	Skipped int64
@@ -442,7 +442,7 @@ func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error
 	}
 	err := o.b.list(ctx, prefix, "", func(object types.Object) error {
 		key := aws.ToString(object.Key)
-		// An object longer than a tail is no pointer.
+		// An object longer than a tail is not a pointer.
 		if internal(key) || aws.ToInt64(object.Size) > tailSize {
 			return nil
 		}

@@ -198,7 +198,7 @@ func TestCollectNeedsThePointer(t *testing.T) {
 	put(t, o, claim(5, "a"), "one")
 	put(t, o, claim(5, "a"), "two")
 	old := later(t, o, 24*time.Hour)
-	away := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject, s3test.HeadObject}, Key: key, Fault: s3test.Answer(503)})
+	away := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject, s3test.HeadObject}, Key: key, Fault: s3test.Respond(503)})
 	done, err := old.Collect(t.Context(), "")
 	if !errors.Is(err, guard.ErrUnavailable) || done != (s3fence.Collected{}) || len(dataKeys(server)) != 2 {
 		t.Errorf("collected %+v, %v, left %q", done, err, dataKeys(server))

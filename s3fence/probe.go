@@ -206,7 +206,7 @@ func (p *prober) unique() []byte {
 
 // path makes, reads, overwrites, reads, deletes and makes again one object, as users
 // set its headers. A cache, a box that rewrites bodies, a store without conditions and
-// a missing permission each show in one of the answers.
+// a missing permission each show in one of the responses.
 func (p *prober) path(ctx context.Context, found *Report) error {
 	const create, match = "If-None-Match: *", "If-Match"
 	absent := func(when string) error {
@@ -215,7 +215,7 @@ func (p *prober) path(ctx context.Context, found *Report) error {
 		case missing(err):
 			return nil
 		case err == nil:
-			return p.fails("reads", "a read shows an object %s: a cache answers it", when)
+			return p.fails("reads", "a read shows an object %s: a cache serves it", when)
 		}
 		return err
 	}
@@ -253,7 +253,7 @@ func (p *prober) path(ctx context.Context, found *Report) error {
 	if _, err := p.expect(ctx, match+" with an old ETag", p.key, first, false, long); err != nil {
 		return err
 	}
-	// Other metadata expose the worst case: an ETag that depends on the body alone.
+	// Other metadata expose the worst case: an ETag that depends on the body only.
 	long.metadata = map[string]string{"fencepost-probe-b": "3"}
 	etags := map[string]bool{second: true}
 	last := second
@@ -278,7 +278,7 @@ func (p *prober) path(ctx context.Context, found *Report) error {
 	if _, err := p.expect(ctx, create+" after a deletion", p.key, "", true, long); err != nil {
 		return err
 	}
-	p.saw("conditions", "If-None-Match: * creates once, and again after a deletion; If-Match lets through the right ETag alone, not an old one or none")
+	p.saw("conditions", "If-None-Match: * creates once, and again after a deletion; If-Match lets through only the right ETag, not an old one or none")
 	p.saw("reads", "each write and deletion shows at once, whole and in its last %d bytes, unchanged and with its own metadata", tailSize)
 	found.OpaqueETags = len(etags) == 3
 	if found.OpaqueETags {
@@ -304,13 +304,13 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 		case status == http.StatusRequestedRangeNotSatisfiable:
 			return p.fails(check, "%s was refused with 416", what)
 		case missing(err):
-			return p.fails(check, "%s shows none after its write was acknowledged: a cache answers it", what)
+			return p.fails(check, "%s shows none after its write was acknowledged: a cache serves it", what)
 		case errors.As(err, new(*etagError)):
 			return p.fails(check, "%s: %v", what, err)
 		case err != nil:
 			return err
 		case h.etag != etag:
-			return p.fails(check, "%s shows the ETag %s, that of the last write is %s: a cache answers it", what, quoteShort(h.etag), quoteShort(etag))
+			return p.fails(check, "%s shows the ETag %s, that of the last write is %s: a cache serves it", what, quoteShort(h.etag), quoteShort(etag))
 		case h.headers.ContentEncoding != wrote.headers.ContentEncoding:
 			return p.fails(check, "%s shows the Content-Encoding %s instead of %s: something on the way has transformed it",
 				what, quoteShort(h.headers.ContentEncoding), quoteShort(wrote.headers.ContentEncoding))
@@ -332,7 +332,7 @@ func (p *prober) read(ctx context.Context, key string, last int) ([]byte, head, 
 }
 
 // expect writes on condition of etag, or of no object if it is "", and checks
-// whether the write was let through. It retries on answers that leave it open.
+// whether the write was let through. It retries on responses that leave it open.
 func (p *prober) expect(ctx context.Context, check, key, etag string, through bool, w probeBody) (string, error) {
 	for try := 1; ; try++ {
 		got, err := p.write(ctx, key, etag, w)
@@ -340,13 +340,13 @@ func (p *prober) expect(ctx context.Context, check, key, etag string, through bo
 		case o == outcomeApplied && !through:
 			return "", p.fails(check, "a write was accepted that had to be refused")
 		case o == outcomeApplied && !strongETag(got):
-			return "", p.fails(check, "the answer to a write has the ETag %s", quoteShort(got))
+			return "", p.fails(check, "the response to a write has the ETag %s", quoteShort(got))
 		case o == outcomeApplied:
 			return got, nil
 		case o == outcomeNotMatched && !through:
 			return "", nil
 		case o == outcomeNotMatched && try > 1:
-			// It may follow from the lost answer to the same write.
+			// It may follow from the lost response to the same write.
 			stored, h, readErr := p.read(ctx, key, 0)
 			if readErr != nil {
 				return "", readErr

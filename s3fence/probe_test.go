@@ -50,7 +50,7 @@ func TestProbeAccepts(t *testing.T) {
 			if r.OpaqueETags != opaque || r.Bucket != bucketName || r.Endpoint != server.URL() || len(r.Checks) != 5 {
 				t.Errorf("the report is %+v", r)
 			}
-			for _, want := range []string{"conditions", "reads", "ETags", "racing writers", "reads beside writes", bucketName, server.URL()} {
+			for _, want := range []string{"conditions", "reads", "ETags", "racing writers", "reads during writes", bucketName, server.URL()} {
 				if !strings.Contains(r.String(), want) {
 					t.Errorf("the report has no %q:\n%s", want, r)
 				}
@@ -84,7 +84,7 @@ func TestProbeAccepts(t *testing.T) {
 // was seen. The short checks see all that a single program can see.
 func TestProbeRefuses(t *testing.T) {
 	t.Parallel()
-	stale := func(skip, times int, from string) s3test.Rule { // what a cache answers
+	stale := func(skip, times int, from string) s3test.Rule { // what a cache serves
 		return s3test.Rule{Ops: gets, Match: probed, Skip: skip, Times: times, Fault: s3test.Fault{Status: 404, Code: from}}
 	}
 	for name, c := range map[string]struct {
@@ -96,21 +96,21 @@ func TestProbeRefuses(t *testing.T) {
 		"no If-Match":            {s3test.Rule{Fault: s3test.Fault{Ignore: []string{"If-Match"}}}, false, "If-Match with an old ETag: a write was accepted"},
 		"no If-None-Match":       {s3test.Rule{Fault: s3test.Fault{Ignore: []string{"If-None-Match"}}}, false, "If-None-Match: * over an object: a write was accepted"},
 		"conditions unknown":     {s3test.Rule{Ops: puts, Match: probed, Fault: s3test.Fault{Status: 501}}, false, "501"},
-		"every write is refused": {s3test.Rule{Ops: puts, Match: probed, Fault: s3test.Answer(412)}, false, "If-None-Match: *: a write was refused"},
-		"no right ETag": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }, Fault: s3test.Answer(412)},
+		"every write is refused": {s3test.Rule{Ops: puts, Match: probed, Fault: s3test.Respond(412)}, false, "If-None-Match: *: a write was refused"},
+		"no right ETag": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }, Fault: s3test.Respond(412)},
 			false, "If-Match with the right ETag: a write was refused"},
 		"old metadata stays":  {s3test.Rule{Fault: s3test.Fault{MergeMetadata: true}}, false, "does not show the metadata"},
 		"no metadata":         {s3test.Rule{Ops: puts, Fault: s3test.Fault{Ignore: []string{"X-Amz-Meta-Fencepost-Probe-A"}}}, false, "does not show the metadata"},
 		"short ranges":        {s3test.Rule{Ops: gets, Fault: s3test.Fault{ShortRanges: true}}, false, "416"},
-		"no ETag to a write":  {s3test.Rule{Ops: puts, Fault: s3test.Fault{Omit: []string{"Etag"}}}, false, "the answer to a write has the ETag"},
+		"no ETag to a write":  {s3test.Rule{Ops: puts, Fault: s3test.Fault{Omit: []string{"Etag"}}}, false, "the response to a write has the ETag"},
 		"no ETag to a read":   {s3test.Rule{Ops: gets, Fault: s3test.Fault{Omit: []string{"Etag"}}}, false, "on which no write can be conditional"},
 		"a cached 404":        {stale(1, 1, "NoSuchKey"), false, "shows none after its write was acknowledged"},
 		"an encoding removed": {s3test.Rule{Ops: gets, Fault: s3test.Fault{Omit: []string{"Content-Encoding"}}}, false, "something on the way has transformed it"},
 		"no creation after a deletion": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
 			return probed(r) && r.Header.Get("If-None-Match") != ""
-		}, Skip: 2, Fault: s3test.Answer(412)}, false, "If-None-Match: * after a deletion: a write was refused"},
+		}, Skip: 2, Fault: s3test.Respond(412)}, false, "If-None-Match: * after a deletion: a write was refused"},
 		"racing writes":     {s3test.Rule{Ops: puts, Fault: s3test.Race()}, true, "racing writers: "},
-		"metadata read old": {s3test.Rule{Ops: gets, Fault: s3test.Fault{MetadataFirst: true, Race: time.Millisecond}}, true, "reads beside writes: "},
+		"metadata read old": {s3test.Rule{Ops: gets, Fault: s3test.Fault{MetadataFirst: true, Race: time.Millisecond}}, true, "reads during writes: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -211,7 +211,7 @@ func TestCacheInBetween(t *testing.T) {
 				return
 			}
 			refused(t, err, guard.ReasonUnavailable)
-			if err == nil || !strings.Contains(err.Error(), "a cache answers its reads") {
+			if err == nil || !strings.Contains(err.Error(), "a cache serves its reads") {
 				t.Errorf("it does not name the cache: %v", err)
 			}
 			if n := server.Count(s3test.PutObject); n > 4 {
@@ -229,10 +229,10 @@ func TestProbeWithoutRights(t *testing.T) {
 		rule s3test.Rule
 		says string
 	}{
-		"s3:DeleteObject": {s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Answer(403)}, "s3:DeleteObject"},
-		"s3:PutObject":    {s3test.Rule{Ops: puts, Fault: s3test.Answer(403)}, "denied"},
+		"s3:DeleteObject": {s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Respond(403)}, "s3:DeleteObject"},
+		"s3:PutObject":    {s3test.Rule{Ops: puts, Fault: s3test.Respond(403)}, "denied"},
 		// Without it Amazon answers 403 for what is not there, and no object can be created.
-		"s3:ListBucket": {s3test.Rule{Ops: gets, Times: 3, Fault: s3test.Answer(403)}, "s3:ListBucket"},
+		"s3:ListBucket": {s3test.Rule{Ops: gets, Times: 3, Fault: s3test.Respond(403)}, "s3:ListBucket"},
 	} {
 		server := newServer(t, nil)
 		for range 3 {
@@ -258,7 +258,7 @@ func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
 	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
 		match, none := r.Header.Get("If-Match"), r.Header.Get("If-None-Match")
 		return match == "" && none == "" || match == "*" || r.Header.Get("X-Amz-Copy-Source") != ""
-	}, Fault: s3test.Answer(403)})
+	}, Fault: s3test.Respond(403)})
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -284,7 +284,7 @@ func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
 func TestProbeOfABadConnection(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]s3test.Fault{
-		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Answer(503), "409": s3test.Answer(409),
+		"requests lost": s3test.LoseRequest(), "responses lost": s3test.LoseResponse(), "503": s3test.Respond(503), "409": s3test.Respond(409),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

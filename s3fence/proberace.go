@@ -29,7 +29,7 @@ const (
 )
 
 // errUndecided is the error of races without a known winner, which show nothing.
-var errUndecided = errors.New("too many answers were lost to judge how the store handles racing writers; try again")
+var errUndecided = errors.New("too many responses were lost to judge how the store handles racing writers; try again")
 
 // concurrency tests what needs several requests at once.
 func (p *prober) concurrency(ctx context.Context) error {
@@ -40,7 +40,7 @@ func (p *prober) concurrency(ctx context.Context) error {
 		return err
 	}
 	p.saw("racing writers", "one of %d was accepted, in each of %d rounds", probeWriters, 2*createRounds)
-	p.saw("reads beside writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
+	p.saw("reads during writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
 	return nil
 }
 
@@ -121,7 +121,7 @@ type sighting struct {
 	err   error
 }
 
-// readRace reads a sealed object while it is overwritten. No answer may be older than
+// readRace reads a sealed object while it is overwritten. No response may be older than
 // what was acknowledged before, and each must have metadata and body of one version,
 // and that version's ETag or an older one: a write on the condition of an older ETag
 // fails, but a newer one makes the condition true for a write that was decided on an
@@ -187,7 +187,7 @@ func (p *prober) readRace(ctx context.Context) error {
 
 // judge compares what was seen with what was written: the versions by their ETags.
 func (p *prober) judge(sightings []sighting, etags map[string]guard.Token) error {
-	const check = "reads beside writes"
+	const check = "reads during writes"
 	for _, s := range sightings {
 		token := s.state.mark.Token
 		n, known := etags[s.state.etag]
@@ -197,7 +197,7 @@ func (p *prober) judge(sightings []sighting, etags map[string]guard.Token) error
 		case s.err != nil: // lost, or refused for another reason, which the writes will show
 			continue
 		case s.state.kind == kindAbsent:
-			return p.fails(check, "an object that is there was answered with 404")
+			return p.fails(check, "the store responded with 404 for an object that exists")
 		case !known:
 			return p.fails(check, "the ETag %s, which no write had", quoteShort(s.state.etag))
 		case int64(token) < s.acked:

@@ -46,7 +46,7 @@ func TestListGoesOn(t *testing.T) {
 			"archived":       {s3test.Fault{Status: 403, Code: "InvalidObjectState"}, "aBCd"},
 			"of another key": {s3test.Fault{Status: 400, Code: "InvalidRequest"}, "aBCd"},
 			"no credentials": {s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}, "a-"},
-			"no answer":      {s3test.Answer(503), "a-"},
+			"no answer":      {s3test.Respond(503), "a-"},
 		} {
 			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: c.fault})
 			seen := ""

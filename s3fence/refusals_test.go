@@ -62,7 +62,7 @@ func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
 		put(t, o, claim(4, "z"), "before")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: s3test.Fault{Lose: true, Applied: true, After: func(*s3test.Request, int) { cancel(guard.ErrLeaseLost) }}})
-		server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Answer(403)})
+		server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Respond(403)})
 		err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("stored"), nil)
 		refused(t, err, guard.ReasonOutcomeUnknown)
 		if errors.Is(err, guard.ErrLeaseLost) || errors.Is(err, guard.ErrUnavailable) {
@@ -87,7 +87,7 @@ func TestCollectGoesOn(t *testing.T) {
 	}
 	o = later(t, o, 2*time.Hour)
 	archived := server.Inject(s3test.Rule{Ops: gets, Key: "a", Fault: s3test.Fault{Status: 403, Code: "InvalidObjectState"}})
-	locked := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Prefix: o.Bucket().DataPrefix("b"), Fault: s3test.Answer(403)})
+	locked := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Prefix: o.Bucket().DataPrefix("b"), Fault: s3test.Respond(403)})
 	done, err := o.Collect(t.Context(), "")
 	if err != nil || done.Pointers != 2 || done.Deleted != 1 || done.Skipped != 2 || done.Err == nil ||
 		!strings.Contains(done.Err.Error(), `collect "a"`) || !strings.Contains(done.Err.Error(), `data of "b"`) {

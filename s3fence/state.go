@@ -23,7 +23,7 @@ type kind uint8
 const (
 	kindAbsent    kind = 0
 	kindUnfenced  kind = 1 // an object that this package did not write
-	kindPlain     kind = 2 // a body as it came; the mark is in the metadata alone
+	kindPlain     kind = 2 // a body as it came; the mark is only in the metadata
 	kindSealed    kind = 3 // a body and a trailer
 	kindPointer   kind = 4 // names the data, sealed
 	kindTombstone kind = 5 // a mark with no object, sealed
@@ -159,9 +159,9 @@ func (b *Bucket) forget(key string) {
 }
 
 // look reads the state of an object: its headers with its last bytes, or all of it if
-// last is 0. It reads once more what seems damaged: some stores answer a read during a
+// last is 0. It reads once more what seems damaged: some stores respond to a read during a
 // write with parts of two versions; real damage stays. The error is the SDK's, a
-// [*DamagedError], or says what the store answered.
+// [*DamagedError], or says what the store responded.
 func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.opts.RequestTimeout)
 	defer cancel()
@@ -229,10 +229,10 @@ func (b *Bucket) grab(ctx context.Context, key string, last int, limit int64) ([
 // rangedTail reads the last bytes of an object and completes its size.
 func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	var from, to, size int64
-	// For an empty object MinIO answers with the range "bytes 0--1/0".
+	// For an empty object MinIO responds with the range "bytes 0--1/0".
 	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
 		size < 0 || to != size-1 || from != max(0, size-tailSize) {
-		return nil, fmt.Errorf("the store answered a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
+		return nil, fmt.Errorf("the store responded to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
 	}
 	h.size = size
 	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
@@ -240,7 +240,7 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 		return nil, err
 	}
 	if want := min(size, tailSize); int64(len(tail)) != want {
-		return nil, fmt.Errorf("the store answered a range of %d bytes with %d", want, len(tail))
+		return nil, fmt.Errorf("the store responded to a request for the last %d bytes with %d", want, len(tail))
 	}
 	return tail, nil
 }
@@ -264,7 +264,7 @@ func readAll(from io.Reader, size, limit int64) ([]byte, error) {
 	return out, nil
 }
 
-// head is what an answer's headers say about an object.
+// head is what a response's headers say about an object.
 type head struct {
 	etag     string
 	size     int64 // of the whole object, as stored
@@ -277,7 +277,7 @@ type head struct {
 // the announced size.
 func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
 	if r := aws.ToString(out.ContentRange); r != "" {
-		return fmt.Errorf("the store answered to a request for a whole object with the range %s", quoteShort(r))
+		return fmt.Errorf("the store responded to a request for a whole object with the range %s", quoteShort(r))
 	}
 	if out.ContentLength != nil && *out.ContentLength != size {
 		return fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)
@@ -339,19 +339,19 @@ func disagreement(s *state, m map[string]string) string {
 	return ""
 }
 
-// etagError is an answer without an ETag that a write can be conditional on.
+// etagError is a response without an ETag that a write can be conditional on.
 type etagError struct{ problem string }
 
 func (e *etagError) Error() string { return e.problem }
 
-// headOf reads the headers of an answer to GET. Without a strong ETag the
-// answer gives a write or deletion nothing to be conditional on.
+// headOf reads the headers of a response to GET. Without a strong ETag the
+// response gives a write or deletion nothing to be conditional on.
 func headOf(out *s3.GetObjectOutput) (head, error) {
 	switch etag := aws.ToString(out.ETag); {
 	case strings.HasPrefix(etag, "W/"):
-		return head{}, &etagError{"the answer has the weak ETag " + quoteShort(etag) + ": something between this program and the store has transformed it"}
+		return head{}, &etagError{"the response has the weak ETag " + quoteShort(etag) + ": something between this program and the store has transformed it"}
 	case !strongETag(etag):
-		return head{}, &etagError{"the store answered with the ETag " + quoteShort(etag) + ", on which no write can be conditional"}
+		return head{}, &etagError{"the store responded with the ETag " + quoteShort(etag) + ", on which no write can be conditional"}
 	}
 	h := head{
 		etag: aws.ToString(out.ETag), size: aws.ToInt64(out.ContentLength),

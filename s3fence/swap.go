@@ -38,10 +38,10 @@ type change struct {
 	id    writeID
 	whole bool // next needs the body and the headers of the object
 	// contradicted counts how often, in a row, the store has refused a condition
-	// that its next answer to a read fulfils.
+	// that its next response to a read fulfils.
 	contradicted int
 	// exposed says that a write was handed to the SDK and no read has shown it
-	// to be lost: it may have taken effect, whatever its answer.
+	// to be lost: it may have taken effect, whatever the response.
 	exposed bool
 
 	// next decides whether claim may write over base and builds the write. It
@@ -68,7 +68,7 @@ type write struct {
 	in            *s3.PutObjectInput // without body and condition
 	body, trailer []byte
 	state         state // what the object is once it is applied
-	// opaque says that a Plain write depends on ETags that are no hash.
+	// opaque says that a Plain write depends on ETags that are not hashes.
 	opaque bool
 }
 
@@ -112,7 +112,7 @@ func (b sealedBody) WriteTo(to io.Writer) (total int64, err error) {
 // mark is written. It returns the state that it wrote, or found to be
 // sufficient or in the way.
 //
-// The first try uses the remembered state, but that alone never refuses a claim
+// The first try uses the remembered state, but that state never refuses a claim
 // or calls it done: the object is read first.
 func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 	if err := c.ended(ctx); err != nil {
@@ -184,7 +184,7 @@ type sending struct {
 	w    *write
 
 	handed bool // to the SDK, at least once
-	doubt  bool // one is out whose outcome its answer does not tell
+	doubt  bool // one is out whose outcome its response does not show
 	denied bool // 412 or 404 came: no effect, unless something on the way sent it twice
 	lost   bool // a read has shown that none took effect or ever will
 	cause  error
@@ -218,7 +218,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 		s.handed = true
 		s.doubt = s.doubt || way.repeated()
 		if outcome == outcomeApplied && !strongETag(etag) {
-			s.cause = fmt.Errorf("the store answered to a write with the ETag %s", quoteShort(etag))
+			s.cause = fmt.Errorf("the store responded to a write with the ETag %s", quoteShort(etag))
 			outcome = outcomeUnknown
 		}
 		switch outcome {
@@ -282,14 +282,14 @@ func (s *sending) contradiction(now *state) error {
 	if s.c.contradicted++; s.c.contradicted < maxContradictions {
 		return nil
 	}
-	problem := "the store refuses a write on condition of the ETag " + quoteShort(now.etag) + ", which its reads show: a cache answers them"
+	problem := "the store refuses a write on condition of the ETag " + quoteShort(now.etag) + ", which its reads show: a cache serves them"
 	if now.kind == kindAbsent {
-		problem = "the store shows no object and refuses to create one: a cache answers its reads, or the key has a delete marker, on which versitygw creates nothing"
+		problem = "the store shows no object and refuses to create one: a cache serves its reads, or the key has a delete marker, on which versitygw creates nothing"
 	}
 	return guard.Unavailable(s.c.op(), s.c.claim, errors.New(problem))
 }
 
-// failed ends a write about which nothing more can be learned.
+// failed ends a write whose outcome no further read can show.
 func (s *sending) failed() (state, bool, error) {
 	if s.doubt {
 		return *s.base, false, guard.OutcomeUnknown(s.c.op(), s.c.claim, s.cause)
@@ -342,11 +342,11 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 	return aws.ToString(out.ETag), way, nil
 }
 
-// checkOpaque examines the answer to a Plain write. On a store whose ETags are
+// checkOpaque examines the response to a Plain write. On a store whose ETags are
 // hashes of the content, the next write of the same body would have the same
 // ETag, and a condition on it would not tell the two apart. On such a store
 // nothing more is written in Plain through b. Nobody uses what was written as
-// the base of a write, because its metadata has the hash, too.
+// the base of a write, because its metadata also has the hash.
 func (b *Bucket) checkOpaque(base *state, w *write) {
 	if !w.opaque {
 		return

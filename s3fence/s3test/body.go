@@ -27,7 +27,7 @@ type body struct {
 
 // readBody reads and verifies a body. A refusal is for the client; an error
 // says that the connection broke before the body's end. The body is never nil.
-func readBody(r *http.Request) (*body, *answer, error) {
+func readBody(r *http.Request) (*body, *response, error) {
 	b := &body{sums: http.Header{}}
 	payload := r.Header.Get("X-Amz-Content-Sha256")
 	if strings.HasPrefix(payload, "STREAMING-") { // aws-chunked, which clients use over HTTPS
@@ -74,7 +74,7 @@ func readBody(r *http.Request) (*body, *answer, error) {
 }
 
 // verifySum compares a declared checksum and keeps it.
-func (b *body) verifySum(name, want string, h hash.Hash) *answer {
+func (b *body) verifySum(name, want string, h hash.Hash) *response {
 	raw, err := base64.StdEncoding.DecodeString(want)
 	if err != nil || len(raw) != h.Size() {
 		return fail("InvalidRequest", "Message", "Value for "+strings.ToLower(name)+" header is invalid.")

@@ -28,7 +28,7 @@
 // [Server.History] is the order in which changes to objects took effect, one
 // [Mutation] each, with body, metadata and the ETag that it replaced.
 // [Server.Object] and [Server.Objects] are the current state, [Server.Count] and
-// [Server.Answers] the number of requests and of their answers.
+// [Server.Responses] the number of requests and of their responses.
 //
 // # Faults
 //
@@ -37,11 +37,11 @@
 // suffer which [Fault]. Rules can be added and removed while requests run; all
 // that match are combined.
 //
-//	// Half of all PUTs are applied, and their answers lost.
+//	// Half of all PUTs are applied, and their responses lost.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Probability: 0.5, Fault: s3test.LoseResponse()})
-//	// The first PUT of k is answered 503, the second conflicts, the third is well.
+//	// The first PUT of k fails with 503, the second conflicts, the third is well.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: "k",
-//		Script: []s3test.Fault{s3test.Answer(503), s3test.Answer(409)}})
+//		Script: []s3test.Fault{s3test.Respond(503), s3test.Respond(409)}})
 //	// A store that loses the race between comparing and writing.
 //	server.Inject(s3test.Rule{Fault: s3test.Race()})
 //	// A store that does not know about conditions.
@@ -60,7 +60,7 @@
 // matches a rule has the same outcome in each run.
 //
 // A client that uses net/http retries GET and HEAD requests on its own when a
-// reused connection is closed without an answer; a lost response to those may
+// reused connection is closed without a response; a lost response to those may
 // be visible only in [Server.Count].
 package s3test
 
@@ -97,7 +97,7 @@ type Options struct {
 type ETagMode int
 
 const (
-	// ETagMD5 makes ETags that depend on the body alone. With SSE-KMS
+	// ETagMD5 makes ETags that depend on the body only. With SSE-KMS
 	// they are not the MD5, but still a function of the body, which is the
 	// worst case that Amazon's documentation allows.
 	ETagMD5 ETagMode = iota

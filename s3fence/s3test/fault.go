@@ -29,49 +29,49 @@ type Fault struct {
 	Between func(*Request)
 
 	// After is called when the request has taken effect, if it has any, with the
-	// status of the answer that has not been sent yet. It may block.
+	// status of the response that has not been sent yet. It may block.
 	After func(*Request, int)
 
 	// ShortRanges refuses a suffix range that is longer than the object with
-	// 416, as some gateways do, instead of answering with all of it.
+	// 416, as some gateways do, instead of responding with all of it.
 	ShortRanges bool
-	// Omit lists names of headers that the answer lacks, such as Etag.
+	// Omit lists names of headers that the response lacks, such as Etag.
 	Omit []string
-	// Empty lists names of headers that have an empty value in the answer.
+	// Empty lists names of headers that have an empty value in the response.
 	Empty []string
-	// MetadataFirst and ETagFirst make the server look twice to answer a read:
+	// MetadataFirst and ETagFirst make the server look twice for one read:
 	// first for the metadata, or the ETag, and after the gap that Race and
 	// Between make for all the rest.
 	MetadataFirst, ETagFirst bool
-	// Cut ends the connection in the middle of the answer's body.
+	// Cut ends the connection in the middle of the response's body.
 	Cut bool
 
-	// Status, if not zero, is the answer's status, with Code as the error's code
+	// Status, if not zero, is the response's status, with Code as the error's code
 	// or, if that is empty, the usual one for the status. With status 200 and a
-	// code, the answer is an error document.
+	// code, the response is an error document.
 	Status int
 	Code   string
-	// Lose closes the connection without an answer.
+	// Lose closes the connection without a response.
 	Lose bool
 	// Applied says that the request takes effect before Status or Lose does.
 	// Otherwise it has no effect, as if it had never been received.
 	Applied bool
 }
 
-// Answer is the fault of a request that takes no effect and is answered with an
-// error: 409 ConditionalRequestConflict, 500 InternalError, 503 SlowDown.
-func Answer(status int) Fault { return Fault{Status: status} }
+// Respond is the fault of a request that takes no effect and fails with a
+// status: 409 ConditionalRequestConflict, 500 InternalError, 503 SlowDown.
+func Respond(status int) Fault { return Fault{Status: status} }
 
-// AnswerApplied is the fault of a request that takes effect and is answered
-// with an error nonetheless.
-func AnswerApplied(status int) Fault { return Fault{Status: status, Applied: true} }
+// RespondApplied is the fault of a request that takes effect and whose response
+// is an error nonetheless.
+func RespondApplied(status int) Fault { return Fault{Status: status, Applied: true} }
 
 // LoseRequest is the fault of a request whose connection is closed before it
 // takes effect.
 func LoseRequest() Fault { return Fault{Lose: true} }
 
 // LoseResponse is the fault of a request that takes effect, and whose
-// connection is closed without an answer.
+// connection is closed without a response.
 func LoseResponse() Fault { return Fault{Lose: true, Applied: true} }
 
 // Slow is the fault of a request that is processed some time after it was
@@ -100,7 +100,7 @@ var codes = map[int]string{
 	503: "SlowDown",
 }
 
-func (f *Fault) answer() *answer {
+func (f *Fault) response() *response {
 	code := f.Code
 	if code == "" {
 		code = codes[f.Status]
@@ -177,8 +177,8 @@ func (p plan) tear(h http.Header, before *Object) {
 	}
 }
 
-// spoil removes from a good answer what the faults say.
-func (p plan) spoil(a *answer) {
+// spoil removes from a good response what the faults say.
+func (p plan) spoil(a *response) {
 	if a.header == nil {
 		a.header = http.Header{}
 	}
@@ -192,7 +192,7 @@ func (p plan) spoil(a *answer) {
 	}
 }
 
-// end returns the first fault that replaces the answer before, or after, the
+// end returns the first fault that replaces the response before, or after, the
 // request takes effect.
 func (p plan) end(applied bool) *Fault {
 	for i, f := range p {
@@ -215,12 +215,12 @@ type Rule struct {
 	// Match, if not nil, decides about requests that satisfy the above. It is
 	// called for one request at a time and must not use the server.
 	Match func(*Request) bool
-	// Skip is the number of matching requests that are left alone first.
+	// Skip is the number of matching requests that pass without the fault first.
 	Skip int
 	// Probability is the chance that a matching request suffers the fault. Zero
 	// is 1.
 	Probability float64
-	// Times is the number of requests that suffer the fault. Zero is no limit.
+	// Times is the number of requests that suffer the fault. Zero means without limit.
 	Times int
 
 	// Fault is what each of those requests suffers.

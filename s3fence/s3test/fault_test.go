@@ -25,11 +25,11 @@ func TestAnswers(t *testing.T) {
 		body    string
 		applied bool
 	}{
-		{"409", s3test.Answer(409), 409, "<Code>ConditionalRequestConflict</Code>", false},
-		{"500", s3test.Answer(500), 500, "<Code>InternalError</Code>", false},
-		{"503", s3test.Answer(503), 503, "<Code>SlowDown</Code>", false},
-		{"409 although applied", s3test.AnswerApplied(409), 409, "<Code>ConditionalRequestConflict</Code>", true},
-		{"500 although applied", s3test.AnswerApplied(500), 500, "<Code>InternalError</Code>", true},
+		{"409", s3test.Respond(409), 409, "<Code>ConditionalRequestConflict</Code>", false},
+		{"500", s3test.Respond(500), 500, "<Code>InternalError</Code>", false},
+		{"503", s3test.Respond(503), 503, "<Code>SlowDown</Code>", false},
+		{"409 although applied", s3test.RespondApplied(409), 409, "<Code>ConditionalRequestConflict</Code>", true},
+		{"500 although applied", s3test.RespondApplied(500), 500, "<Code>InternalError</Code>", true},
 		{"another code", s3test.Fault{Status: 400, Code: "ExpiredToken"}, 400, "<Code>ExpiredToken</Code>", false},
 		{"an error with status 200", s3test.Fault{Status: 200, Code: "InternalError"}, 200, "<Code>InternalError</Code>", false},
 		{"lost request", s3test.LoseRequest(), 0, "", false},
@@ -79,16 +79,16 @@ func TestRuleSelects(t *testing.T) {
 		{"skip and times", s3test.Rule{Skip: 1, Times: 1, Prefix: "a/"}, "a/2"},
 		{"decide", s3test.Rule{Decide: func(r *s3test.Request) s3test.Fault {
 			if strings.HasSuffix(r.Key, "2") {
-				return s3test.Answer(500)
+				return s3test.Respond(500)
 			}
 			return s3test.Fault{}
 		}}, "a/2 b/2"},
-		{"script", s3test.Rule{Script: []s3test.Fault{s3test.Answer(500), {}, s3test.Answer(500)}}, "a/1 b/1"},
+		{"script", s3test.Rule{Script: []s3test.Fault{s3test.Respond(500), {}, s3test.Respond(500)}}, "a/1 b/1"},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			c := newClient(t, s3test.Options{})
 			if r.rule.Decide == nil && r.rule.Script == nil {
-				r.rule.Fault = s3test.Answer(500)
+				r.rule.Fault = s3test.Respond(500)
 			}
 			c.server.Inject(r.rule)
 			var suffered []string
@@ -113,7 +113,7 @@ func TestRuleSelects(t *testing.T) {
 func TestProbabilityIsSeeded(t *testing.T) {
 	draw := func(seed uint64) string {
 		c := newClient(t, s3test.Options{Seed: seed})
-		c.server.Inject(s3test.Rule{Ops: puts, Probability: 0.3, Fault: s3test.Answer(503)})
+		c.server.Inject(s3test.Rule{Ops: puts, Probability: 0.3, Fault: s3test.Respond(503)})
 		var luck strings.Builder
 		for range 200 {
 			r, err := c.try(http.MethodPut, "/a", "x")
@@ -322,7 +322,7 @@ func TestPausedRequestOutlivesItsClient(t *testing.T) {
 
 func TestPauseScript(t *testing.T) {
 	c := newClient(t, s3test.Options{})
-	pause := c.server.Pause(s3test.Rule{Ops: puts, Script: []s3test.Fault{{}, s3test.Answer(503)}}, s3test.BeforeApply)
+	pause := c.server.Pause(s3test.Rule{Ops: puts, Script: []s3test.Fault{{}, s3test.Respond(503)}}, s3test.BeforeApply)
 	for _, status := range []int{200, 503} {
 		done := c.goPut("a", "1")
 		wait(t, pause).Release()

@@ -99,10 +99,10 @@ func (s *Server) count(op Op) string {
 func (s *Server) countAnswer(op Op, status int) {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	if s.answers[op] == nil {
-		s.answers[op] = map[int]int{}
+	if s.responses[op] == nil {
+		s.responses[op] = map[int]int{}
 	}
-	s.answers[op][status]++
+	s.responses[op][status]++
 }
 
 // Count returns the number of requests received for the operations, or for all
@@ -122,15 +122,15 @@ func (s *Server) Count(ops ...Op) int {
 	return sum
 }
 
-// Answers returns how often the operation was answered with each status. Status
+// Responses returns how often each status was the response to the operation. Status
 // zero stands for a connection that was closed instead.
-func (s *Server) Answers(op Op) map[int]int {
+func (s *Server) Responses(op Op) map[int]int {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	if s.answers[op] == nil {
+	if s.responses[op] == nil {
 		return map[int]int{}
 	}
-	return maps.Clone(s.answers[op])
+	return maps.Clone(s.responses[op])
 }
 
 // ResetCounts sets all counters to zero.
@@ -138,5 +138,5 @@ func (s *Server) ResetCounts() {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
 	clear(s.counts)
-	clear(s.answers)
+	clear(s.responses)
 }

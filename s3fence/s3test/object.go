@@ -51,7 +51,7 @@ var encryptionHeaders = []string{
 const metaPrefix = "X-Amz-Meta-"
 
 // describe makes an object without a body from the headers of a request.
-func (c *call) describe() (*Object, *answer) {
+func (c *call) describe() (*Object, *response) {
 	o := &Object{Key: c.Key, Header: http.Header{}, Metadata: map[string]string{}, sums: http.Header{}}
 	size := 0
 	for name, values := range c.header {
@@ -119,7 +119,7 @@ var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 func validBucketName(name string) bool { return bucketName.MatchString(name) }
 
-func (s *Server) createBucket(c *call) *answer {
+func (s *Server) createBucket(c *call) *response {
 	if !validBucketName(c.Bucket) {
 		return fail("InvalidBucketName")
 	}
@@ -129,19 +129,19 @@ func (s *Server) createBucket(c *call) *answer {
 		return fail("BucketAlreadyOwnedByYou")
 	}
 	s.buckets[c.Bucket] = newBucket(s.opts.Now())
-	return &answer{status: http.StatusOK, header: http.Header{"Location": {"/" + c.Bucket}}}
+	return &response{status: http.StatusOK, header: http.Header{"Location": {"/" + c.Bucket}}}
 }
 
-func (s *Server) headBucket(c *call) *answer {
+func (s *Server) headBucket(c *call) *response {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.buckets[c.Bucket] == nil {
 		return fail("NoSuchBucket")
 	}
-	return &answer{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {region}}}
+	return &response{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {region}}}
 }
 
-func (s *Server) getObject(c *call) *answer {
+func (s *Server) getObject(c *call) *response {
 	s.mu.Lock()
 	b := s.buckets[c.Bucket]
 	if b == nil {
@@ -165,7 +165,7 @@ func (s *Server) getObject(c *call) *answer {
 	}
 	h := o.described()
 	c.plan.tear(h, before)
-	a := &answer{status: http.StatusOK, header: h, body: o.Body}
+	a := &response{status: http.StatusOK, header: h, body: o.Body}
 	first, length := int64(0), o.Size
 	if r := c.header.Get("Range"); r != "" {
 		from, n, verdict := parseRange(r, o.Size)
@@ -257,7 +257,7 @@ func parseRange(header string, size int64) (first, length int64, verdict rangeVe
 }
 
 // commit decides a write and applies it. If next is nil, it deletes.
-func (s *Server) commit(c *call, next *Object) *answer {
+func (s *Server) commit(c *call, next *Object) *response {
 	key := c.Key
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +297,7 @@ func (s *Server) commit(c *call, next *Object) *answer {
 	return nil
 }
 
-func (s *Server) putObject(c *call) *answer {
+func (s *Server) putObject(c *call) *response {
 	if a := checkWriteSyntax(c); a != nil {
 		return a
 	}
@@ -312,7 +312,7 @@ func (s *Server) putObject(c *call) *answer {
 	if a := s.commit(c, o); a != nil {
 		return a
 	}
-	return &answer{status: http.StatusOK, header: o.written()}
+	return &response{status: http.StatusOK, header: o.written()}
 }
 
 // written returns the headers that tell a writer what was stored.
@@ -329,14 +329,14 @@ func (o *Object) written() http.Header {
 	return h
 }
 
-func (s *Server) deleteObject(c *call) *answer {
+func (s *Server) deleteObject(c *call) *response {
 	if c.header.Get("If-Match")+c.header.Get("If-None-Match") != "" { // stores disagree about it
 		return fail("NotImplemented", "Header", "If-Match")
 	}
 	if a := s.commit(c, nil); a != nil {
 		return a
 	}
-	return &answer{status: http.StatusNoContent}
+	return &response{status: http.StatusNoContent}
 }
 
 type listEntry struct {
@@ -361,7 +361,7 @@ type listResult struct {
 	Contents              []listEntry
 }
 
-func (s *Server) listObjects(c *call) *answer {
+func (s *Server) listObjects(c *call) *response {
 	q := c.Query
 	limit, ok := pageSize(q, "max-keys")
 	if !ok || q.Get("list-type") != "2" || !validEncoding(q) {

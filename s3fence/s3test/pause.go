@@ -14,7 +14,7 @@ const (
 	// BeforeApply is after the request was received and before its conditions
 	// are decided.
 	BeforeApply Stage = iota
-	// AfterApply is after the request took effect and before it is answered.
+	// AfterApply is after the request took effect and before the response is sent.
 	AfterApply
 )
 
@@ -29,7 +29,7 @@ type Pause struct {
 // Paused is a request that is held.
 type Paused struct {
 	*Request
-	// Status is the status of the answer to come, at AfterApply.
+	// Status is the status of the response to come, at AfterApply.
 	Status int
 
 	free chan struct{}

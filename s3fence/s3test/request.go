@@ -24,7 +24,7 @@ const (
 
 // Request is one request, as rules and hooks see it. It must not be changed.
 type Request struct {
-	// ID is the request ID that the answer carries.
+	// ID is the request ID that the response carries.
 	ID     string
 	Op     Op
 	Bucket string
@@ -91,7 +91,7 @@ func (o signs) matches(given []string) bool {
 }
 
 // checkWriteSyntax refuses conditions that writes do not support.
-func checkWriteSyntax(c *call) *answer {
+func checkWriteSyntax(c *call) *response {
 	match, none := c.header.Get("If-Match"), c.header.Get("If-None-Match")
 	switch {
 	case none != "" && none != "*":
@@ -106,7 +106,7 @@ func checkWriteSyntax(c *call) *answer {
 }
 
 // checkWrite decides the conditions of PutObject.
-func checkWrite(c *call, current *Object) *answer {
+func checkWrite(c *call, current *Object) *response {
 	if c.header.Get("If-None-Match") != "" && current != nil {
 		return fail("PreconditionFailed", "Condition", "If-None-Match")
 	}
@@ -123,14 +123,14 @@ func checkWrite(c *call, current *Object) *answer {
 
 // checkRead decides the conditions of GetObject and HeadObject, except those by
 // date, which it does not know.
-func checkRead(c *call, o *Object) *answer {
+func checkRead(c *call, o *Object) *response {
 	if match := c.header.Get("If-Match"); match != "" {
 		if !listsETag(match, o.ETag) {
 			return fail("PreconditionFailed", "Condition", "If-Match")
 		}
 	}
 	if none := c.header.Get("If-None-Match"); none != "" && listsETag(none, o.ETag) {
-		return &answer{status: http.StatusNotModified, header: http.Header{
+		return &response{status: http.StatusNotModified, header: http.Header{
 			"Etag":          {o.ETag},
 			"Last-Modified": {o.Modified.UTC().Format(http.TimeFormat)},
 		}}

@@ -41,10 +41,10 @@ type Server struct {
 	pauses   []*Pause
 	injected uint64
 
-	countMu  sync.Mutex
-	received int64
-	counts   map[Op]int
-	answers  map[Op]map[int]int
+	countMu   sync.Mutex
+	received  int64
+	counts    map[Op]int
+	responses map[Op]map[int]int
 }
 
 // New starts a server that is closed when the test ends. Nil options are the
@@ -61,10 +61,10 @@ func New(t testing.TB, opts *Options) *Server {
 // interface to listen on, or if a bucket's name is not valid.
 func Start(opts *Options) *Server {
 	s := &Server{
-		closed:  make(chan struct{}),
-		buckets: map[string]*bucket{},
-		counts:  map[Op]int{},
-		answers: map[Op]map[int]int{},
+		closed:    make(chan struct{}),
+		buckets:   map[string]*bucket{},
+		counts:    map[Op]int{},
+		responses: map[Op]map[int]int{},
 	}
 	if opts != nil {
 		s.opts = *opts
@@ -112,7 +112,7 @@ func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
 // goroutines.
 func (s *Server) HTTPClient() *http.Client { return s.http.Client() }
 
-// Close releases paused and delayed requests without an answer, waits for all
+// Close releases paused and delayed requests without a response, waits for all
 // requests to end and stops the server. The history stays readable.
 func (s *Server) Close() {
 	s.once.Do(func() { close(s.closed) })
@@ -153,7 +153,7 @@ type call struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req := parse(r)
 	req.ID = s.count(req.Op)
-	// The body is read first: to the client, an earlier answer would look like
+	// The body is read first: to the client, an earlier response would look like
 	// a broken connection.
 	body, refusal, err := readBody(r)
 	if err != nil {
@@ -189,13 +189,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.finish(w, c, c.plan.end(true), a)
 }
 
-// finish answers, or does what the fault says instead.
-func (s *Server) finish(w http.ResponseWriter, c *call, f *Fault, a *answer) {
+// finish sends the response, or does what the fault says instead.
+func (s *Server) finish(w http.ResponseWriter, c *call, f *Fault, a *response) {
 	if f != nil {
 		if f.Lose {
 			s.abort(c.Request)
 		}
-		a = f.answer()
+		a = f.response()
 	}
 	s.countAnswer(c.Op, a.status)
 	if a.code == "" {
@@ -252,7 +252,7 @@ func (s *Server) sleep(d time.Duration) {
 }
 
 // dispatch lets a request take effect.
-func (s *Server) dispatch(c *call) *answer {
+func (s *Server) dispatch(c *call) *response {
 	if c.Key != "" {
 		if !utf8.ValidString(c.Key) {
 			return fail("InvalidURI")
@@ -279,8 +279,8 @@ func (s *Server) dispatch(c *call) *answer {
 	}
 }
 
-// answer is the answer to a request. With a code it is an error.
-type answer struct {
+// response is the response to a request. With a code it is an error.
+type response struct {
 	status  int
 	header  http.Header
 	body    []byte
@@ -289,7 +289,7 @@ type answer struct {
 	fields  [][2]string // more elements of the error document
 }
 
-// failures are the errors that handlers answer with.
+// failures are the errors that handlers respond with.
 var failures = map[string]struct {
 	status  int
 	message string
@@ -319,12 +319,12 @@ var failures = map[string]struct {
 }
 
 // fail makes an error; name and value pairs become elements of its document.
-func fail(code string, pairs ...string) *answer {
+func fail(code string, pairs ...string) *response {
 	f, ok := failures[code]
 	if !ok {
 		f.status = http.StatusInternalServerError
 	}
-	a := &answer{status: f.status, code: code, message: f.message}
+	a := &response{status: f.status, code: code, message: f.message}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i] == "Message" {
 			a.message = pairs[i+1]
@@ -335,20 +335,20 @@ func fail(code string, pairs ...string) *answer {
 	return a
 }
 
-// document makes an answer with an XML body.
-func document(v any) *answer {
+// document makes a response with an XML body.
+func document(v any) *response {
 	body, err := xml.Marshal(v)
 	if err != nil {
 		return fail("InternalError", "Message", err.Error())
 	}
-	return &answer{
+	return &response{
 		status: http.StatusOK,
 		header: http.Header{"Content-Type": {"application/xml"}},
 		body:   append([]byte(xml.Header), body...),
 	}
 }
 
-func (a *answer) write(w http.ResponseWriter, req *Request, method string) {
+func (a *response) write(w http.ResponseWriter, req *Request, method string) {
 	h := w.Header()
 	for name, values := range a.header {
 		h[name] = values
@@ -371,7 +371,7 @@ func (a *answer) write(w http.ResponseWriter, req *Request, method string) {
 }
 
 // cut sends half of the body and ends the connection.
-func (a *answer) cut(w http.ResponseWriter, req *Request) {
+func (a *response) cut(w http.ResponseWriter, req *Request) {
 	h := w.Header()
 	for name, values := range a.header {
 		h[name] = values
@@ -384,7 +384,7 @@ func (a *answer) cut(w http.ResponseWriter, req *Request) {
 	panic(http.ErrAbortHandler)
 }
 
-func (a *answer) errorDocument(req *Request) []byte {
+func (a *response) errorDocument(req *Request) []byte {
 	var b bytes.Buffer
 	b.WriteString(xml.Header + "<Error>")
 	element := func(name, value string) {

@@ -160,7 +160,7 @@ func TestBuckets(t *testing.T) {
 
 // What users write: Amazon's client, a bucket, and faults from the start.
 func TestClient(t *testing.T) {
-	server := s3test.New(t, &s3test.Options{Rules: []s3test.Rule{{Ops: []s3test.Op{s3test.PutObject}, Times: 1, Fault: s3test.Answer(503)}}})
+	server := s3test.New(t, &s3test.Options{Rules: []s3test.Rule{{Ops: []s3test.Op{s3test.PutObject}, Times: 1, Fault: s3test.Respond(503)}}})
 	_, err := server.Client().PutObject(t.Context(), &s3.PutObjectInput{
 		Bucket: aws.String(s3test.DefaultBucket), Key: aws.String("a"), Body: strings.NewReader("1"),
 	})
@@ -281,11 +281,11 @@ func TestCounts(t *testing.T) {
 	if n := c.server.Count(); n != 5 {
 		t.Errorf("%d requests", n)
 	}
-	if got := fmt.Sprint(c.server.Answers(s3test.PutObject)); got != "map[0:1 200:1 412:1]" {
+	if got := fmt.Sprint(c.server.Responses(s3test.PutObject)); got != "map[0:1 200:1 412:1]" {
 		t.Errorf("answers %s", got)
 	}
 	c.server.ResetCounts()
-	if n := c.server.Count(); n != 0 || len(c.server.Answers(s3test.PutObject)) != 0 {
+	if n := c.server.Count(); n != 0 || len(c.server.Responses(s3test.PutObject)) != 0 {
 		t.Errorf("%d requests after the reset", n)
 	}
 }

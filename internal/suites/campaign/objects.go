@@ -27,9 +27,9 @@ func startObjects(seed uint64) *objects {
 	for _, rule := range []s3test.Rule{
 		{Ops: writes, Probability: 0.02, Fault: s3test.LoseRequest()},
 		{Ops: writes, Probability: 0.04, Fault: s3test.LoseResponse()},
-		{Ops: writes, Probability: 0.01, Fault: s3test.Answer(503)},
-		{Ops: writes, Probability: 0.01, Fault: s3test.AnswerApplied(500)},
-		{Ops: writes, Probability: 0.01, Fault: s3test.Answer(409)},
+		{Ops: writes, Probability: 0.01, Fault: s3test.Respond(503)},
+		{Ops: writes, Probability: 0.01, Fault: s3test.RespondApplied(500)},
+		{Ops: writes, Probability: 0.01, Fault: s3test.Respond(409)},
 		{Probability: 0.01, Fault: s3test.LoseRequest()},
 		// A write that is in flight for longer than a lease lasts.
 		{Ops: writes, Probability: 0.03, Decide: func(*s3test.Request) s3test.Fault {

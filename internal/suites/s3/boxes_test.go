@@ -74,7 +74,7 @@ var boxes = map[string]box{
 	"nginx": {"nginx", nginx("", ""), nginxArgs, false, ""},
 	"squid": {"squid", func(own, _, dir string) string { return fmt.Sprintf(squidConfig, own, dir) }, squidArgs, true, ""},
 	"nginx that caches": {"nginx", nginx(`proxy_cache_path %[3]s/cache keys_zone=z:1m;`,
-		`proxy_cache z; proxy_cache_valid any 10m; proxy_cache_key $request_uri$http_range; proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;`), nginxArgs, false, "a cache answers it"},
+		`proxy_cache z; proxy_cache_valid any 10m; proxy_cache_key $request_uri$http_range; proxy_ignore_headers Cache-Control Expires Set-Cookie Vary;`), nginxArgs, false, "a cache serves it"},
 	"nginx that unpacks": {"nginx", nginx("", "gunzip on;"), nginxArgs, false, "transformed"},
 	"varnish": {"varnishd", func(_, store, _ string) string {
 		host, port, _ := net.SplitHostPort(store)

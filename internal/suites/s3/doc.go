@@ -16,5 +16,5 @@
 //
 // The first run builds versitygw, twice, and rclone from their Go modules, which
 // takes a few minutes and needs the network; the binaries are kept in the user's
-// cache directory. The long form builds MinIO, too.
+// cache directory. The long form also builds MinIO.
 package s3suite

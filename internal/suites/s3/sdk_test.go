@@ -154,10 +154,10 @@ func TestSDKRetriesErrors(t *testing.T) {
 		fault    s3test.Fault
 		requests int
 	}{
-		{s3test.Answer(http.StatusInternalServerError), 3},
-		{s3test.Answer(http.StatusServiceUnavailable), 3},
+		{s3test.Respond(http.StatusInternalServerError), 3},
+		{s3test.Respond(http.StatusServiceUnavailable), 3},
 		{s3test.LoseRequest(), 3},
-		{s3test.Answer(http.StatusConflict), 1},
+		{s3test.Respond(http.StatusConflict), 1},
 	} {
 		server := newServer(t, s3test.Options{})
 		server.Inject(s3test.Rule{Fault: c.fault})

@@ -544,8 +544,8 @@ func TestFormatWriterBehindADoubledSender(t *testing.T) {
 		}
 	}
 	for name, script := range map[string][]s3test.Fault{
-		"lost": {s3test.LoseResponse()}, "not received": {s3test.LoseRequest()}, "busy, though applied": {s3test.AnswerApplied(503)},
-		"lost twice": {s3test.LoseRequest(), s3test.LoseResponse()}, "a race": {s3test.Answer(409)},
+		"lost": {s3test.LoseResponse()}, "not received": {s3test.LoseRequest()}, "busy, though applied": {s3test.RespondApplied(503)},
+		"lost twice": {s3test.LoseRequest(), s3test.LoseResponse()}, "a race": {s3test.Respond(409)},
 	} {
 		server := s3test.New(t, nil)
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Script: script})

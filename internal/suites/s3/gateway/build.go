@@ -70,7 +70,7 @@ func versitygw(version string, versions ...string) Product {
 		run: func(g *Gateway, address, data string) ([]string, []string) {
 			args := []string{"--port", address, "--region", g.Region, "--keep-alive", "--quiet", "posix"}
 			for _, flag := range versions {
-				args = append(args, flag, filepath.Dir(data)) // beside the data
+				args = append(args, flag, filepath.Dir(data)) // next to the data
 			}
 			return append(args, data), []string{"ROOT_ACCESS_KEY_ID=" + g.AccessKeyID, "ROOT_SECRET_ACCESS_KEY=" + g.SecretAccessKey}
 		},

@@ -55,7 +55,7 @@ func Start(t process.TB, product Product) *Gateway {
 	g := &Gateway{URL: "http://" + address, Region: "us-east-1", AccessKeyID: "fencepost", SecretAccessKey: rand.Text()}
 	args, env := product.run(g, address, filepath.Join(dir, "data"))
 	g.Server = process.Serve(t, &process.Server{Addr: address, Dir: dir, Command: append([]string{binary}, args...),
-		Env: append(env, "HOME="+dir, "TMPDIR="+dir), Ready: g.answers}).Await()
+		Env: append(env, "HOME="+dir, "TMPDIR="+dir), Ready: g.ready}).Await()
 	return g
 }
 
@@ -66,16 +66,16 @@ func place() string {
 	return "/var/tmp"
 }
 
-// answers reports whether the store takes requests.
-func (g *Gateway) answers() error {
+// ready reports whether the store takes requests.
+func (g *Gateway) ready() error {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
-	answer, err := client.Get(g.URL)
+	response, err := client.Get(g.URL)
 	if err != nil {
 		return err
 	}
-	answer.Body.Close()
-	if answer.StatusCode == http.StatusServiceUnavailable { // MinIO's word for "starting"
-		return fmt.Errorf("%s answers %s", g.URL, strings.ToLower(answer.Status))
+	response.Body.Close()
+	if response.StatusCode == http.StatusServiceUnavailable { // MinIO's word for "starting"
+		return fmt.Errorf("%s responds with %s", g.URL, strings.ToLower(response.Status))
 	}
 	return nil
 }

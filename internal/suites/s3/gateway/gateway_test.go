@@ -25,7 +25,7 @@ func TestRestart(t *testing.T) {
 					t.Errorf("an unsigned request is answered %d", answer.StatusCode)
 				}
 				g.Kill()
-				if err := g.answers(); err == nil {
+				if err := g.ready(); err == nil {
 					t.Error("it answers after it was killed")
 				}
 				g.Server.Start()

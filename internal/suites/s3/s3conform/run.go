@@ -163,7 +163,7 @@ type Target struct {
 	Writers int
 
 	// Differs names the cases in which the store is known to differ, with the
-	// reason. They must fail: a reason that no longer holds is an error, too.
+	// reason. They must fail: a reason that no longer holds is also an error.
 	Differs map[string]string
 }
 
@@ -196,7 +196,7 @@ type ask struct {
 	payload string
 }
 
-// reply is the answer.
+// reply is the response.
 type reply struct {
 	status int
 	header http.Header
@@ -206,7 +206,7 @@ type reply struct {
 
 func (r *reply) etag() string { return r.header.Get("Etag") }
 
-// do sends a request. An error means that there was no answer.
+// do sends a request. An error means that there was no response.
 func (t *Target) do(ctx context.Context, a ask) (*reply, error) {
 	path := "/" + a.bucket
 	if a.key != "" {

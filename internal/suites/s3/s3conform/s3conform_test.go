@@ -85,7 +85,7 @@ func TestMutants(t *testing.T) {
 		},
 		{
 			name:  "answers 404 to deletes",
-			rule:  s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Match: func(r *s3test.Request) bool { return r.Key == "delete-removes--and-may-be-repeated/a" }, Fault: s3test.AnswerApplied(404)},
+			rule:  s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Match: func(r *s3test.Request) bool { return r.Key == "delete-removes--and-may-be-repeated/a" }, Fault: s3test.RespondApplied(404)},
 			fails: []string{"delete removes, and may be repeated"},
 		},
 	} {
