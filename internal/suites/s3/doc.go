@@ -2,19 +2,20 @@
 // may depend on: real S3 stores, Amazon's SDK, HTTP clients that retry. They check
 // s3test against a real store's behaviour, and s3fence's promises on real ones: the
 // probe, races of writers in each mode with an oracle of their own, caches and
-// transforming proxies in between (Squid, nginx, Varnish), the fuzz of P1 with the naive protocol as its control, a store that is
-// killed in the middle of writes.
+// transforming proxies in between (Squid, nginx, Varnish), the fuzz of P1 with the
+// naive protocol as its control, a store that is killed in the middle of writes.
 //
 // versitygw 1.8 and MinIO are correct. versitygw 1.7, "rclone serve s3" with
 // and without its cache, and gofakes3 are not: the probe refuses each, or accepts it
 // and then the same race shows no violation. Measured, 3 probes each: versitygw 1.8
 // was accepted 3 times, versitygw 1.7 refused 3 times.
 //
-//	go test ./...
-//	go test -tags long -timeout 60m ./...     each as long as it is meant to be, and MinIO
-//	go test -run '^$' -bench Put
+//	go -C internal/suites test ./s3/...
+//	go -C internal/suites test -tags long -timeout 60m ./s3/...     with more rounds, and on MinIO
+//	go -C internal/suites test -run '^$' -bench Put ./s3
 //
 // The first run builds versitygw, twice, and rclone from their Go modules, which
 // takes a few minutes and needs the network; the binaries are kept in the user's
-// cache directory. The long form also builds MinIO.
+// cache directory. The long form also builds MinIO, and needs more than the 10
+// minutes that go test allows without -timeout.
 package s3suite
