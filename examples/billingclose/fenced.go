@@ -63,13 +63,14 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 // ledger, in the same database, compare with, after an older holder's open ones
 // have ended; the row's own; and the object's own.
 func (f *fenced) takeOver(ctx context.Context, claim guard.Claim) error {
-	if err := f.db.Raise(ctx, claim); err != nil {
-		return err
-	}
-	if err := f.closes.Raise(ctx, f.rows, claim, sqlrow.Key{tenant, period}, nil); err != nil {
-		return err
-	}
-	return f.exports.Raise(ctx, claim, exportKey)
+	return guard.RaiseAll(ctx, claim,
+		guard.Place{Name: "database", Raise: f.db.Raise},
+		guard.Place{Name: "row", Raise: func(ctx context.Context, claim guard.Claim) error {
+			return f.closes.Raise(ctx, f.rows, claim, sqlrow.Key{tenant, period}, nil)
+		}},
+		guard.Place{Name: "export", Raise: func(ctx context.Context, claim guard.Claim) error {
+			return f.exports.Raise(ctx, claim, exportKey)
+		}})
 }
 
 // issue is a fenced transaction: no row of the set changes under an older token.
