@@ -137,7 +137,3 @@ func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b
 
 // CopyCache gives b what another handle remembers.
 func (b *Bucket) CopyCache(from *Bucket) { b.cache = maps.Clone(from.cache) }
-
-func (h *Handle) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
-	return h.Pointers().PresignGet(ctx, by, key, valid)
-}

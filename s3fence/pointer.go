@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -355,47 +353,6 @@ func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
 	_ = b.remove(ctx, made.Data) // the collector finds what stays
-}
-
-// Presigner signs requests in advance; [*s3.PresignClient] is one.
-type Presigner interface {
-	PresignGetObject(context.Context, *s3.GetObjectInput, ...func(*s3.PresignOptions)) (*v4.PresignedHTTPRequest, error)
-}
-
-// Presigned is a request that anybody who has it may send.
-type Presigned struct {
-	URL string
-	// DataKey is the key that is read. Mark is the pointer's when it was signed.
-	DataKey string
-	Mark    guard.Mark
-}
-
-// PresignGet signs a GET of the bytes that a pointer names now. They are
-// immutable, so the reader gets that version whole, or nothing once it was
-// collected. The signature holds for valid, one second to Options.GracePeriod,
-// which a collector waits after the pointer has moved away.
-//
-// Errors: as Get.
-func (o *Pointers) PresignGet(ctx context.Context, by Presigner, key string, valid time.Duration) (*Presigned, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
-	}
-	switch {
-	case by == nil:
-		return nil, guard.Missing("presigner")
-	case valid < time.Second || valid > o.b.opts.GracePeriod:
-		return nil, guard.Invalid("valid", valid.String(), "must be 1s to Options.GracePeriod, "+o.b.opts.GracePeriod.String())
-	}
-	out, s, err := o.found(ctx, "presign", key, false)
-	if err != nil {
-		return nil, err
-	}
-	data := s.pointer().Data
-	signed, err := by.PresignGetObject(ctx, o.b.get(data, 0), s3.WithPresignExpires(valid))
-	if err != nil {
-		return nil, guard.Unavailable(opName("presign", key), guard.Claim{}, err)
-	}
-	return &Presigned{URL: signed.URL, DataKey: data, Mark: out.Mark}, nil
 }
 
 // Collected reports what [Pointers.Collect] did.
