@@ -137,6 +137,7 @@ func TestCounts(t *testing.T) {
 		"fencepost.lease.oldest resource.prefix=close:":                                              0,
 		"fencepost.lease.ttl":                                                                        60,
 		"fencepost.leases.force_unlocked resource.prefix=close:":                                     1,
+		"fencepost.admissions operation=raise,resource.prefix=close:,surface=sql":                    1,
 		"fencepost.rejections operation=transaction,reason=stale,resource.prefix=close:,surface=sql": 1,
 		"fencepost.token.highest":                                                                    2,
 	}
@@ -266,6 +267,31 @@ func TestNamesAreShown(t *testing.T) {
 	}
 }
 
+// TestReportOnly: a refusal in report-only mode is counted apart from one that refused.
+func TestReportOnly(t *testing.T) {
+	reader := sdk.NewManualReader()
+	observer := guard.Must(New(&Options{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}))
+	claim := guard.Claim{Resource: "r", Token: 1}
+	for _, e := range []guard.Event{
+		{Op: guard.OpAdmit, Surface: "http", Claim: claim},
+		{Op: guard.OpAdmit, Surface: "http", Claim: claim, Reason: guard.ReasonStale},
+		{Op: guard.OpAdmit, Surface: "http", Claim: claim, Reason: guard.ReasonStale, ReportOnly: true},
+		{Op: guard.OpAdmit, Surface: "http", Claim: claim, ReportOnly: true},
+	} {
+		observer.Observe(t.Context(), e)
+	}
+	got := collect(t, reader)
+	for name, want := range map[string]int64{
+		"fencepost.admissions operation=admit,surface=http":                               2,
+		"fencepost.rejections operation=admit,reason=stale,surface=http":                  1,
+		"fencepost.rejections operation=admit,reason=stale,report_only=true,surface=http": 1,
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %d, want %d", name, got[name], want)
+		}
+	}
+}
+
 // Each alert has a test that shows it firing; promtool runs them.
 func TestAlertsFire(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
@@ -288,7 +314,7 @@ func TestAlertsFire(t *testing.T) {
 		t.Fatal(err)
 	}
 	alerts := regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
-	if len(alerts) != 5 {
+	if len(alerts) != 6 {
 		t.Fatalf("%d alerts", len(alerts))
 	}
 	for _, alert := range alerts {

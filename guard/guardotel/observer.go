@@ -50,7 +50,7 @@ type Observer struct {
 
 	attempted, granted, contended, reclaimed, lost, forced metric.Int64Counter
 	renewals, renewalsFailed, releasesFailed               metric.Int64Counter
-	rejections, conflicts                                  metric.Int64Counter
+	admissions, rejections, conflicts                      metric.Int64Counter
 	acquisition, held                                      metric.Float64Histogram
 
 	mu      sync.Mutex
@@ -111,6 +111,7 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		{&o.lost, "fencepost.leases.lost", "Leases that ended before their holder released them."},
 		{&o.reclaimed, "fencepost.leases.reclaimed", "Grants that replaced a lease that had run out."},
 		{&o.forced, "fencepost.leases.force_unlocked", "Leases that an operator force-unlocked."},
+		{&o.admissions, "fencepost.admissions", "What a fence admitted."},
 		{&o.rejections, "fencepost.rejections", "What a fence refused or could not carry out."},
 		{&o.conflicts, "fencepost.conflicts", "One token under two leases: two holders."},
 	} {
@@ -236,8 +237,14 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 			count(o.forced)
 		}
 	default: // a fence
-		if failed {
-			count(o.rejections, surface, attribute.String("operation", string(e.Op)), reason)
+		operation := attribute.String("operation", string(e.Op))
+		switch {
+		case e.ReportOnly && failed:
+			count(o.rejections, surface, operation, reason, attribute.Bool("report_only", true))
+		case failed:
+			count(o.rejections, surface, operation, reason)
+		default:
+			count(o.admissions, surface, operation)
 		}
 		if e.Reason == guard.ReasonConflict {
 			count(o.conflicts, surface)
