@@ -16,9 +16,8 @@ type Mutation struct {
 	Object
 	// Replaced is the ETag of the object that was there before, with quotes, or
 	// empty if there was none.
-	Replaced  string
-	Time      time.Time
-	RequestID string
+	Replaced string
+	Time     time.Time
 }
 
 // record adds to the history. s.mu is held.
@@ -27,7 +26,7 @@ func (s *Server) record(c *call, previous, next *Object, now time.Time) {
 	if s.opts.NoHistory {
 		return
 	}
-	m := Mutation{Seq: s.seq, Op: c.Op, Bucket: c.Bucket, Time: now, RequestID: c.ID}
+	m := Mutation{Seq: s.seq, Op: c.Op, Bucket: c.Bucket, Time: now}
 	m.Key = c.Key
 	if next != nil {
 		m.Object = *next
@@ -52,13 +51,6 @@ func (s *Server) History(bucket, key string) []Mutation {
 		}
 	}
 	return found
-}
-
-// ForgetHistory empties the history; sequence numbers go on.
-func (s *Server) ForgetHistory() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history = nil
 }
 
 // Object returns the object that is stored now.

@@ -246,7 +246,7 @@ func TestHistoryTellsWhatWasStored(t *testing.T) {
 	}
 	put, remove := all[0], all[2]
 	if put.Key != "a" || put.Bucket != bucket || put.Metadata["fencing-token"] != "7" || put.Header.Get("Cache-Control") != "no-store" ||
-		put.ETag != etag || put.Size != 1 || put.Replaced != "" || put.RequestID == "" {
+		put.ETag != etag || put.Size != 1 || put.Replaced != "" {
 		t.Errorf("%+v", put)
 	}
 	if remove.Op != s3test.DeleteObject || remove.Key != "a" || remove.Replaced != etag || remove.ETag != "" || remove.Seq != 3 {
@@ -254,11 +254,6 @@ func TestHistoryTellsWhatWasStored(t *testing.T) {
 	}
 	if o := c.server.Objects(bucket); len(o) != 1 || o[0].Key != "b" {
 		t.Errorf("%+v", o)
-	}
-	c.server.ForgetHistory()
-	c.put("c", "4")
-	if h := c.server.History("", ""); len(h) != 1 || h[0].Seq != 4 {
-		t.Errorf("%+v", h)
 	}
 }
 
