@@ -144,6 +144,23 @@ func TestTransplantedObject(t *testing.T) {
 	put(t, o, claim(1, "a"), "new")
 }
 
+// The exception of doc.go: the trailer names the key and not the bucket, so a copy from
+// the same key of another bucket is taken for an older state, and admits a stale claim.
+func TestCopyFromAnotherBucketLowersTheMark(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip} {
+		server, b, o := setup(t, mode, 0)
+		server.CreateBucket("other")
+		put(t, objects(t, b.On(newClient(server), "other"), mode, nil), claim(5, "a"), "theirs")
+		put(t, o, claim(9, "b"), "ours")
+		refused(t, o.Put(t.Context(), claim(7, "c"), key, strings.NewReader("stale"), nil), guard.ReasonStale)
+		theirs, _ := server.Object("other", key)
+		bypass(t, server, key, theirs.Body, theirs.Metadata)
+		want(t, o, "theirs", guard.Mark{Token: 5, LeaseID: "a"})
+		put(t, o, claim(7, "c"), "stale")
+	}
+}
+
 // An object written by a program that knows nothing of fences, before or in
 // between, is unfenced, and not overwritten.
 func TestUnfencedObjects(t *testing.T) {
