@@ -115,13 +115,17 @@ func (v *Verifier) Hook(audience func(*http.Request) (string, error)) func(guard
 		panic("proof: Hook needs the audience")
 	}
 	return func(claim guard.Claim, r *http.Request) error {
-		if lines := r.Header[Header]; len(lines) > 1 {
+		lines := r.Header[Header]
+		if len(lines) > 1 {
 			return guard.Invalid(Header, "", "is given "+strconv.Itoa(len(lines))+" times")
 		}
 		expected, err := audience(r)
 		if err != nil {
 			return err
 		}
-		return v.Verify(r.Context(), r.Header.Get(Header), expected, claim)
+		if len(lines) == 0 {
+			return guard.Missing(Header)
+		}
+		return v.Verify(r.Context(), lines[0], expected, claim)
 	}
 }
