@@ -295,7 +295,7 @@ func TestRefusalsLeaveNoState(t *testing.T) {
 	}
 }
 
-// TestNothingThere: a request that the router answers with 404 or 405 raises no
+// TestNothingThere: a request to which the router responds with 404 or 405 raises no
 // mark, nor does a resource that the ResourceFunc does not find.
 func TestNothingThere(t *testing.T) {
 	store := newStore()
@@ -322,13 +322,13 @@ func TestNothingThere(t *testing.T) {
 		router.ServeHTTP(w, r)
 		return w.Code
 	}
-	for path, want := range map[string]int{"/acct/x/none": 404, "/acct/gone/close": 404, "/use/x/none": 500, "/use/x/close": 500} {
-		if got := ask("POST", path); got != want || store.calls() != 0 {
-			t.Errorf("POST %s: %d, %d calls of the store", path, got, store.calls())
+	for _, c := range []struct {
+		method, path string
+		want         int
+	}{{"POST", "/acct/x/none", 404}, {"POST", "/acct/gone/close", 404}, {"PUT", "/acct/x/close", 405}, {"POST", "/use/x/none", 500}, {"POST", "/use/x/close", 500}} {
+		if got := ask(c.method, c.path); got != c.want || store.calls() != 0 {
+			t.Errorf("%s %s: %d, %d calls of the store", c.method, c.path, got, store.calls())
 		}
-	}
-	if got := ask("PUT", "/acct/x/close"); got != 405 || store.calls() != 0 {
-		t.Errorf("PUT: %d, %d calls of the store", got, store.calls())
 	}
 	if got := ask("POST", "/acct/x/close"); got != 200 || store.mark(t, "x").Token != 5 {
 		t.Errorf("control: %d", got)

@@ -56,13 +56,22 @@ func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
 }
 
 func (m *Middleware) mark(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
-	if m.instant {
-		return m.store.Mark(ctx, claim.Resource)
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.opts.MaxWait)
+	ctx, cancel := m.bounded(ctx, guard.OpCheck)
 	defer cancel()
 	mark, err := m.store.Mark(ctx, claim.Resource)
 	return mark, unavailableIf(ctx, "mark", claim, err)
+}
+
+// bounded returns ctx with the time that op may wait for the store.
+func (m *Middleware) bounded(ctx context.Context, op guard.Op) (context.Context, context.CancelFunc) {
+	if m.instant {
+		return ctx, func() {}
+	}
+	wait := m.opts.MaxWait
+	if op == guard.OpRaise {
+		wait *= raiseWaits
+	}
+	return context.WithTimeout(ctx, wait)
 }
 
 // unavailableIf turns an error caused by the end of ctx into ErrUnavailable, if
@@ -165,18 +174,10 @@ func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err
 	start := m.clock()
 	var mark guard.Mark
 	if err = m.presented(r, &claim); err == nil {
-		if m.instant {
-			mark, err = m.store.Admit(r.Context(), claim)
-		} else {
-			wait := m.opts.MaxWait
-			if op == guard.OpRaise {
-				wait *= raiseWaits
-			}
-			ctx, cancel := context.WithTimeout(r.Context(), wait)
-			mark, err = m.store.Admit(ctx, claim)
-			err = unavailableIf(ctx, string(op), claim, err)
-			cancel()
-		}
+		ctx, cancel := m.bounded(r.Context(), op)
+		mark, err = m.store.Admit(ctx, claim)
+		err = unavailableIf(ctx, string(op), claim, err)
+		cancel()
 	}
 	if m.opts.Observer != nil || err != nil {
 		m.observe(r, start, guard.Event{Op: op, Claim: claim, Mark: mark, Err: err, ReportOnly: err != nil && m.opts.InsecureReportOnly && op == guard.OpAdmit})
