@@ -49,7 +49,7 @@ func (v *abaVerdicts) note(attempt string, token guard.Token, err error) {
 	v.all++
 }
 
-// abaFaults pauses writes, loses them and their answers.
+// abaFaults pauses writes, loses them and their responses.
 func abaFaults(server *s3test.Server) {
 	rng := rand.New(rand.NewPCG(1, 2)) // called for one request at a time
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Decide: func(*s3test.Request) (f s3test.Fault) {
@@ -157,7 +157,7 @@ func wrongVerdicts(t *testing.T, history []s3test.Mutation, v *abaVerdicts) (wro
 	return wrong, unknown
 }
 
-// The fuzz of P1: contents that repeat, paused writers, lost answers.
+// The fuzz of P1: contents that repeat, paused writers, lost responses.
 func TestP1ABA(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
@@ -250,7 +250,7 @@ func naivePut(ctx context.Context, client *s3.Client, c guard.Claim, body, attem
 
 // The hole of P1ABA, step by step: a writer compares and is paused, others
 // write and restore the old content, and the paused write is released. Then the
-// SDK resends a write whose answer is lost.
+// SDK resends a write whose response is lost.
 func TestP1ABASteps(t *testing.T) {
 	t.Parallel()
 	for _, naive := range []bool{false, true} {

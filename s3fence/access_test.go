@@ -15,7 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// answering is an HTTP client that has one answer for everything.
+// answering is an HTTP client that has one response for everything.
 type answering struct {
 	status int
 	body   string

@@ -66,10 +66,10 @@ func btoi(b bool) int {
 }
 
 // Each benchmark writes in turn with the fence, the same stored bytes and
-// metadata by a bare PUT, and the body alone by a bare PUT, so that the
+// metadata by a bare PUT, and only the body by a bare PUT, so that the
 // machine's load affects all alike. Metrics: "ratio" is the throughput of the
 // fenced write over that of the same bytes, by the sums; "p50-ratio" by the
-// medians; "p50-body-ratio" is over the body alone.
+// medians; "p50-body-ratio" is over only the body.
 func BenchmarkPut(b *testing.B) {
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
 		for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {

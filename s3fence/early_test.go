@@ -13,13 +13,13 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// early loses the answer to the first sending of data, and refuses the second before
+// early loses the response to the first sending of data, and refuses the second before
 // it reads the body, as a store does to a client that waits for 100 Continue.
 type early struct {
 	*http.Client
 	sent  int
 	reads bool   // it reads the body first
-	lost  func() // called when the answer is lost
+	lost  func() // called when the response is lost
 }
 
 func (e *early) Do(r *http.Request) (*http.Response, error) {
@@ -57,7 +57,7 @@ func (c *changing) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestLostAnswerOfLongData: data whose answer was lost is found to be stored although
+// TestLostAnswerOfLongData: data whose response was lost is found to be stored although
 // the store did not read it again. If the body has changed by then nothing tells which
 // of the two is stored, and no pointer says either.
 func TestLostAnswerOfLongData(t *testing.T) {

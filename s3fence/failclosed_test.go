@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// A store that answers 416 to a suffix range longer than the object, as rclone
+// A store that responds with 416 to a suffix range longer than the object, as rclone
 // and gofakes3 do: an object of any length is not taken for absent.
 func TestShortRangesAreNotAbsence(t *testing.T) {
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestShortRangesAreNotAbsence(t *testing.T) {
 	})
 }
 
-// On a correct store, too: an empty foreign object is adopted between the two
+// The same on a correct store: an empty foreign object is adopted between the two
 // requests that reading an empty object takes.
 func TestAdoptedBetweenTwoReads(t *testing.T) {
 	t.Parallel()
@@ -67,7 +67,7 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 	})
 }
 
-// An answer without the parts of a state is an error that says so. It is neither
+// A response without the parts of a state is an error that says so. It is neither
 // "absent" nor the base of a write or a deletion.
 func TestAnswersThatCannotBeTrusted(t *testing.T) {
 	t.Parallel()
@@ -109,7 +109,7 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 	}
 }
 
-// An empty ETag in the answer to a write: the next write is not unconditional.
+// An empty ETag in the response to a write: the next write is not unconditional.
 func TestEmptyETagIsNoCondition(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]s3test.Fault{"missing": {Omit: []string{"Etag"}}, "empty": {Empty: []string{"Etag"}}} {
@@ -134,7 +134,7 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 }
 
 // retrying is an HTTP client that retries on its own: the first try of a PUT is
-// applied and its answer lost, the second cannot connect.
+// applied and its response lost, the second cannot connect.
 type retrying struct {
 	next s3.HTTPClient
 	key  string
@@ -204,7 +204,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // A bucket whose ETags become content hashes after it was opened: a writer paused
-// before that is not admitted, and Plain writers are told to stop.
+// before that is not admitted, and Plain writers get an error that makes them stop.
 func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 10_000} {

@@ -15,7 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// A store that answers a read during a write with metadata of one version and
+// A store that responds to a read during a write with metadata of one version and
 // bytes of the next: the object is read once more, and not reported as damaged.
 // Real damage is reported, after two reads.
 func TestReadsOfTwoVersions(t *testing.T) {
@@ -54,7 +54,7 @@ func TestReadsOfTwoVersions(t *testing.T) {
 	})
 }
 
-// A store that answers nothing: each call names itself, the key and the claim.
+// A store that never responds: each call names itself, the key and the claim.
 func TestFailuresNameTheCall(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
@@ -120,7 +120,7 @@ func TestDoubtIsKept(t *testing.T) {
 				t.Errorf("%+v", f)
 			}
 			server.ClearFaults()
-			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // the data of a pointer, too
+			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // and so is the data of a pointer
 			// Refused with no earlier sending in doubt, it has no effect.
 			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: s3test.Respond(403)})
 			refused(t, o.Put(t.Context(), claim(6, "a"), key, strings.NewReader("more"), nil), guard.ReasonSetup)
@@ -157,7 +157,7 @@ func TestRequestsOfAnOvertakenWrite(t *testing.T) {
 	}
 }
 
-// bodies counts the bodies of answers that are opened and closed.
+// bodies counts the bodies of responses that are opened and closed.
 type bodies struct {
 	s3fence.S3
 	opened, closed atomic.Int64
@@ -179,7 +179,7 @@ type countedBody struct {
 
 func (b *countedBody) Close() error { b.c.closed.Add(1); return b.ReadCloser.Close() }
 
-// Whatever a call returns, the bodies of all answers are closed: otherwise the
+// Whatever a call returns, the bodies of all responses are closed: otherwise the
 // connection is lost.
 func TestEveryBodyIsClosed(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// lossy lists the ways in which an answer can get lost.
+// lossy lists the ways in which a response can get lost.
 var lossy = map[string]s3test.Fault{
 	"request lost":        s3test.LoseRequest(),
 	"response lost":       s3test.LoseResponse(),
@@ -83,7 +83,7 @@ func TestLostAnswersAreResolved(t *testing.T) {
 	})
 }
 
-// A write whose answer is lost and that is overtaken before it can read is
+// A write whose response is lost and that is overtaken before it can read is
 // still a success: it is in the list of recent writes.
 func TestLostAnswerThenSuccessors(t *testing.T) {
 	t.Parallel()
@@ -198,11 +198,11 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // its data, too, is there
+		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // its data is also there
 	})
 }
 
-// When the store no longer answers, the outcome of a write is unknown.
+// When the store no longer responds, the outcome of a write is unknown.
 func TestUnreachableAfterSending(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
@@ -218,7 +218,7 @@ func TestUnreachableAfterSending(t *testing.T) {
 	})
 }
 
-// skewed is a store whose clock is ahead; it answers as Amazon S3 does then.
+// skewed is a store whose clock is ahead; it responds as Amazon S3 then does.
 type skewed struct {
 	under   *http.Client
 	ahead   time.Duration
@@ -296,7 +296,7 @@ func TestSkewedClockUncorrected(t *testing.T) {
 }
 
 // The caller's own settings cannot turn the SDK's retries on for a conditional
-// write, nor can a gateway's retry, which answers 412 for a write it has
+// write, nor can a gateway's retry, which responds with 412 for a write it has
 // applied, turn our own success into a failure.
 func TestCallersRetriesStayOff(t *testing.T) {
 	t.Parallel()
@@ -333,7 +333,7 @@ func TestCallersRetriesStayOff(t *testing.T) {
 	}
 }
 
-// A gateway repeats a write that it has passed on, so that the answer is 412 for
+// A gateway repeats a write that it has passed on, so that the response is 412 for
 // our own success. If the object cannot be read then, or the context ends, the
 // outcome is unknown. It is not called unavailable, which says that nothing was
 // written. The control's 412 is true, but nobody can know that either.
@@ -364,7 +364,7 @@ func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
 	}
 }
 
-// The same, and the context ends in the answer: one more read finds the write.
+// The same, and the context ends before the response: one more read finds the write.
 func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)

@@ -141,7 +141,7 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
-// cached is a cache between the program and the store: it keeps the first answer to
+// cached is a cache between the program and the store: it keeps the first response to
 // a read of a key, and forgets it never.
 type cached struct {
 	next http.RoundTripper
@@ -231,7 +231,7 @@ func TestProbeWithoutRights(t *testing.T) {
 	}{
 		"s3:DeleteObject": {s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Fault: s3test.Respond(403)}, "s3:DeleteObject"},
 		"s3:PutObject":    {s3test.Rule{Ops: puts, Fault: s3test.Respond(403)}, "denied"},
-		// Without it Amazon answers 403 for what is not there, and no object can be created.
+		// Without it Amazon responds with 403 for what is not there, and no object can be created.
 		"s3:ListBucket": {s3test.Rule{Ops: gets, Times: 3, Fault: s3test.Respond(403)}, "s3:ListBucket"},
 	} {
 		server := newServer(t, nil)
@@ -406,7 +406,7 @@ func TestKeptReport(t *testing.T) {
 }
 
 // versitygw reads the ETag first, and the rest of an overwritten object then: a
-// write that is decided on such an answer fails, so it does no harm, and the store is
+// write that is decided on such a response fails, so it does no harm, and the store is
 // accepted. The other way around a stale write is accepted, which TestProbeRefuses
 // shows.
 func TestProbeOfTornReads(t *testing.T) {

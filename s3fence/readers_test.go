@@ -174,7 +174,7 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 }
 
 // An adopted gzip file has one member of content, however it was made, so that readers
-// of the first member alone see all of it. What is no gzip file is packed.
+// of only the first member see all of it. What is not a gzip file is packed.
 func TestGzipAdopts(t *testing.T) {
 	t.Parallel()
 	member := func(text string) string {
@@ -270,7 +270,7 @@ func TestListHides(t *testing.T) {
 		if got := list(t, o, &s3fence.ListOptions{Prefix: "a/", After: "a/1"}); !slices.Equal(got, []string{"a/3", "a/5"}) {
 			t.Errorf("listed: %q", got)
 		}
-		for e, err := range o.List(t.Context(), nil) { // and stops when told
+		for e, err := range o.List(t.Context(), nil) { // and stops when the loop does
 			if err != nil || e.Key != "a/1" || e.ETag == "" || e.StoredSize == 0 || e.LastModified.IsZero() {
 				t.Errorf("%+v, %v", e, err)
 			}

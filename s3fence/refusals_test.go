@@ -53,7 +53,7 @@ func TestRefusalsByCode(t *testing.T) {
 	}
 }
 
-// A write under a lease that is lost, whose answer is lost, too: it is stored, and no
+// A write under a lease that is lost, whose response is also lost: it is stored, and no
 // error may promise that it is not.
 func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
 	t.Parallel()
@@ -144,7 +144,7 @@ func TestP9ResourceIsRequired(t *testing.T) {
 	}
 }
 
-// Bytes that end like a trailer are somebody's content: unfenced, and told how to be
+// Bytes that end like a trailer are somebody's content: unfenced, and the error says how to be
 // fenced. A whole trailer without metadata is damage.
 func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	t.Parallel()
@@ -162,7 +162,7 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
 }
 
-// TestP6RefusalsHaveTheFacts: an absent, a deleted and a foreign object are told apart,
+// TestP6RefusalsHaveTheFacts: an absent, a deleted and a foreign object differ,
 // with the claim, and with the mark where there is one.
 func TestP6RefusalsHaveTheFacts(t *testing.T) {
 	t.Parallel()

@@ -27,8 +27,7 @@ const (
 	kindSealed    kind = 3 // a body and a trailer
 	kindPointer   kind = 4 // names the data, sealed
 	kindTombstone kind = 5 // a mark with no object, sealed
-	// 6 to 8 were the marks of a store that is no more, and stay unknown.
-	kindGzip kind = 9 // a body as a gzip file, sealed by its last member
+	kindGzip      kind = 9 // a body as a gzip file, sealed by its last member
 )
 
 // kindNames are the values of the metadata field fencing-mode.

@@ -157,7 +157,7 @@ func TestStrongETag(t *testing.T) {
 	}
 }
 
-// When a request may have left, and when its answer is not about all that did.
+// When a request may have left, and when its response is not about all that did.
 func TestTracker(t *testing.T) {
 	calls := func(opened bool, calls, wrote int32) *tracker {
 		w := &tracker{}
@@ -275,7 +275,7 @@ func TestJoinedBody(t *testing.T) {
 	}
 }
 
-// Metadata may be as long as S3 takes beside what this package adds, to the last byte.
+// Metadata may be as long as S3 takes next to what this package adds, to the last byte.
 func TestMetadataLimit(t *testing.T) {
 	long := Headers{Metadata: map[string]string{"a": strings.Repeat("x", maxMetadata-maxReserved)}}
 	if _, err := long.validate(); !errors.Is(err, guard.ErrInvalid) {
@@ -297,7 +297,7 @@ func TestMetadataLimit(t *testing.T) {
 	}
 }
 
-// Wrong answers to a request for the end of an object, and for all of it.
+// Wrong responses to a request for the end of an object, and for all of it.
 func TestAnswersToReads(t *testing.T) {
 	long := strings.Repeat("x", tailSize)
 	for _, c := range []struct {
@@ -348,7 +348,7 @@ func TestAnswersToReads(t *testing.T) {
 	}
 }
 
-// Each header of an answer is kept, the SDK's own framing is not.
+// Each header of a response is kept, the SDK's own framing is not.
 func TestHeadOf(t *testing.T) {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	out := &s3.GetObjectOutput{

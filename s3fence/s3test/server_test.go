@@ -56,7 +56,7 @@ func (c *client) try(method, path, body string, pairs ...string) (*reply, error)
 	return &reply{answer.StatusCode, answer.Header, string(got)}, err
 }
 
-// do is try with a status and a part of the body that the answer must have.
+// do is try with a status and a part of the body that the response must have.
 func (c *client) do(status int, part, method, path, body string, pairs ...string) *reply {
 	c.t.Helper()
 	r, err := c.try(method, path, body, pairs...)

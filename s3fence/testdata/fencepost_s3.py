@@ -1,6 +1,6 @@
 """Seals, reads and verifies fenced S3 objects as FORMAT.md describes them.
 
-It needs Python 3.8 and the standard library alone, and shares nothing with the
+It needs Python 3.8 and nothing but the standard library, and shares nothing with the
 Go code, which is tested against it. As a program it reads one JSON document
 per line and answers one per line:
 

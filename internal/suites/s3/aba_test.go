@@ -32,7 +32,7 @@ type protocol func(ctx context.Context, writer int, c guard.Claim, body, attempt
 type fuzzed struct {
 	writes   int
 	accepted []accepted
-	// late writes took effect after one of a higher token had been answered.
+	// late writes took effect after the response to one of a higher token.
 	late int
 	// wrong verdicts contradict what the store did.
 	wrong   int
@@ -115,7 +115,7 @@ func abaFuzz(t *testing.T, p *proxy, write protocol) fuzzed {
 }
 
 // The fuzz of P1 on a real process: contents that repeat, paused writers, lost
-// requests and answers.
+// requests and responses.
 func TestP1ABA(t *testing.T) {
 	g := startGateway(t)
 	p := newProxy(t, g)

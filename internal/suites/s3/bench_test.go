@@ -17,7 +17,7 @@ import (
 )
 
 // BenchmarkPut writes in turn a sealed object and, without a condition, the same
-// stored bytes and metadata beside it, to a store that is a process with a file
+// stored bytes and metadata next to it, to a store that is a process with a file
 // system, where a key's depth costs.
 // "ratio" is the throughput of the first over that of the second by the sums,
 // "p50-ratio" by the medians.

@@ -24,7 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
-// rough is a network that delays requests, loses some, loses answers, and
+// rough is a network that delays requests, loses some, loses responses, and
 // delivers some writes a second time, later.
 type rough struct{ via http.RoundTripper }
 
@@ -61,7 +61,7 @@ type counted struct {
 	mu            sync.Mutex
 	done, unknown int
 	refused       map[guard.Reason]error // the last of each reason
-	by            map[int]guard.Token    // which holder was told that it wrote a value
+	by            map[int]guard.Token    // which holder got the response that it wrote a value
 	bad           []string
 }
 

@@ -104,7 +104,7 @@ func TestObjects(t *testing.T) {
 				t.Errorf("%d tombstones are listed", n)
 			}
 			stale(put(4, []byte("stale")))
-			// An object that another program wrote is left alone until it is
+			// An object that another program wrote stays as it is until it is
 			// adopted.
 			foreign := nameOf(mode) + "/foreign"
 			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{
@@ -128,7 +128,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// A real store's answers to configurations that cannot work.
+// A real store's responses to configurations that cannot work.
 func TestAccess(t *testing.T) {
 	g := startGateway(t)
 	if err := openSealed(t, gatewayClient(g, g.URL)).Put(t.Context(), claim(5), key, nil, nil); err != nil {

@@ -29,7 +29,7 @@ type accepted struct {
 }
 
 // proxy stands in front of a store. It pauses writes, loses them, loses their
-// answers, and records what the store accepted, lost answers included.
+// answers, and records what the store accepted, lost responses included.
 type proxy struct {
 	*httptest.Server
 	store string

@@ -139,7 +139,7 @@ func TestSDKErrors(t *testing.T) {
 	}
 }
 
-// The SDK's own retry turns a success whose answer was lost into a failure.
+// The SDK's own retry turns a success whose response was lost into a failure.
 func TestSDKRetriesLostResponse(t *testing.T) {
 	server := newServer(t, s3test.Options{})
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Times: 1, Fault: s3test.LoseResponse()})

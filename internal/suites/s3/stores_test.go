@@ -227,7 +227,7 @@ func raceAll(t *testing.T, client func(http.RoundTripper) *s3.Client, prefix str
 }
 
 // race is a race of writers, and an oracle that shares nothing with s3fence: it
-// knows what the writers were told and when, and what went over the wire.
+// knows what each writer's call returned and when, and what went over the wire.
 type race struct {
 	mu     sync.Mutex
 	writes []written
@@ -385,7 +385,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 					t.Errorf("%s: token 10 was accepted after 11", mode)
 				}
 			}
-			// No condition of a write is empty, whatever the store answers meanwhile.
+			// No condition of a write is empty, whatever the store responds until then.
 			var r race
 			h := handles{mode: s3fence.Sealed}
 			r.run(t, client, longtest.ByLength(40, 1000), func(ctx context.Context, c *s3.Client, cl guard.Claim, n int) error {
@@ -406,7 +406,7 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 	}
 }
 
-// What the tests above are about is real: these stores answer so.
+// What the tests above are about is real: these stores respond so.
 func TestDeviantStoresDeviate(t *testing.T) {
 	for _, store := range []realStore{product(gateway.Rclone, false), gofakes3Store} {
 		t.Run(store.name, func(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package format checks that s3fence/FORMAT.md is true: fencepost_s3.py was written from
-// it, with Python's standard library alone. What one side writes, the other reads; what
+// it, with nothing but Python's standard library. What one side writes, the other reads; what
 // one side refuses, the other refuses.
 package format
 
@@ -472,7 +472,7 @@ func TestFormatCasesInPython(t *testing.T) {
 }
 
 // doubling is something between a writer and its store that sends each PUT twice and
-// passes on the second answer. between runs after the first.
+// passes on the second response. between runs after the first.
 type doubling struct {
 	to      string
 	between func()
@@ -507,7 +507,7 @@ func (d *doubling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // A writer made from FORMAT.md behind something that sends each request twice, or that
-// loses answers: it is told the truth, and each write takes effect once. One that
+// loses responses: each verdict is true, and each write takes effect once. One that
 // trusts the first 412 is the control.
 func TestFormatWriterBehindADoubledSender(t *testing.T) {
 	t.Parallel()
