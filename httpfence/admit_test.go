@@ -226,7 +226,7 @@ func TestResponseWriterIsNotWrapped(t *testing.T) {
 	}
 }
 
-// TestRejectDropsTheOtherAnswer: fields that a handler has set for an answer
+// TestRejectDropsTheOtherAnswer: fields that a handler has set for a response
 // that it does not send must not describe the refusal.
 func TestRejectDropsTheOtherAnswer(t *testing.T) {
 	fence := newFence(newStore(), literal("r"), nil)

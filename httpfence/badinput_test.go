@@ -133,7 +133,7 @@ var badInputs = func() []struct {
 	return rows
 }()
 
-// guardedBy are the ways to guard a handler. The last one's answer is the
+// guardedBy are the ways to guard a handler. The last one's response is the
 // fence's own.
 var guardedBy = map[string]func(*service, http.Handler) http.Handler{
 	"Admit": (*service).admit,

@@ -413,7 +413,7 @@ func TestReasonWithoutBody(t *testing.T) {
 }
 
 // TestTransportIsNotReplayed: http.Transport repeats a POST that carries an
-// idempotency key when a reused connection ends before the answer. Under a
+// idempotency key when a reused connection ends before the response. Under a
 // Transport it does not; the control, without one, arrives twice.
 func TestTransportIsNotReplayed(t *testing.T) {
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {

@@ -128,7 +128,7 @@ func ExampleMiddleware_Raise() {
 	// 412
 }
 
-// A fenced write deeper in the handler may refuse, too; Reject answers its
+// A fenced write deeper in the handler may also refuse; Reject renders its
 // error as the middleware would have.
 func ExampleMiddleware_Reject() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
@@ -139,7 +139,7 @@ func ExampleMiddleware_Reject() {
 	// Output: 503 2 application/problem+json
 }
 
-// The hook sees every refusal; if it writes nothing, the default answer is
+// The hook sees every refusal; if it writes nothing, the default response is
 // sent.
 func ExampleOptions() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, &httpfence.Options{
@@ -265,7 +265,7 @@ func ExampleErrorFrom() {
 	// <nil>
 }
 
-// The handler writes through the transaction in its context, and its answer is
+// The handler writes through the transaction in its context, and its response is
 // sent when that is committed. One database is both the store and the
 // transactor.
 func ExampleTxMiddleware_InTx() {

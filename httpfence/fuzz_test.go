@@ -124,8 +124,8 @@ func FuzzResourceKey(f *testing.F) {
 	})
 }
 
-// FuzzErrorFrom: whatever a server answers, there is no panic, the body can be
-// read again, and only an answer with a type of ours is an error.
+// FuzzErrorFrom: whatever a server sends, there is no panic, the body can be
+// read again, and only a response with a type of ours is an error.
 func FuzzErrorFrom(f *testing.F) {
 	for _, o := range outcomes {
 		f.Add(o.status, problemType, []byte(`{"type":"`+typeURI(o.reason)+`","mark":"12","token":"11"}`))

@@ -95,7 +95,7 @@ func TestRequestIsHandedBack(t *testing.T) {
 
 // TestSilentHandlers: a handler that writes nothing may have failed: its framework
 // renders the error when the middleware has returned. Nothing is committed, and the
-// log says what to do; what the framework then answers is reported. The control
+// log says what to do; what the framework then writes is reported. The control
 // writes a status.
 func TestSilentHandlers(t *testing.T) {
 	var text bytes.Buffer

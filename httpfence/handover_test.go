@@ -24,7 +24,7 @@ var holders = longtest.ByLength(12, 150)
 // TestP1HostileHandOver: many holders with four requests each overlap on two
 // replicas, in handlers that take 0 to 6 ms. Every other holder is inside its
 // handlers until its successor's write is acknowledged, and then writes.
-// Admission alone lets each of those writes through, which is the control; a
+// Admission by itself lets each of those writes through, which is the control; a
 // write that compares lets none through.
 func TestP1HostileHandOver(t *testing.T) {
 	for name, surface := range surfaces {

@@ -117,7 +117,7 @@ type service struct {
 	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
 }
 
-// handler counts requests and answers with what was in the context.
+// handler counts requests and responds with what was in the context.
 func (s *service) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
@@ -209,7 +209,7 @@ func (s *service) post(t testing.TB, id, token, lease string) answer {
 	return do(t, http.MethodPost, s.URL+"/acct/"+id+"/close", header...)
 }
 
-// raw writes bytes to the server and reads one answer. A server that closes
+// raw writes bytes to the server and reads one response. A server that closes
 // the connection without one gives status 0.
 func (s *service) raw(t testing.TB, request string) answer {
 	t.Helper()

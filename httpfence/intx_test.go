@@ -31,7 +31,7 @@ func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) (*service, *fa
 	return s, f
 }
 
-// TestInTx: the answer is sent if the work is committed, and only then.
+// TestInTx: the response is sent if the work is committed, and only then.
 func TestInTx(t *testing.T) {
 	answer := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -235,7 +235,7 @@ func TestInTxBrokenTransactors(t *testing.T) {
 }
 
 // endedTx is a Transactor whose transactions a newer holder ends: what the
-// handler answers then is about the end, which the Transactor explains.
+// handler responds then is about the end, which the Transactor explains.
 type endedTx struct{ *fakeTx }
 
 func (e endedTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {

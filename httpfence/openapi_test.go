@@ -36,8 +36,8 @@ func openAPI(t *testing.T) []byte {
 	return b
 }
 
-// TestOpenAPIDescribesTheAnswers: openapi.json describes the answers of the status
-// table. An OpenAPI validator checks it in examples/thirdparty/openapi. It compares real answers with the document: each
+// TestOpenAPIDescribesTheAnswers: openapi.json describes the responses of the status
+// table. An OpenAPI validator checks it in examples/thirdparty/openapi. It compares real responses with the document: each
 // has the response of its status, and the type and status of one of its
 // problems.
 func TestOpenAPIDescribesTheAnswers(t *testing.T) {

@@ -66,7 +66,7 @@ func TestVotes(t *testing.T) {
 	if Rollback(t.Context(), sentinel) {
 		t.Error("Rollback found a transaction where there is none")
 	}
-	// An unguarded method has no transaction, and its error an answer.
+	// An unguarded method has no transaction, and its error a response.
 	w := httptest.NewRecorder()
 	newTx(&fakeTx{store: newStore()}, byPath, nil).InTxFunc(func(http.ResponseWriter, *http.Request) error { return guard.ErrNotFound }).
 		ServeHTTP(w, httptest.NewRequest("GET", "/r", nil))
@@ -75,7 +75,7 @@ func TestVotes(t *testing.T) {
 	}
 }
 
-// TestLateFailures: an answer that began as a success and then failed.
+// TestLateFailures: a response that began as a success and then failed.
 func TestLateFailures(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -133,7 +133,7 @@ func TestLateFailures(t *testing.T) {
 			}
 		})
 	}
-	// The answer to a HEAD has no body and may say how long it would be.
+	// The response to a HEAD has no body and may say how long it would be.
 	f := &fakeTx{store: newStore()}
 	w := httptest.NewRecorder()
 	r := newRequest("r", "5", "")
@@ -266,7 +266,7 @@ func TestBodyBeforeBegin(t *testing.T) {
 }
 
 // TestBoundedWaits: a request that waits for a store or for a transaction to
-// begin is answered with 503 when the time is over; the handler itself is not
+// begin gets 503 when the time is over; the handler itself is not
 // bounded.
 func TestBoundedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

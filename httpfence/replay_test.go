@@ -131,7 +131,7 @@ func TestTransportSendsAWriteOnceOverHTTP2(t *testing.T) {
 	}
 }
 
-// A server that shuts down while writes arrive: each of them is answered, or
+// A server that shuts down while writes arrive: each of them gets a response, or
 // certainly not handled, or unknown; what is said not to be handled was not.
 func TestTransportDuringAShutdown(t *testing.T) {
 	var handled sync.Map

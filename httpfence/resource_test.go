@@ -78,7 +78,7 @@ func TestSpellings(t *testing.T) {
 		{"100%25", "100%", "100%"},
 		{"100%25%2e", "100%25%2e", "100%."},
 		{"%C3%A4", "\u00e4", "\u00e4"},
-		{"%c3%a4", "%c3%a4", "\u00e4"}, // RawPath is set for lower-case hexadecimal, too
+		{"%c3%a4", "%c3%a4", "\u00e4"}, // RawPath is set for lower-case hexadecimal as well
 		{"%2e%2e", "%2e%2e", ".."},
 		{"~a", "~a", "~a"},
 		{"%7Ea", "%7Ea", "~a"},

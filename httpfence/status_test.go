@@ -20,8 +20,8 @@ var wireStatuses = map[guard.Reason]int{
 	guard.ReasonOutcomeUnknown: 500, guard.ReasonLeaseLost: 500, guard.ReasonOther: 500,
 }
 
-// TestStatusTable goes through the table in both directions: error to answer by
-// Reject, answer to error by ErrorFrom.
+// TestStatusTable goes through the table in both directions: error to response by
+// Reject, response to error by ErrorFrom.
 func TestStatusTable(t *testing.T) {
 	all := append(guard.Reasons(), guard.ReasonOther)
 	if got := slices.Sorted(maps.Keys(wireStatuses)); !slices.Equal(got, slices.Sorted(slices.Values(all))) {

@@ -15,7 +15,7 @@ import (
 )
 
 // The tests in this file show what admission does not do: they pin down what
-// happens to handlers that continue after their answer or their admission.
+// happens to handlers that continue after their response or their admission.
 
 // inside is how long a handler gets. It is running before its time runs out,
 // because on the fake time of synctest that happens when all goroutines wait.

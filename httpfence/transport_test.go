@@ -16,7 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard/proof"
 )
 
-// tape is a RoundTripper that records and answers nothing of interest.
+// tape is a RoundTripper that records requests and responds with nothing of interest.
 type tape struct {
 	sent   []*http.Request
 	answer func(*http.Request) (*http.Response, error)
@@ -199,7 +199,7 @@ func TestTransportFailsLocally(t *testing.T) {
 	}
 }
 
-// TestTransportDoesNotRetry: one request, one attempt; the answer is passed on
+// TestTransportDoesNotRetry: one request, one attempt; the response is passed on
 // unchanged, and the error as the cause of an unknown outcome.
 func TestTransportDoesNotRetry(t *testing.T) {
 	for _, status := range []int{409, 412, 428, 429, 500, 502, 503, 504} {
@@ -330,7 +330,7 @@ func TestTransportRedirectedByOthers(t *testing.T) {
 	}
 }
 
-// A redirect whose answer does not say which server sent it is not trusted.
+// A redirect whose response does not say which server sent it is not trusted.
 func TestTransportRedirectedByNobodyKnown(t *testing.T) {
 	var got http.Header
 	transport := newTransport(roundTrip(func(r *http.Request) (*http.Response, error) {

@@ -55,13 +55,13 @@ func fence(t *testing.T, store guard.Store) *Fence {
 // client is one RPC transport: it makes calls, and sends messages one by one.
 type client struct {
 	call func(ctx context.Context, method, account string) (string, error)
-	// open begins a stream; send sends a message and waits for the answer.
+	// open begins a stream; send sends a message and waits for the response.
 	open func(ctx context.Context) (send func(account string) (string, error))
 	// end is a stream of that many messages; its error is nil at a regular end.
 	end func(ctx context.Context, messages int) error
 }
 
-// told is the handlers' answer: the claim under which they were called.
+// told is the handlers' response: the claim under which they were called.
 func told(ctx context.Context) string {
 	claim, ok := ClaimFrom(ctx)
 	if !ok {

@@ -51,8 +51,8 @@ func claimed() *http.Request {
 	return r
 }
 
-// TestInTxOutsideOfGrpcfence: httpfence alone does not know the statuses of RPCs,
-// and commits none of their answers.
+// TestInTxOutsideOfGrpcfence: httpfence by itself does not know the statuses of RPCs,
+// and commits none of their responses.
 func TestInTxOutsideOfGrpcfence(t *testing.T) {
 	for media, want := range map[string]bool{"application/grpc": false, "application/grpc-web+proto": false, "application/connect+json": false, "application/json": true} {
 		tx := &fakeTx{Store: guard.NewMemory(nil)}
@@ -69,7 +69,7 @@ func TestInTxOutsideOfGrpcfence(t *testing.T) {
 }
 
 // TestInTxEndedByASuccessor: a call that fails because a newer holder has ended its
-// transaction is answered as stale, not with its own error.
+// transaction gets the refusal as stale, not the handler's own error.
 func TestInTxEndedByASuccessor(t *testing.T) {
 	tx := &fakeTx{Store: guard.NewMemory(nil), after: &guard.RejectedError{Reason: guard.ReasonStale}}
 	w := httptest.NewRecorder()
@@ -100,8 +100,8 @@ func zipped(s string) string {
 }
 
 // TestRPCOutcomes: an RPC that says inside an HTTP success that it has failed
-// is rolled back, and its own answer sent; one that does not say is rolled back
-// and answered with 500. Under another media type the same bytes are no status,
+// is rolled back, and its own response sent; one that does not say is rolled back
+// and gets 500. Under another media type the same bytes are no status,
 // which is the control.
 func TestRPCOutcomes(t *testing.T) {
 	const grpc, web, webtext, stream = "application/grpc+proto", "application/grpc-web+proto", "application/grpc-web-text", "application/connect+json"

@@ -28,7 +28,7 @@ import (
 )
 
 // service is two replicas on one PostgreSQL. The first to be asked carries out the
-// request and loses its answer: it closes the connection.
+// request and loses its response: it closes the connection.
 type service struct {
 	pool   *pgxpool.Pool
 	db     *sqlfence.DB[pgx.Tx]
@@ -206,7 +206,7 @@ const (
 	haproxySafest = "retry-on none"
 )
 
-// TestReplays: the first replica has committed, and its answer is lost. What
+// TestReplays: the first replica has committed, and its response is lost. What
 // the proxy does then is the table of PROXIES.md, row by row.
 func TestReplays(t *testing.T) {
 	for _, c := range []struct {
