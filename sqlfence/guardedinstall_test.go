@@ -192,7 +192,7 @@ func TestInstallRefuses(t *testing.T) {
 			{[]string{"nothing"}, column("a"), "nothing"},
 			{[]string{"types"}, column("nothing"), "no column nothing"},
 			{[]string{"types"}, column("n"), "may be NULL"},
-			{[]string{"types"}, column("num"), "of type numeric"},
+			{[]string{"types"}, column("num"), "GENERATED ALWAYS AS (num::text) STORED"},
 			{[]string{"types"}, column("day"), "of type date"},
 			{[]string{"types"}, column("pad"), "of type bpchar"},
 			{[]string{"types"}, column("f"), "of type bool"},

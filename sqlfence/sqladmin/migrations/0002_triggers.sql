@@ -348,7 +348,7 @@ BEGIN
     ELSIF a.attgenerated = 's' AND c.relkind = 'p' THEN
       RETURN format('is partitioned and has a column %I that is generated: triggers see a row as it was before its partition generated the column', part ->> 'column');
     ELSIF NOT (a.typtype = 'e' OR a.typoid IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)) THEN
-      RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting', part ->> 'column', a.typname);
+      RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting. Add a column of one of these that has the value, such as text GENERATED ALWAYS AS (%I::text) STORED for numeric, and name the resource by it', part ->> 'column', a.typname, part ->> 'column');
     ELSIF a.typtype = 'e' AND (a.own = 'd' OR a.typowner <> c.relowner) THEN
       RETURN format('has a column %I of the enum %s, which must be the table owner''s own and no domain: its owner may rename its values, and so the resources', part ->> 'column', a.typname);
     ELSIF part ->> 'type' = 'int' AND a.typoid NOT IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) OR part ->> 'type' = 'uuid' AND a.typoid <> 'uuid'::regtype THEN
