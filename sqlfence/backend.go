@@ -56,7 +56,7 @@ type txMode struct {
 	// readOnly is for a transaction that may run on a standby.
 	readOnly bool
 	// marker, if there is one, is what the first statements put into the setting
-	// fencepost.transaction; then commit answers errEnded, and commits nothing, if
+	// fencepost.transaction; then commit returns errEnded, and commits nothing, if
 	// it is not there any more (see [DB.enterStatement]).
 	marker string
 }
@@ -106,7 +106,7 @@ func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (con
 }
 
 // once runs statements on schema fencepost in a transaction of their own. A lost
-// answer to its COMMIT is an unknown outcome only if they are the caller's work.
+// response to its COMMIT is an unknown outcome only if they are the caller's work.
 func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
 	c, err := d.begin(ctx, readCommitted, statements...)
 	if err != nil {

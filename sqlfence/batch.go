@@ -29,7 +29,7 @@ const maxWrites = 1000
 // TRUNCATE, LOCK, SET, NOTIFY, CALL or DO: none of these can end the transaction
 // or copy from or to the client. Comments may stand before it.
 //
-// Since the COMMIT travels with the writes, a context that ends meanwhile, or
+// Since the COMMIT travels with the writes, a context that ends in the meantime, or
 // a lost connection, is ErrOutcomeUnknown on pgx. The other errors are those of
 // InTx; an error of a write is passed on with the driver's inside, and nothing
 // was committed. Nothing is retried, except that a batch whose claim is above

@@ -92,7 +92,7 @@
 // # Errors and operation
 //
 // A lower token is ErrStale; the same token under another lease ErrConflict. A lost
-// answer to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
+// response to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
 // ErrLeaseLost mean that nothing was written. Nothing is retried unless requested. A
 // raise survives a crash once it has returned.
 //

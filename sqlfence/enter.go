@@ -33,11 +33,11 @@ const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint,
 //     both.
 //   - Under REPEATABLE READ and SERIALIZABLE the claim must have been raised
 //     before the transaction took its snapshot, else ErrInvalid; if it was
-//     raised after that, or another Enter committed since, the answer is
+//     raised after that, or another Enter committed since, the result is
 //     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
 //   - It writes the mark's row, so transactions of one holder that use Enter on
 //     one resource run one after another.
-//   - COMMIT, its lost answer and retries are the caller's.
+//   - COMMIT, its lost response and retries are the caller's.
 //
 // Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
 // with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// errEnded is an answer to a COMMIT that committed nothing. What the callback
+// errEnded is the error of a COMMIT that committed nothing. What the callback
 // itself did before is unknown.
 var errEnded = errors.New("the callback ended the transaction itself, or took its marker away, as RESET ALL does")
 

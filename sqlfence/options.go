@@ -21,7 +21,7 @@ type Options struct {
 	// RaiseTimeout bounds how long a raise waits for the transactions that
 	// entered under a lower token to end, even if the session has a shorter
 	// statement_timeout. 0 means LockTimeout, at least 5 s, plus IdleTimeout, at
-	// least 15 s, so that a raise outwaits a stopped holder, also one with the
+	// least 15 s, so that a raise outwaits a stopped holder, even one with the
 	// default timeouts.
 	RaiseTimeout time.Duration
 	// TerminateAfter is how long a transaction that entered under a lower token
@@ -35,8 +35,8 @@ type Options struct {
 	// 15 s, so that a stopped holder delays its successor by at most 2 s;
 	// negative never ends one.
 	TerminateAfter time.Duration
-	// CommitTimeout bounds a COMMIT. The answer to a COMMIT is awaited even if
-	// the caller's context ends meanwhile, because giving up would only make
+	// CommitTimeout bounds a COMMIT. The response to a COMMIT is awaited even if
+	// the caller's context has ended, because giving up would only make
 	// its outcome unknown. It may take an eighth longer. 0 means 5 s.
 	CommitTimeout time.Duration
 	// Logger logs when a raise has waited for half a second or ends a session, with

@@ -229,7 +229,7 @@ func (t *pgxHandle) open() pgx.Tx {
 	return t.Tx
 }
 
-// closedTx answers everything with pgx.ErrTxClosed.
+// closedTx fails every call with pgx.ErrTxClosed.
 func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx() }
 
 func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {

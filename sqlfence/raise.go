@@ -87,18 +87,18 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 }
 
 // raise raises the mark. work reports whether the raise is the caller's work:
-// only then is a lost answer to its COMMIT an unknown outcome.
+// only then is a lost response to its COMMIT an unknown outcome.
 func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the enclosing InTx, which the raise would wait for")
 	}
 	w := &waitingRaise[Tx]{db: d, claim: claim, work: work, start: time.Now()}
 	if !d.backend.single() {
-		if gaveUp, err := w.beside(ctx); !gaveUp {
+		if gaveUp, err := w.onTwo(ctx); !gaveUp {
 			return err
 		}
 	}
-	return w.alone(ctx)
+	return w.onOne(ctx)
 }
 
 // belowOwn reports whether the given claim supersedes one of a transaction's
@@ -125,11 +125,11 @@ type waitingRaise[Tx any] struct {
 	refused error     // why the server refused the last look
 }
 
-// beside waits for the lock, and meanwhile looks for the sessions in its way on
-// another connection, so that it keeps its place in the lock's queue: younger
-// transactions of the old holder do not pass it. gaveUp reports that the raise was
-// given up because there was no connection for a look.
-func (w *waitingRaise[Tx]) beside(ctx context.Context) (gaveUp bool, err error) {
+// onTwo waits for the lock and, on another connection, looks for the sessions in its
+// way, so that the raise keeps its place in the lock's queue: younger transactions of
+// the old holder do not pass it. gaveUp reports that the raise gave up because there
+// was no connection for a look.
+func (w *waitingRaise[Tx]) onTwo(ctx context.Context) (gaveUp bool, err error) {
 	raising, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -196,9 +196,9 @@ func (w *waitingRaise[Tx]) lookOn(ctx, looking context.Context) (spare bool) {
 	}
 }
 
-// alone is beside where there is one connection: the raise gives up its place for
+// onOne is onTwo where there is one connection: the raise gives up its place for
 // each look, and so looks less and less often.
-func (w *waitingRaise[Tx]) alone(ctx context.Context) error {
+func (w *waitingRaise[Tx]) onOne(ctx context.Context) error {
 	wait, unhurried := w.firstWait(ctx), false
 	for pause := lookEvery; ; pause *= 2 {
 		err := w.once(ctx, max(min(wait, w.left()), time.Millisecond), unhurried)
@@ -278,8 +278,8 @@ var errNoSpare = errors.New("no connection to look for the holders of a mark")
 
 // look reports the sessions in the way, ends those that have been there for too
 // long, and returns the time until the next look. It waits for a connection as long
-// as ctx or, unless that is 0, spare says. The last look ends none: the raise has
-// given up.
+// as ctx or, unless that is 0, spare says. The last look ends none: the raise
+// gave up.
 func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last bool) (next time.Duration, err error) {
 	acquiring := ctx
 	if spare > 0 {

@@ -94,7 +94,7 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 
 // resolved turns a lost COMMIT into what the server says became of it, and leaves
 // it unchanged if the server does not say. It asks even if the caller's context
-// has ended, just as the answer to a COMMIT is awaited. If a raise ended the
+// has ended, just as the response to a COMMIT is awaited. If a raise ended the
 // session, as a raise does to those it waits for, a transaction that is not
 // committed becomes the refusal by the raised mark.
 func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, claims []guard.Claim, unknown error) error {

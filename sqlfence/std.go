@@ -132,7 +132,7 @@ func unchecked(err error) error {
 }
 
 // commitRollbackText is what pgx's stdlib and lib/pq call a COMMIT that the
-// server answered with ROLLBACK; neither exports it through database/sql.
+// server turned into a ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
 func (c *stdConn) gone() bool {

@@ -32,7 +32,7 @@ LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
 // [DB.Raise], which waits for older fenced transactions.
 //
 // It reports nothing to Options.Observer: the surface that uses the store
-// answers the request and reports it, once.
+// responds to the request and reports it, once.
 func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
 	if err := claim.Validate(); err != nil {
 		return guard.Mark{}, err

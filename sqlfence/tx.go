@@ -103,8 +103,8 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 // The errors, besides fn's: [*guard.RejectedError] with ErrStale or
 // ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
 // nothing was committed and a retry is safe (it wraps the driver's error, for
-// example of a lock timeout); ErrOutcomeUnknown: the COMMIT was sent and not
-// answered, or fn ended the transaction itself. An error of COMMIT itself, such
+// example of a lock timeout); ErrOutcomeUnknown: the COMMIT was sent and no
+// response came, or fn ended the transaction itself. An error of COMMIT itself, such
 // as a deferred constraint, is passed on with the driver's error inside; nothing
 // was committed.
 func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
@@ -194,7 +194,7 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 
 // call runs fn in the transaction of c, commits it and releases c, even if fn
 // panics or calls runtime.Goexit. committing reports that err is the COMMIT's, gone
-// that it is fn's and that the session ended meanwhile.
+// that it is fn's and that the session had ended by then.
 func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing, gone bool, err error) {
 	own := &callback[Tx]{Context: ctx, db: d, tx: c.tx(), claims: claims}
 	defer c.release()
@@ -330,8 +330,8 @@ type TxOptions struct {
 	// server's default does not apply. Under [sql.LevelReadCommitted], which is
 	// also the meaning of zero, transactions of one holder run concurrently and
 	// never fail because of the fence. Under [sql.LevelRepeatableRead] and
-	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark is
-	// raised meanwhile they begin again by themselves, and apart from that the
+	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark has been
+	// raised by then they begin again by themselves, and apart from that the
 	// level's own conflicts are 40001.
 	Isolation sql.IsolationLevel
 	// Retries is how many more times the whole callback is run, each in a new
@@ -340,11 +340,11 @@ type TxOptions struct {
 	// and finally up to 500 ms. 0 means none; at most 100. An unknown outcome is
 	// never retried.
 	Retries int
-	// Resolve asks for the transaction's ID when it begins, and if the answer to
+	// Resolve asks for the transaction's ID when it begins, and if the response to
 	// the COMMIT is lost, asks the server for its outcome, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
 	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
-	// session before the COMMIT. What could not be learned stays
+	// session before the COMMIT. What the server does not know stays
 	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no round
 	// trip on pgx and one on database/sql.
 	Resolve bool

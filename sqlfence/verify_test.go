@@ -360,7 +360,7 @@ func TestTriggersOfTypes(t *testing.T) {
 			t.Errorf("listed as %s with %v, want %s with %v", got.Resource, got.Columns, g.Resource, g.Columns)
 		}
 		e.exec(`UPDATE fencepost.guarded SET parts = '[{"text": {"of": "another version"}}]'`)
-		if tables, err := e.db.Triggers(t.Context()); tables != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "an answer of another version") {
+		if tables, err := e.db.Triggers(t.Context()); tables != nil || guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "a response of another version") {
 			t.Errorf("another version: %+v, %v", tables, err)
 		}
 	})

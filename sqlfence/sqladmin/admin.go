@@ -166,7 +166,7 @@ func readJSON(ctx context.Context, q sqlkit.Querier, op string, dest any, query 
 		return err
 	}
 	if err := json.Unmarshal([]byte(text), dest); err != nil {
-		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("an answer of another version: %w", err))
+		return guard.Unavailable(op, guard.Claim{}, fmt.Errorf("a response of another version of the schema: %w", err))
 	}
 	return nil
 }

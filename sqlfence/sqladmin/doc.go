@@ -47,7 +47,7 @@
 //
 // ErrInvalid: malformed input, or a table that cannot be guarded. ErrSetup: the schema,
 // a right or the server is not what is needed. ErrUnavailable: nothing was changed.
-// ErrOutcomeUnknown: the COMMIT was not answered; call again or look.
+// ErrOutcomeUnknown: no response to the COMMIT came; call again or look.
 //
 // # Where to read on
 //

@@ -88,7 +88,7 @@ func beyond(prefix string) string {
 		r, size := utf8.DecodeLastRuneInString(prefix)
 		prefix = prefix[:len(prefix)-size]
 		switch {
-		case r == 0xD7FF: // the surrogates are no characters
+		case r == 0xD7FF: // surrogates are not characters
 			return prefix + "\uE000"
 		case r < utf8.MaxRune:
 			return prefix + string(r+1)
@@ -189,7 +189,7 @@ func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query str
 // a mark refuse every holder. It is [Admin.Reset] for the floor, recorded with an
 // empty resource, and the same care applies: claims between to and from, on any
 // resource whose mark was retired, are admitted again. The errors are those of
-// Reset; ErrInvalid if from or to is no token.
+// Reset; ErrInvalid if from or to is not a token.
 func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
 	named := guard.Claim{Resource: "floor", Token: from} // a claim must have a resource
 	if err := checkReset(named, guard.Mark{Token: from}, guard.Mark{Token: to}, issuersLast, actor, reason); err != nil {

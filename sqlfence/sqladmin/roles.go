@@ -82,7 +82,7 @@ DECLARE
   may  pg_catalog.record;
   f    pg_catalog.regprocedure;
 BEGIN
-  -- What follows resolves names in pg_catalog alone: a schema on the path may
+  -- What follows resolves names only in pg_catalog: a schema on the path may
   -- have functions and operators of another role.
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('fencepost.roles', 0));

@@ -21,7 +21,7 @@
 // P1, no stale write: once a row's mark is T, no [Table] writes it under a lower
 // token. P2, no lost takeover: a holder that calls [Table.Raise] before it reads loses
 // no acknowledged update of an older holder. P5, P6 and P9 as the README says; P4, that
-// two leases with one token are told apart, only with [TableOptions].LeaseColumn.
+// two leases with one token are distinguished, only with [TableOptions].LeaseColumn.
 //
 // # What it does not
 //
@@ -56,7 +56,7 @@
 //
 // A lower token is ErrStale; the same token under another lease ErrConflict; a token a
 // second time ErrSpent, unless the rule is guard.SameOrNewer; no such row ErrNotFound;
-// a claim for another row ErrMisdirected, before anything is sent. A lost answer is
+// a claim for another row ErrMisdirected, before anything is sent. A lost response is
 // ErrOutcomeUnknown, and the row's mark shows what happened. ErrUnavailable and
 // ErrLeaseLost mean that nothing was written. Nothing is retried.
 //

@@ -18,7 +18,7 @@ type Dest map[string]any
 // Raise makes the claim the mark of the row with the given key and reads the
 // row as it is under that mark, in one statement. From then on no older holder
 // can write the row, so that what a holder computes from what it read here
-// overwrites no acknowledged update (P2); comparing at write time alone does
+// overwrites no acknowledged update (P2); a comparison at write time only does
 // not give this. dest may be nil, to raise only. Calling it again with the same
 // claim reads again.
 //
@@ -28,7 +28,7 @@ type Dest map[string]any
 // older holders wait.
 //
 // The table's rule must be [guard.SameOrNewer], else the error is ErrInvalid,
-// nothing sent: under [guard.OncePerToken] the raise would spend the token. The
+// nothing sent: under [guard.OncePerToken] the raise would use the token up. The
 // other errors are those of [Table.Update]. For a tombstone ([Table.Delete]) the
 // error is ErrNotFound but its mark is raised all the same, so that no older
 // holder brings the row back; if there is no row at all, nothing is raised. If a
@@ -46,7 +46,7 @@ func (t *Table) Raise(ctx context.Context, q Querier, claim guard.Claim, key Key
 
 func (t *Table) raise(ctx context.Context, q Querier, claim guard.Claim, key Key, dest Dest) (guard.Mark, error) {
 	if t.rule != guard.SameOrNewer {
-		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a raise, which would spend the token")
+		return guard.Mark{}, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a raise, which would use the token up")
 	}
 	s, key, err := t.prepare(ctx, q, raises, claim, key, nil, dest)
 	if err != nil {

@@ -109,7 +109,7 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 	if t.name, err = sqlkit.QuoteName("table name", name); err != nil {
 		return nil, err
 	}
-	t.row, _ = sqlkit.QuoteIdentifier("table name", name[len(name)-1]) // it was quoted above, too
+	t.row, _ = sqlkit.QuoteIdentifier("table name", name[len(name)-1]) // it was already quoted above
 	if t.token, err = t.reserve("token column", o.TokenColumn); err != nil {
 		return nil, err
 	}

@@ -36,7 +36,7 @@ const maxReplaced = 3
 // ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
 // [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
 // column is NULL); ErrInvalid for malformed input, nothing sent;
-// ErrUnavailable, nothing written; ErrOutcomeUnknown if the answer was lost, or a
+// ErrUnavailable, nothing written; ErrOutcomeUnknown if the response was lost, or a
 // dest cannot take its column's value: the row's mark shows the outcome. Errors
 // of the statement itself, such as a violated constraint, are passed on with the
 // driver's error inside. An update that returns an error other than
@@ -127,7 +127,7 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 			return guard.Mark{}, t.notUnique(k, n)
 		}
 		// If the row as it is now admits the claim, the row that refused it was
-		// replaced meanwhile. Nothing was written, so it may be sent again.
+		// replaced since. Nothing was written, so it may be sent again.
 		if mark, err := t.refusal(ctx, q, k, claim, key); err != nil {
 			return mark, err
 		}
@@ -155,7 +155,7 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
 	case found:
 		return t.decide(k, r, claim)
-	case k == upserts: // deleted meanwhile
+	case k == upserts: // deleted since
 		return guard.Mark{}, nil
 	}
 	return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}

@@ -37,7 +37,7 @@ func Encoded(c *pgx.Conn) error {
 }
 
 // PgxSent distinguishes an argument that could not be encoded from a lost
-// answer: pgx closes a connection if anything went wrong after writing to it.
+// response: pgx closes a connection if anything went wrong after writing to it.
 func PgxSent(c *pgx.Conn, err error) error {
 	switch {
 	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil

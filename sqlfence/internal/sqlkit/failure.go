@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
-// ErrAborted is the answer to a COMMIT of a transaction that a statement had
+// ErrAborted is the error of a COMMIT of a transaction that a statement had
 // aborted.
 var ErrAborted = errors.New("nothing was committed: the transaction was aborted by an earlier error, which the callback did not return")
 
@@ -102,8 +102,8 @@ func Ended(ctx context.Context, op string, claim guard.Claim) error {
 
 // Interrupted adds to the error of an operation during which ctx ended why it
 // ended, because a driver says no more than "context canceled". So a lease that
-// was lost meanwhile is reported as that if nothing was written. If that is not
-// known, the cause is in the text alone, because ErrLeaseLost would promise it.
+// was lost by then is reported as lost if nothing was written. If that is not
+// known, only the text has the cause, because ErrLeaseLost would promise it.
 func Interrupted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err

@@ -370,8 +370,8 @@ END $$;
 -- floor above the last token of the issuer: every resource without a mark would
 -- refuse every holder until the issuer gets there, if it ever does. A concurrent
 -- raise either finds the mark, then finds the row gone in its update and starts
--- over, or does not find it, and then finds the floor; a row that it raises
--- meanwhile is compared again and stays.
+-- over, or does not find it, and then finds the floor; a row that it has
+-- raised by then is compared again and stays.
 CREATE FUNCTION fencepost.retire_up_to(p_before timestamptz, p_lock_timeout_ms integer, p_issuers_last bigint, OUT retired bigint, OUT floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -135,7 +135,7 @@ CREATE TABLE fencepost.guarded (
 -- guard_begin notes what the statement trigger of the relation will see of the
 -- statement that begins: nothing if one of the relation's ancestors has another
 -- guard or none, since a write through that one looks the same to a row trigger;
--- nor if one of its children inherits from such a table, too, which the same query
+-- nor if one of its children also inherits from such a table, which the same query
 -- may write. A partition has one parent, so that partitions need no look.
 -- Once a table's rows may have moved, 'all' is not said again in the
 -- transaction: a statement inside the moving one may end before it does.
@@ -165,7 +165,7 @@ BEGIN
 END $$;
 
 -- guard_when is the WHEN of a row trigger. It runs with the rights of whoever
--- writes, and so calls system functions alone. A row leaves its partition before
+-- writes, and so calls only system functions. A row leaves its partition before
 -- it comes to the other, so that the DELETE tells what the INSERT after it may be.
 CREATE FUNCTION fencepost.guard_when(p_trigger text, p_guard text)
 RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -267,7 +267,7 @@ $$;
 -- guard_table finds the table of a guard by its triggers, whatever its name is
 -- now; if several have them and none is another's ancestor, the one that has the
 -- name, then the one with row triggers, which a partition loses when it is
--- detached. A guard whose triggers are gone is found by the name alone.
+-- detached. A guard whose triggers are gone is found only by the name.
 CREATE FUNCTION fencepost.guard_table(p_guard text, p_schema text, p_table text)
 RETURNS oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   WITH named AS (SELECT to_regclass(format('%I.%I', p_schema, p_table))::oid AS relid),
@@ -468,7 +468,7 @@ END $$;
 -- install_guard puts a table, its partitions and children under triggers. It
 -- changes nothing, and takes no lock on the table, if everything is in place.
 -- It runs with the rights of its caller, who must own the table and be allowed
--- to write in schema fencepost. A trigger function that another table has, too, is
+-- to write in schema fencepost. A trigger function that another table also has is
 -- left to that one.
 CREATE FUNCTION fencepost.install_guard(p_table regclass, p_parts jsonb, p_report_only boolean, p_lock_timeout_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -496,7 +496,7 @@ BEGIN
   EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
     guard, fencepost.guard_body(guard, p_parts, p_report_only));
   EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', guard);
-  -- The lock on the root keeps partitions from being attached meanwhile.
+  -- The lock on the root keeps partitions from being attached until the end.
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
   PERFORM fencepost.drop_guards(p_table);
   FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
