@@ -17,10 +17,8 @@ import (
 
 // body is a request's body, decoded.
 type body struct {
-	data   []byte
-	size   int64
-	md5    [md5.Size]byte
-	sha256 [sha256.Size]byte
+	data []byte
+	md5  [md5.Size]byte
 	// sums are the checksums that the client declared, by header, in base64.
 	sums http.Header
 }
@@ -48,14 +46,12 @@ func readBody(r *http.Request) (*body, *response, error) {
 			sinks = append(sinks, hashes[name])
 		}
 	}
-	n, err := io.Copy(io.MultiWriter(sinks...), r.Body)
-	if err != nil {
+	if _, err := io.Copy(io.MultiWriter(sinks...), r.Body); err != nil {
 		return b, nil, err
 	}
-	b.data, b.size = bytes.Clone(kept.Bytes()), n // a buffer over-allocates, and the history keeps every body
+	b.data = bytes.Clone(kept.Bytes()) // a buffer over-allocates, and the history keeps every body
 	md5sum.Sum(b.md5[:0])
-	sha.Sum(b.sha256[:0])
-	if len(payload) == hex.EncodedLen(sha256.Size) && payload != hex.EncodeToString(b.sha256[:]) {
+	if len(payload) == hex.EncodedLen(sha256.Size) && payload != hex.EncodeToString(sha.Sum(nil)) {
 		return b, fail("XAmzContentSHA256Mismatch"), nil
 	}
 	if want := r.Header.Get("Content-Md5"); want != "" {

@@ -2,7 +2,6 @@ package s3test
 
 import (
 	"crypto/md5"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/xml"
@@ -19,11 +18,8 @@ import (
 
 // Object is an object as it is or was stored. It must not be changed.
 type Object struct {
-	Key string
-	// Body is nil if it was discarded; Size and SHA256 are those of the whole.
-	Body   []byte
-	Size   int64
-	SHA256 [sha256.Size]byte
+	Key  string
+	Body []byte
 	// ETag includes its quotes.
 	ETag string
 	// Header holds Content-Type, Cache-Control and the like, and the encryption.
@@ -166,21 +162,22 @@ func (s *Server) getObject(c *call) *response {
 	h := o.described()
 	c.plan.tear(h, before)
 	a := &response{status: http.StatusOK, header: h, body: o.Body}
-	first, length := int64(0), o.Size
+	size := int64(len(o.Body))
+	first, length := int64(0), size
 	if r := c.header.Get("Range"); r != "" {
-		from, n, verdict := parseRange(r, o.Size)
+		from, n, verdict := parseRange(r, size)
 		if length, ok := strings.CutPrefix(r, "bytes=-"); ok && c.plan.has(func(f *Fault) bool { return f.ShortRanges }) {
-			if n, err := strconv.ParseInt(length, 10, 64); err == nil && n > o.Size {
+			if n, err := strconv.ParseInt(length, 10, 64); err == nil && n > size {
 				verdict = rangeBeyond
 			}
 		}
 		switch verdict {
 		case rangeBeyond:
-			return fail("InvalidRange", "RangeRequested", r, "ActualObjectSize", fmt.Sprint(o.Size))
+			return fail("InvalidRange", "RangeRequested", r, "ActualObjectSize", fmt.Sprint(size))
 		case rangeGood:
 			first, length = from, n
 			a.status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, o.Size))
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, size))
 		}
 	}
 	h.Set("Content-Length", strconv.FormatInt(length, 10))
@@ -305,7 +302,7 @@ func (s *Server) putObject(c *call) *response {
 	if a != nil {
 		return a
 	}
-	o.Body, o.Size, o.SHA256, o.sums = c.body.data, c.body.size, c.body.sha256, c.body.sums
+	o.Body, o.sums = c.body.data, c.body.sums
 	if len(o.sums) > 0 {
 		o.sums.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
 	}
@@ -400,7 +397,7 @@ func (s *Server) listObjects(c *call) *response {
 			break
 		}
 		o := b.objects[key]
-		result.Contents = append(result.Contents, listEntry{encode(key), stamp(o.Modified), o.ETag, o.Size, "STANDARD"})
+		result.Contents = append(result.Contents, listEntry{encode(key), stamp(o.Modified), o.ETag, int64(len(o.Body)), "STANDARD"})
 		result.KeyCount++
 		last = key
 	}

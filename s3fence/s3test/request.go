@@ -31,9 +31,7 @@ type Request struct {
 	Key    string
 	Header http.Header
 	Query  url.Values
-	// Body is the decoded body, nil if it was discarded, and Size its length.
-	Body []byte
-	Size int64
+	Body   []byte
 }
 
 // signs identifies an operation by method, level and query.

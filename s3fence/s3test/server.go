@@ -159,7 +159,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.abort(req)
 	}
-	req.Body, req.Size = body.data, body.size
+	req.Body = body.data
 	c := &call{Request: req, r: r, header: r.Header, body: body, plan: s.plan(req)}
 	for _, f := range c.plan {
 		if f.Before != nil {
