@@ -249,7 +249,7 @@ func (b *Bucket) apply(ctx context.Context, c *change, base *state, w *write) (n
 			s.doubt = true
 			s.cause = fmt.Errorf("%w, and then: %w", s.cause, b.explain(err))
 			if outcome == outcomeRefused || errors.As(err, new(*DamagedError)) {
-				break
+				return s.failed()
 			}
 			continue // the next sending shows as much as a read
 		}
