@@ -94,36 +94,34 @@ func stores() []realStore {
 	return all
 }
 
-// A correct store is accepted each time. A store that races is refused, or
-// accepted and then shows no violation in a race of writers: a real store cannot
-// be told when to race, so nothing more can be required. The tests of s3fence,
-// whose store can be told, show that a race is noticed.
+// TestProbe: a correct store is accepted each time; one that breaks a precondition
+// is refused. A store that only races may be accepted, since nobody can tell a real
+// store when to race: on a busy machine versitygw 1.7 was in 2 probes of 21. Such a
+// store is probed until it is refused, and never in 50 probes is not luck. The tests
+// of s3fence, whose store is told when to race, show that each race is noticed.
 func TestProbe(t *testing.T) {
 	for _, store := range stores() {
 		t.Run(store.name, func(t *testing.T) {
 			client := store.start(t)
-			refused, runs := 0, longtest.ByLength(3, 50)
-			for run := range runs {
+			refused, runs := 0, 50
+			if store.correct {
+				runs = longtest.ByLength(3, 50)
+			}
+			for run := 0; run < runs && (store.correct || refused == 0); run++ {
 				r, err := s3fence.Probe(t.Context(), client(nil), bucket, &s3fence.Options{Prefix: fmt.Sprint("open-", run)})
 				switch {
 				case err == nil && r.OpaqueETags:
 					t.Error("the ETags were taken for opaque")
 				case err == nil:
-					if !store.correct {
-						t.Logf("accepted in run %d", run)
-						raceAll(t, client, fmt.Sprint("open-", run), longtest.ByLength(100, 2000), 0)
-					}
 				case errors.Is(err, s3fence.ErrUnsuitableStore):
-					if refused++; refused == 1 {
-						t.Log(err)
-					}
+					refused++
+					t.Logf("refused in run %d: %v", run, err)
 				default:
 					t.Fatal(err) // neither verdict
 				}
 			}
-			t.Logf("refused in %d of %d runs", refused, runs)
-			if store.correct && refused != 0 {
-				t.Errorf("refused in %d of %d runs, want none", refused, runs)
+			if store.correct != (refused == 0) {
+				t.Errorf("refused in %d of %d runs", refused, runs)
 			}
 		})
 	}
