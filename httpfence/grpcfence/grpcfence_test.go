@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -35,203 +37,173 @@ const (
 // fence guards the account that the message names.
 func fence(t *testing.T, store guard.Store) *Fence {
 	t.Helper()
-	named, err := httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{
+	named := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{
 		"id": Field(func(m *text) string { return m.GetValue() }),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := New(m, &Options{Unguarded: []string{free}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
+	}))
+	m := guard.Must(httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}))
+	return guard.Must(New(m, &Options{Unguarded: []string{free}}))
 }
 
-// client is one RPC transport: it makes calls, and sends messages one by one.
+// client is one RPC transport.
 type client struct {
 	call func(ctx context.Context, method, account string) (string, error)
-	// open begins a stream; send sends a message and waits for the response.
-	open func(ctx context.Context) (send func(account string) (string, error))
-	// end is a stream of that many messages; its error is nil at a regular end.
-	end func(ctx context.Context, messages int) error
+	open func(ctx context.Context) (bidi, error)
 }
 
-// told is the handlers' response: the claim under which they were called.
-func told(ctx context.Context) string {
-	claim, ok := ClaimFrom(ctx)
-	if !ok {
-		return "no claim"
-	}
-	return claim.Resource + " " + claim.Token.String() + " " + claim.LeaseID
+// bidi is Connect's *BidiStreamForClient, and what grpcBidi makes of grpc-go's.
+type bidi interface {
+	Send(*text) error
+	Receive() (*text, error)
+	CloseRequest() error
 }
 
-// clients are all ways to reach a guarded handler. swallow has the stream's
-// handler end without an error when it gets one.
-func clients(t *testing.T, f *Fence, swallow bool) map[string]client {
-	t.Helper()
-	return map[string]client{
-		"grpc-go":  grpcClient(t, f, swallow),
-		"Connect":  connectClient(t, f, swallow),
-		"gRPC":     connectClient(t, f, swallow, connect.WithGRPC()),
-		"gRPC-Web": connectClient(t, f, swallow, connect.WithGRPCWeb()),
-	}
+type grpcBidi struct{ grpc.ClientStream }
+
+func (s grpcBidi) Send(m *text) error  { return s.SendMsg(m) }
+func (s grpcBidi) CloseRequest() error { return s.CloseSend() }
+func (s grpcBidi) Receive() (*text, error) {
+	out := &text{}
+	return out, s.RecvMsg(out)
 }
 
-func grpcClient(t *testing.T, f *Fence, swallow bool) client {
-	handler := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor, method string) (any, error) {
-		in := &text{}
-		if err := decode(in); err != nil {
-			return nil, err
-		}
-		return intercept(ctx, in, &grpc.UnaryServerInfo{FullMethod: method}, func(ctx context.Context, _ any) (any, error) {
-			return wrapperspb.String(told(ctx)), nil
-		})
-	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()), grpc.StreamInterceptor(f.StreamServer()))
-	server.RegisterService(&grpc.ServiceDesc{
-		ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{
-			{MethodName: "Close", Handler: func(s any, ctx context.Context, d func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-				return handler(s, ctx, d, i, unary)
-			}},
-			{MethodName: "Get", Handler: func(s any, ctx context.Context, d func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-				return handler(s, ctx, d, i, free)
-			}},
-		},
-		Streams: []grpc.StreamDesc{{StreamName: "Post", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
-			for {
-				in := &text{}
-				err := s.RecvMsg(in)
-				if errors.Is(err, io.EOF) || err != nil && swallow {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				if err := s.SendMsg(wrapperspb.String(told(s.Context()))); err != nil {
-					return err
-				}
-			}
-		}}},
-	}, struct{}{})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(UnaryClient()), grpc.WithStreamInterceptor(StreamClient()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return client{
-		func(ctx context.Context, method, account string) (string, error) {
-			out := &text{}
-			err := conn.Invoke(ctx, method, wrapperspb.String(account), out)
-			return out.GetValue(), err
-		},
-		func(ctx context.Context) func(string) (string, error) {
-			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, stream)
-			return func(account string) (string, error) {
-				if err != nil {
-					return "", err
-				}
-				_ = s.SendMsg(wrapperspb.String(account)) // RecvMsg returns the outcome
-				out := &text{}
-				err := s.RecvMsg(out)
-				return out.GetValue(), err
-			}
-		},
-		func(ctx context.Context, messages int) error {
-			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, stream)
-			if err != nil {
-				return err
-			}
-			for range messages {
-				_ = s.SendMsg(wrapperspb.String("a"))
-			}
-			_ = s.CloseSend()
-			for err == nil {
-				err = s.RecvMsg(&text{})
-			}
-			return regular(err)
-		},
-	}
+// exchange sends a message and waits for the response.
+func exchange(s bidi, account string) (string, error) {
+	_ = s.Send(wrapperspb.String(account)) // Receive returns the outcome
+	out, err := s.Receive()
+	return out.GetValue(), err
 }
 
-// regular is nil for the error at the end of a stream.
-func regular(err error) error {
+// end is the outcome of a stream of that many messages; nil at a regular end.
+func end(s bidi, messages int) (err error) {
+	for range messages {
+		_ = s.Send(wrapperspb.String("a"))
+	}
+	_ = s.CloseRequest()
+	for err == nil {
+		_, err = s.Receive()
+	}
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	return err
 }
 
-func connectClient(t *testing.T, f *Fence, swallow bool, opts ...connect.ClientOption) client {
-	mux := http.NewServeMux()
-	guarded := connect.WithInterceptors(f.Connect())
-	answer := func(ctx context.Context, _ *connect.Request[text]) (*connect.Response[text], error) {
-		return connect.NewResponse(wrapperspb.String(told(ctx))), nil
+// seen is the handlers' response: the claim under which they were called.
+func seen(ctx context.Context) (*text, error) {
+	claim, ok := ClaimFrom(ctx)
+	if !ok {
+		return wrapperspb.String("no claim"), nil
 	}
-	mux.Handle(unary, connect.NewUnaryHandler(unary, answer, guarded))
-	mux.Handle(free, connect.NewUnaryHandler(free, answer, guarded))
-	mux.Handle(stream, connect.NewBidiStreamHandler(stream, func(ctx context.Context, s *connect.BidiStream[text, text]) error {
-		for {
-			_, err := s.Receive()
-			if errors.Is(err, io.EOF) || err != nil && swallow {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if err := s.Send(wrapperspb.String(told(ctx))); err != nil {
-				return err
-			}
+	return wrapperspb.String(claim.Resource + " " + claim.Token.String() + " " + claim.LeaseID), nil
+}
+
+// each is the stream's handler: it responds to each message. With swallow it ends
+// without an error when it gets one.
+func each(ctx context.Context, receive func() error, send func(*text) error, swallow bool) error {
+	for {
+		err := receive()
+		if errors.Is(err, io.EOF) || err != nil && swallow {
+			return nil
 		}
-	}, guarded))
-	server := httptest.NewUnstartedServer(mux)
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	t.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // streams are left open
-	transport, err := httpfence.NewTransport(server.Client().Transport, []string{server.URL}, nil)
+		if err != nil {
+			return err
+		}
+		out, _ := seen(ctx)
+		if err := send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// transports are all ways to reach a guarded handler.
+var transports = []struct {
+	name string
+	dial func(t *testing.T, f *Fence, swallow bool) client
+}{
+	{"grpc-go", grpcClient},
+	{"Connect", connectClient()},
+	{"gRPC", connectClient(connect.WithGRPC())},
+	{"gRPC-Web", connectClient(connect.WithGRPCWeb())},
+}
+
+// unaryMethod is a unary method of the service for grpc-go.
+func unaryMethod(full string, handle func(context.Context) (*text, error)) grpc.MethodDesc {
+	return grpc.MethodDesc{MethodName: path.Base(full), Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		in := &text{}
+		if err := decode(in); err != nil {
+			return nil, err
+		}
+		return intercept(ctx, in, &grpc.UnaryServerInfo{FullMethod: full}, func(ctx context.Context, _ any) (any, error) { return handle(ctx) })
+	}}
+}
+
+// serve runs a grpc-go server and returns a connection to it.
+func serve(t *testing.T, server *grpc.Server, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &http.Client{Transport: transport}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	conn := guard.Must(grpc.NewClient(l.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...))
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func grpcClient(t *testing.T, f *Fence, swallow bool) client {
+	server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()), grpc.StreamInterceptor(f.StreamServer()))
+	server.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{unaryMethod(unary, seen), unaryMethod(free, seen)},
+		Streams: []grpc.StreamDesc{{StreamName: "Post", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			return each(s.Context(), func() error { return s.RecvMsg(&text{}) }, func(m *text) error { return s.SendMsg(m) }, swallow)
+		}}},
+	}, struct{}{})
+	conn := serve(t, server, grpc.WithUnaryInterceptor(UnaryClient()), grpc.WithStreamInterceptor(StreamClient()))
 	return client{
 		func(ctx context.Context, method, account string) (string, error) {
-			resp, err := connect.NewClient[text, text](h, server.URL+method, opts...).CallUnary(ctx, connect.NewRequest(wrapperspb.String(account)))
-			if err != nil {
-				return "", err
-			}
-			return resp.Msg.GetValue(), nil
+			out := &text{}
+			err := conn.Invoke(ctx, method, wrapperspb.String(account), out)
+			return out.GetValue(), err
 		},
-		func(ctx context.Context) func(string) (string, error) {
-			s := connect.NewClient[text, text](h, server.URL+stream, opts...).CallBidiStream(ctx)
-			return func(account string) (string, error) {
-				_ = s.Send(wrapperspb.String(account))
-				out, err := s.Receive()
-				return out.GetValue(), err
-			}
+		func(ctx context.Context) (bidi, error) {
+			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, stream)
+			return grpcBidi{s}, err
 		},
-		func(ctx context.Context, messages int) (err error) {
-			s := connect.NewClient[text, text](h, server.URL+stream, opts...).CallBidiStream(ctx)
-			for range messages {
-				_ = s.Send(wrapperspb.String("a"))
-			}
-			_ = s.CloseRequest()
-			for err == nil {
-				_, err = s.Receive()
-			}
-			return regular(err)
-		},
+	}
+}
+
+func connectClient(opts ...connect.ClientOption) func(*testing.T, *Fence, bool) client {
+	return func(t *testing.T, f *Fence, swallow bool) client {
+		mux := http.NewServeMux()
+		guarded := connect.WithInterceptors(f.Connect())
+		for _, method := range []string{unary, free} {
+			mux.Handle(method, connect.NewUnaryHandler(method, func(ctx context.Context, _ *connect.Request[text]) (*connect.Response[text], error) {
+				out, err := seen(ctx)
+				return connect.NewResponse(out), err
+			}, guarded))
+		}
+		mux.Handle(stream, connect.NewBidiStreamHandler(stream, func(ctx context.Context, s *connect.BidiStream[text, text]) error {
+			return each(ctx, func() error { _, err := s.Receive(); return err }, s.Send, swallow)
+		}, guarded))
+		server := httptest.NewUnstartedServer(mux)
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		t.Cleanup(func() { server.CloseClientConnections(); server.Close() }) // streams are left open
+		h := &http.Client{Transport: guard.Must(httpfence.NewTransport(server.Client().Transport, []string{server.URL}, nil))}
+		return client{
+			func(ctx context.Context, method, account string) (string, error) {
+				resp, err := connect.NewClient[text, text](h, server.URL+method, opts...).CallUnary(ctx, connect.NewRequest(wrapperspb.String(account)))
+				if err != nil {
+					return "", err
+				}
+				return resp.Msg.GetValue(), nil
+			},
+			func(ctx context.Context) (bidi, error) {
+				return connect.NewClient[text, text](h, server.URL+stream, opts...).CallBidiStream(ctx), nil
+			},
+		}
 	}
 }
 
@@ -251,10 +223,10 @@ func code(err error) codes.Code {
 // TestUnary: every refusal arrives with its code and its reason, in all
 // protocols, and the handler has the claim.
 func TestUnary(t *testing.T) {
-	for name := range clients(t, fence(t, guard.NewMemory(nil)), false) {
-		t.Run(name, func(t *testing.T) {
+	for _, via := range transports {
+		t.Run(via.name, func(t *testing.T) {
 			store := &brittle{Store: guard.NewMemory(nil)}
-			c := clients(t, fence(t, store), false)[name]
+			c := via.dial(t, fence(t, store), false)
 			for _, step := range []struct {
 				account string
 				claim   guard.Claim
@@ -307,28 +279,29 @@ func TestUnary(t *testing.T) {
 // control continues, because nobody has taken over.
 func TestStreamPerMessage(t *testing.T) {
 	for _, swallow := range []bool{false, true} {
-		for name := range clients(t, fence(t, guard.NewMemory(nil)), swallow) {
-			for _, taken := range []bool{false, true} {
+		for _, via := range transports {
+			for _, step := range []struct {
+				what   string
+				newest guard.Token // whose holder takes over
+				second string      // the account of the second message
+				want   error
+			}{
+				{"control", 10, "a", nil},
+				{"taken over", 11, "a", guard.ErrStale},
+				{"another account in the second message", 10, "b", guard.ErrMisdirected},
+			} {
 				store := guard.NewMemory(nil)
-				send := clients(t, fence(t, store), swallow)[name].open(guard.WithClaim(t.Context(), claim("a", 10, "a")))
-				if got, err := send("a"); err != nil || got != "account:a 10 a" {
-					t.Fatalf("%s: %q, %v", name, got, err)
+				s := guard.Must(via.dial(t, fence(t, store), swallow).open(guard.WithClaim(t.Context(), claim("a", 10, "a"))))
+				if got, err := exchange(s, "a"); err != nil || got != "account:a 10 a" {
+					t.Fatalf("%s: %q, %v", via.name, got, err)
 				}
-				if taken {
-					if _, err := store.Admit(t.Context(), claim("a", 11, "b")); err != nil {
-						t.Fatal(err)
-					}
+				if _, err := store.Admit(t.Context(), claim("a", step.newest, "a")); err != nil {
+					t.Fatal(err)
 				}
-				_, err := send("a")
-				if err = ErrorFrom(err, claim("a", 10, "a")); errors.Is(err, guard.ErrStale) != taken || (err != nil) != taken {
-					t.Errorf("%s, taken over %v, swallow %v: %v", name, taken, swallow, err)
+				_, err := exchange(s, step.second)
+				if err = ErrorFrom(err, claim("a", 10, "a")); !errors.Is(err, step.want) {
+					t.Errorf("%s, %s, swallow %v: %v", via.name, step.what, swallow, err)
 				}
-			}
-			store := guard.NewMemory(nil)
-			send := clients(t, fence(t, store), swallow)[name].open(guard.WithClaim(t.Context(), claim("a", 10, "a")))
-			_, _ = send("a")
-			if _, err := send("b"); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMisdirected) {
-				t.Errorf("%s: another account in the second message: %v", name, err)
 			}
 		}
 	}
@@ -338,15 +311,16 @@ func TestStreamPerMessage(t *testing.T) {
 // resource, so it is refused, with a claim or without, even if its handler
 // succeeds. The control has one message.
 func TestStreamWithoutMessages(t *testing.T) {
-	for name, c := range clients(t, fence(t, guard.NewMemory(nil)), false) {
+	for _, via := range transports {
+		c := via.dial(t, fence(t, guard.NewMemory(nil)), false)
 		with := guard.WithClaim(t.Context(), claim("a", 10, "a"))
 		for _, ctx := range []context.Context{t.Context(), with} {
-			if err := c.end(ctx, 0); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMissing) || code(err) != codes.InvalidArgument {
-				t.Errorf("%s: without messages: %v", name, err)
+			if err := end(guard.Must(c.open(ctx)), 0); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMissing) || code(err) != codes.InvalidArgument {
+				t.Errorf("%s: without messages: %v", via.name, err)
 			}
 		}
-		if err := c.end(with, 1); err != nil {
-			t.Errorf("%s: with a message: %v", name, err)
+		if err := end(guard.Must(c.open(with)), 1); err != nil {
+			t.Errorf("%s: with a message: %v", via.name, err)
 		}
 	}
 }
@@ -376,7 +350,11 @@ func TestResourceErrors(t *testing.T) {
 // TestDoubledMetadata: two tokens are refused, not guessed between.
 func TestDoubledMetadata(t *testing.T) {
 	f := fence(t, guard.NewMemory(nil))
-	for key, want := range map[string]error{"x-other": nil, "x-fencing-token": guard.ErrInvalid, "x-fencing-lease": guard.ErrInvalid, "x-fencing-resource": guard.ErrInvalid} {
+	for i, key := range []string{"x-other", "x-fencing-token", "x-fencing-lease", "x-fencing-resource"} {
+		want := error(guard.ErrInvalid)
+		if i == 0 {
+			want = nil // the control
+		}
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Join(
 			metadata.Pairs("x-fencing-token", "5", "x-fencing-lease", "l", "x-fencing-resource", "account:a"), metadata.Pairs(key, "5")))
 		_, err := f.UnaryServer()(ctx, wrapperspb.String("a"), &grpc.UnaryServerInfo{FullMethod: unary}, func(context.Context, any) (any, error) { return nil, nil })
@@ -409,7 +387,7 @@ func TestClientFailsLocally(t *testing.T) {
 		if _, err := c.call(step.ctx, unary, "a"); !errors.Is(err, step.want) || step.want == guard.ErrLeaseLost && !errors.As(err, new(*guard.LostError)) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, err := c.open(step.ctx)("a"); !errors.Is(err, step.want) {
+		if _, err := c.open(step.ctx); !errors.Is(err, step.want) {
 			t.Errorf("%s, stream: %v", name, err)
 		}
 	}
@@ -431,6 +409,10 @@ func TestCodesAreTotal(t *testing.T) {
 	}
 	if code(Status(nil)) == codes.OK || code(ConnectError(nil)) == codes.OK || ErrorFrom(io.EOF, guard.Claim{}) != io.EOF || ErrorFrom(nil, guard.Claim{}) != nil {
 		t.Error("nil is a success, or another error a refusal")
+	}
+	foreign := guard.Must(status.New(codes.FailedPrecondition, "").WithDetails(&errdetails.ErrorInfo{Reason: string(guard.ReasonStale), Domain: "example.com"})).Err()
+	if ErrorFrom(foreign, guard.Claim{}) != foreign {
+		t.Error("an error of another domain is a refusal")
 	}
 	for _, bad := range []error{second(New(nil, nil)), second(New(&httpfence.Middleware{}, &Options{Unguarded: []string{"Get"}})), second(New(&httpfence.Middleware{}, &Options{Unguarded: []string{""}}))} {
 		if !errors.Is(bad, guard.ErrInvalid) {

@@ -3,14 +3,12 @@ package grpcfence
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -20,33 +18,13 @@ import (
 )
 
 // closer registers a service with one unary method.
-func closer(server *grpc.Server, handle func(context.Context) error) {
-	server.RegisterService(&grpc.ServiceDesc{ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
-		MethodName: "Close",
-		Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-			in := &text{}
-			if err := decode(in); err != nil {
-				return nil, err
-			}
-			return intercept(ctx, in, &grpc.UnaryServerInfo{FullMethod: unary}, func(ctx context.Context, _ any) (any, error) {
-				return wrapperspb.String("closed"), handle(ctx)
-			})
-		},
-	}}}, struct{}{})
+func closer(server *grpc.Server, err func() error) {
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{
+		unaryMethod(unary, func(context.Context) (*text, error) { return wrapperspb.String("closed"), err() }),
+	}}, struct{}{})
 }
 
-func serve(t *testing.T, server *grpc.Server, opts ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	conn := guard.Must(grpc.NewClient(l.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...))
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
+func closes() error { return nil }
 
 // TestHealthChecksPass: a load balancer holds no lease. The control is a method of
 // the service.
@@ -54,7 +32,7 @@ func TestHealthChecksPass(t *testing.T) {
 	f := fence(t, guard.NewMemory(nil))
 	server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()), grpc.StreamInterceptor(f.StreamServer()))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	closer(server, func(context.Context) error { return nil })
+	closer(server, closes)
 	conn := serve(t, server)
 	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
 		t.Errorf("health: %v", err)
@@ -90,7 +68,7 @@ func TestRetryPolicies(t *testing.T) {
 		var handled atomic.Int64
 		f := fence(t, guard.NewMemory(nil))
 		server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()))
-		closer(server, func(context.Context) error { handled.Add(1); return status.Error(codes.Unavailable, "after the write") })
+		closer(server, func() error { handled.Add(1); return status.Error(codes.Unavailable, "after the write") })
 		conn := serve(t, server, append(c.opts, grpc.WithDefaultServiceConfig(policy))...)
 		ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "account:acme", Token: 5, LeaseID: "a"})
 		if name == "control" { // the same metadata, from a client that knows nothing of fences
@@ -105,29 +83,33 @@ func TestRetryPolicies(t *testing.T) {
 	}
 }
 
-// TestVerify: registrations that guard less than they seem to.
+// TestVerify: registrations that guard less than they seem to; the last is the
+// control.
 func TestVerify(t *testing.T) {
-	for name, c := range map[string]struct {
-		prepare func(f *Fence)
-		want    string
+	for _, c := range []struct {
+		name      string
+		unguarded []string
+		prepare   func(f *Fence)
+		want      string
 	}{
-		"no interceptor": {func(*Fence) {}, unary},
-		"unary only":     {func(f *Fence) { f.UnaryServer() }, free}, // which the service does not have
+		{"no interceptor", nil, func(*Fence) {}, unary},
+		{"unary only", nil, func(f *Fence) { f.UnaryServer() }, stream},
+		{"a method that no service has", []string{free}, func(f *Fence) { f.UnaryServer(); f.StreamServer() }, free},
+		{"streams only", nil, func(f *Fence) { f.StreamServer() }, unary},
+		{"both, with health checks", []string{stream}, func(f *Fence) { f.UnaryServer(); f.StreamServer() }, ""},
+		{"the unary method is unguarded", []string{unary}, func(f *Fence) { f.StreamServer() }, ""},
+		{"the stream is unguarded", []string{stream}, func(f *Fence) { f.UnaryServer() }, ""},
 	} {
-		f := fence(t, guard.NewMemory(nil))
+		f := guard.Must(New(fence(t, guard.NewMemory(nil)).fence, &Options{Unguarded: c.unguarded}))
 		c.prepare(f)
 		server := grpc.NewServer()
-		closer(server, func(context.Context) error { return nil })
-		if err := f.Verify(server); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
+		grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+		server.RegisterService(&grpc.ServiceDesc{
+			ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil),
+			Methods: []grpc.MethodDesc{unaryMethod(unary, seen)}, Streams: []grpc.StreamDesc{{StreamName: "Post", ClientStreams: true}},
+		}, struct{}{})
+		if err := f.Verify(server); (err == nil) != (c.want == "") || err != nil && (!errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v", c.name, err)
 		}
-	}
-	f := guard.Must(New(fence(t, guard.NewMemory(nil)).fence, nil))
-	f.UnaryServer()
-	server := grpc.NewServer()
-	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	closer(server, func(context.Context) error { return nil })
-	if err := f.Verify(server); err != nil {
-		t.Errorf("control: %v", err)
 	}
 }

@@ -65,21 +65,20 @@ func ConnectError(err error) error {
 // it is not a fence's refusal. The library's error stays reachable with
 // errors.As.
 func ErrorFrom(err error, claim guard.Claim) error {
-	var found *errdetails.ErrorInfo
+	var details []any
 	var fromConnect *connect.Error
 	if errors.As(err, &fromConnect) {
 		for _, detail := range fromConnect.Details() {
-			if value, err := detail.Value(); err == nil {
-				if i, ok := value.(*errdetails.ErrorInfo); ok && i.GetDomain() == Domain {
-					found = i
-				}
-			}
+			value, _ := detail.Value() // nil if this program does not know the type
+			details = append(details, value)
 		}
-	} else if s, ok := status.FromError(err); ok && s != nil {
-		for _, detail := range s.Details() {
-			if i, ok := detail.(*errdetails.ErrorInfo); ok && i.GetDomain() == Domain {
-				found = i
-			}
+	} else {
+		details = status.Convert(err).Details()
+	}
+	var found *errdetails.ErrorInfo
+	for _, detail := range details {
+		if i, ok := detail.(*errdetails.ErrorInfo); ok && i.GetDomain() == Domain {
+			found = i
 		}
 	}
 	if found == nil {
