@@ -142,7 +142,7 @@ func TestWindow(t *testing.T) {
 			"0004_four.sql":  {Data: []byte("-- Usable from version 1.\nALTER TABLE fencepost.one ADD x text;")},
 			"0005_five.sql":  {Data: []byte("ALTER TABLE fencepost.one DROP v;")},
 		})
-		build := func(knows int) Component { return Component{all.Name, all.Migrations[:knows]} }
+		build := func(knows int) Component { return Component{Name: all.Name, Migrations: all.Migrations[:knows]} }
 		up := func(knows int) error {
 			return with(func(conn Conn) error { return build(knows).Up(t.Context(), conn) })
 		}

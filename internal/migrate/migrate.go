@@ -4,7 +4,8 @@
 // Applying is idempotent and safe when several replicas start at once: all of
 // it happens in one transaction under one advisory lock. What was applied is
 // recorded in fencepost.migrations, even by the printed script, so that users
-// of goose, atlas or golang-migrate can apply the same text themselves.
+// of goose, atlas or golang-migrate can apply the same text themselves. Only a
+// printed script removes it, never this package.
 //
 // # Builds on newer schemas
 //
@@ -164,6 +165,8 @@ type Component struct {
 	Name string
 	// Migrations are in order of version, from 1.
 	Migrations []Migration
+	// Removal removes what the steps created, or fails while it is in use.
+	Removal string
 }
 
 // Load reads the files NNNN_name.sql in the root of dir. It panics on a
@@ -211,6 +214,10 @@ func (c Component) Script() string {
 	b.WriteString(sealed + unpin)
 	return b.String()
 }
+
+// Down returns a script that removes the component, to be run in one transaction as
+// [Component.Script] is.
+func (c Component) Down() string { return Pin + owned + c.Removal + unpin }
 
 // Conn runs SQL on one connection. Exec takes several statements at once.
 type Conn interface {

@@ -47,11 +47,8 @@ func twoAtATime(n int, do func(int)) {
 	free := make(chan struct{}, 2)
 	var group sync.WaitGroup
 	for i := range n {
-		group.Go(func() {
-			free <- struct{}{}
-			defer func() { <-free }()
-			do(i)
-		})
+		free <- struct{}{}
+		group.Go(func() { do(i); <-free })
 	}
 	group.Wait()
 }

@@ -48,9 +48,7 @@ func Database(t TB) string {
 	return copied(t, "", func(string) (string, error) { return "template0", nil })
 }
 
-// Pool returns a pool of connections to a fresh, empty database as from
-// Database. It is closed when the test ends; a test that has not released a
-// connection by then fails.
+// Pool is [Connect] to a fresh, empty database as from [Database].
 func Pool(t TB) *pgxpool.Pool {
 	t.Helper()
 	return Connect(t, Database(t))

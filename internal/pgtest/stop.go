@@ -14,21 +14,20 @@ var ErrStopped = errors.New("pgtest: the server was stopped for good")
 // Kill ends the server as a crash would: SIGKILL for the postmaster and all its
 // children at once. When it returns, none of them is running. Acknowledged
 // commits are on disk as far as other processes can tell; Restart recovers
-// them. Killing a server that is down does nothing.
+// them. Killing a server that is down does nothing. After this, StopImmediate and
+// StopFast the directory stays, and Restart brings the server back.
 func (s *Server) Kill() error { return s.unlessStopped(s.crash) }
 
 // StopImmediate shuts the server down like pg_ctl stop -m immediate: no
 // checkpoint, recovery at the next start. A server process that the test has
-// stopped with SIGSTOP delays it by five seconds. The directory stays; Restart
-// brings the server back.
+// stopped with SIGSTOP delays it by five seconds.
 func (s *Server) StopImmediate() error {
 	return s.unlessStopped(func() error { return s.shut("QUIT") })
 }
 
 // StopFast shuts the server down like pg_ctl stop -m fast: sessions are ended,
 // and a checkpoint is written. It fails after two minutes if a session that
-// the test has stopped with SIGSTOP cannot end. The directory stays; Restart
-// brings the server back.
+// the test has stopped with SIGSTOP cannot end.
 func (s *Server) StopFast() error { return s.unlessStopped(func() error { return s.shut("INT") }) }
 
 // Restart starts the server again on the same port and data, after a fast

@@ -7,12 +7,12 @@
 //	campaign    stopped, killed and disconnected workers, judged by oracles
 //	http        package httpfence behind proxies and inside frameworks
 //	issuers     etcd, ZooKeeper and Redis, started, killed and failed over
+//	migrations  the printed schema, applied by goose and golang-migrate
 //	lockserver  the lock server's page in a browser, its workers in other languages
 //	s3          package s3fence on real gateways and behind real proxies
 //	process     starts the servers and workers of all of them
 //
 // The module also pins the programs that check the code, by its tool directive.
-// staticcheck, go vet and internal/layout are all of them: golangci-lint bundles
-// the former two with a hundred linters in 900 modules, which two cores build
-// for longer than the gate runs its tests.
+// With go vet and internal/layout, staticcheck is enough: golangci-lint bundles the
+// two in 900 modules, which take longer to build than the gate's tests to run.
 package suites

@@ -16,9 +16,14 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
+//go:embed down.sql
+var removalSQL string
+
 func schema() migrate.Component {
 	dir, _ := fs.Sub(migrationFiles, "migrations") // fails only for a malformed name
-	return migrate.Load("sqlfence", dir)
+	c := migrate.Load("sqlfence", dir)
+	c.Removal = removalSQL
+	return c
 }
 
 // Migrate creates or upgrades the part of schema fencepost that fenced
@@ -69,3 +74,8 @@ func (a *Admin) migrate(ctx context.Context, op string) error {
 // for users of goose, atlas or golang-migrate: run it in one transaction. It
 // records itself in fencepost.migrations, so that Migrate finds it applied.
 func MigrationSQL() string { return schema().Script() }
+
+// DownSQL returns the text that removes what [Admin.Migrate] created, and with it all
+// marks. Run it in one transaction when no writer is at work; it fails, and removes
+// nothing, while a table has triggers.
+func DownSQL() string { return schema().Down() }

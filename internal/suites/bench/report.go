@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dustin/go-humanize"
 )
 
 // Report is what a suite measured.
@@ -238,16 +240,8 @@ func (s Section) markdown() string {
 
 // number writes a figure with separators between thousands.
 func number(v float64) string {
-	text := strconv.FormatFloat(v, 'f', -1, 64)
-	whole, rest, _ := strings.Cut(text, ".")
-	if len(whole) > 3 && rest != "" {
-		whole, rest = strconv.FormatFloat(math.Round(v), 'f', 0, 64), ""
+	if math.Abs(v) >= 1000 {
+		v = math.Round(v)
 	}
-	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
-		whole = whole[:i] + "," + whole[i:]
-	}
-	if rest != "" {
-		return whole + "." + rest
-	}
-	return whole
+	return humanize.Commaf(v)
 }

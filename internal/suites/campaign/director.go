@@ -25,15 +25,6 @@ type episode struct {
 	over     chan struct{} // closed when nobody is stopped or held any more
 }
 
-func (e *episode) isOver() bool {
-	select {
-	case <-e.over:
-		return true
-	default:
-		return false
-	}
-}
-
 // director aims the pauses of one surface.
 type director struct {
 	rng      *rand.Rand
@@ -173,7 +164,7 @@ func (d *director) stop(e *episode, r report) {
 	if stopped {
 		d.count.Pauses++
 	}
-	late := e.resumed || e.isOver() // nothing would resume it
+	late := e.resumed || closed(e.over) // nothing would resume it
 	d.mu.Unlock()
 	e.victim.goOn(e.life)
 	switch {
@@ -190,7 +181,7 @@ func (d *director) stop(e *episode, r report) {
 // finish ends an episode, once, and releases the waiting processes.
 func (d *director) finish(e *episode) {
 	d.mu.Lock()
-	if e.isOver() {
+	if closed(e.over) {
 		d.mu.Unlock()
 		return
 	}

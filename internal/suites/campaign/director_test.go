@@ -76,7 +76,7 @@ func TestDirector(t *testing.T) {
 			}
 		}
 		d.report(victim, report{Phase: phaseFailed, Resource: "r", Token: 5})
-		if !e.isOver() {
+		if !closed(e.over) {
 			t.Error("the successor is held though the victim has acted")
 		}
 		d.report(next, report{Phase: phaseFailed, Resource: "r", Token: 6, Outcome: "stale"})

@@ -118,9 +118,9 @@ func (c *control) gate(phase, resource string, token int64) {
 	<-c.pass
 }
 
-func (c *control) stopped() bool {
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-c.stop:
+	case <-c:
 		return true
 	default:
 		return false

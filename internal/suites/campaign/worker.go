@@ -46,7 +46,7 @@ func runWorker(ctx context.Context, w *worker, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	defer w.locks.Close(ctx)
-	for !w.stopped() {
+	for !closed(w.stop) {
 		w.session(ctx)
 		time.Sleep(w.pace.of(time.Duration(10+w.rng.IntN(80)) * time.Millisecond))
 	}

@@ -1,3 +1,4 @@
+// Package httpsuite tests package httpfence behind proxies.
 package httpsuite
 
 import (

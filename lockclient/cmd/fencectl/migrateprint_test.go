@@ -39,6 +39,18 @@ func TestPrintedSchema(t *testing.T) {
 	if out := must(t, url, "migrate"); strings.Count(out, "nothing to do") != 2 {
 		t.Errorf("after psql, migrate did something: %s", out)
 	}
+	down := must(t, url, "migrate", "--print", "--down")
+	if out := psql(t, url, down); out != "" || value[int64](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'") != 0 {
+		t.Errorf("psql left the schema, or says %s", out)
+	}
+	if out := psql(t, url, script); out != "" {
+		t.Errorf("up again, psql says %s", out)
+	}
+	for _, args := range [][]string{{"--for", "goose"}, {"--down"}, {"--print", "--for", "ruby"}, {"--print", "--for", "goose", "--down"}} {
+		if r := fencectl(t, url, append([]string{"migrate"}, args...)...); r.code != exitUsage {
+			t.Errorf("%q: %d, %s", args, r.code, r.errOut)
+		}
+	}
 	lines := strings.SplitAfter(script, "\n")
 	const cuts = 6
 	for n := range cuts {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"strings"
 
+	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
@@ -16,9 +18,15 @@ func (a *app) migrateCommand() *cli.Command {
 		Name: "migrate", Category: categorySetup,
 		Usage: "bring the schema to this build's version, or print its SQL",
 		Description: "Upgrades in place beside running holders, and does nothing where nothing is\n" +
-			"missing. --print connects to nothing; what it prints is for an empty database,\n" +
-			"begins and ends its transactions, and can be run by psql -f as it is.",
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"}},
+			"missing. --print connects to nothing; what it prints is for an empty database.\n" +
+			"For psql it begins and ends its transactions; for goose it is one file with both\n" +
+			"directions, for golang-migrate the file of one direction. --down removes marks\n" +
+			"and tokens, and refuses while a lease runs or a table has triggers.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
+			&cli.StringFlag{Name: "for", Usage: "print it for `TOOL`: psql, goose or golang-migrate", Value: "psql"},
+			&cli.BoolFlag{Name: "down", Usage: "print what removes the schema"},
+		},
 		Action: a.migrate,
 	}
 }
@@ -28,7 +36,10 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 		if _, err := arguments(cmd); err != nil {
 			return err
 		}
-		return a.printSQL(cmd, "BEGIN;\n", "COMMIT;\n", schemaSQL(leasesComponent), schemaSQL(marksComponent))
+		return a.printSchema(cmd)
+	}
+	if cmd.IsSet("for") || cmd.IsSet("down") {
+		return usage("--for and --down go with --print: this program does not remove a schema by itself")
 	}
 	_, s, err := open(ctx, cmd, nil)
 	if err != nil {
@@ -57,6 +68,29 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 		}
 	}
 	return nil
+}
+
+// printSchema prints the schema for the tool that will run it.
+func (a *app) printSchema(cmd *cli.Command) error {
+	up, down := []string{schemaSQL(leasesComponent), schemaSQL(marksComponent)}, []string{lockclient.DownSQL(), sqladmin.DownSQL()}
+	chosen := up
+	if cmd.Bool("down") {
+		chosen = down
+	}
+	switch tool := cmd.String("for"); {
+	case tool == "psql":
+		return a.printSQL(cmd, "BEGIN;\n", "COMMIT;\n", chosen...)
+	case tool == "golang-migrate":
+		return a.printSQL(cmd, "", "", chosen...)
+	case tool == "goose" && cmd.Bool("down"):
+		return usage("--down does not go with --for goose, whose file has both directions")
+	case tool == "goose":
+		const begin, end = "-- +goose StatementBegin\n", "-- +goose StatementEnd\n"
+		text := "-- +goose Up\n" + begin + strings.Join(up, "\n") + end + "\n-- +goose Down\n" + begin + strings.Join(down, "\n") + end
+		return a.answer(cmd, object{"sql": text}, "%s", text)
+	default:
+		return usage("--for %q: want psql, goose or golang-migrate", tool)
+	}
 }
 
 func (a *app) rolesCommand() *cli.Command {

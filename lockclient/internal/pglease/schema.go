@@ -13,11 +13,16 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
+//go:embed down.sql
+var removalSQL string
+
 // Schema is read when first needed, so that a program that imports this package
 // without using it pays nothing.
 var Schema = sync.OnceValue(func() migrate.Component {
 	dir, _ := fs.Sub(migrationFiles, "migrations") // fails only for a malformed name
-	return migrate.Load("lockclient", dir)
+	c := migrate.Load("lockclient", dir)
+	c.Removal = removalSQL
+	return c
 })
 
 // checkVersion returns why a database whose schema has the given version cannot

@@ -1,2 +1,0 @@
-// Package httpsuite tests package httpfence behind proxies.
-package httpsuite
