@@ -142,6 +142,13 @@ func TestTriggerSQL(t *testing.T) {
 		if err := e.presenting(write, c); err != nil {
 			t.Error(err)
 		}
+		if text, err = sqladmin.RemoveTriggerSQL(g.Table); err != nil {
+			t.Fatal(err)
+		}
+		e.exec(text)
+		if err := e.presenting(write); err != nil {
+			t.Errorf("after the printed removal: %v", err)
+		}
 	})
 }
 

@@ -26,11 +26,12 @@
 //     fencepost.guard_... or makes up claims deceives them: they are against mistakes.
 //   - What a logical subscription or pg_restore --disable-triggers writes fires none.
 //   - [Admin.Verify] says what it does not look at.
-//   - The schema is migrated forward only.
+//   - A Go program only migrates the schema forward; [DownSQL] is for people.
 //
 // # Use
 //
-// [MigrationSQL], [TriggerSQL] and [RolesSQL] return the SQL of [Admin.Migrate],
+// [MigrationSQL], [TriggerSQL] (and for the way back [DownSQL] and
+// [RemoveTriggerSQL]) and [RolesSQL] return the SQL of [Admin.Migrate],
 // [Admin.InstallTrigger] and [Admin.MigrateRoles], for goose, atlas or golang-migrate.
 // lockadmin.Migrate makes the leases' part of the schema as well.
 //

@@ -160,6 +160,16 @@ func TriggerSQL(trigger Trigger) (string, error) {
 		quoteText(name), quoteText(parts), trigger.InsecureReportOnly, lockTimeout.Milliseconds()), nil
 }
 
+// RemoveTriggerSQL returns the statement that [Admin.RemoveTrigger] runs, for the way
+// back of [TriggerSQL].
+func RemoveTriggerSQL(table []string) (string, error) {
+	quoted, err := triggerTable(table)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("SELECT fencepost.remove_guard(pg_catalog.to_regclass(%s), %d);\n", quoteText(quoted), lockTimeout.Milliseconds()), nil
+}
+
 // quoteText quotes a string constant, whatever standard_conforming_strings is.
 func quoteText(s string) string {
 	s = strings.ReplaceAll(s, "'", "''")
