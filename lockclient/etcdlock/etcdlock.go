@@ -71,6 +71,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -540,12 +541,24 @@ func unavailable(op string, claim guard.Claim, err error) error {
 	return guard.Unavailable(op, claim, err)
 }
 
+// refusedFirst are what etcd says before it proposes a write, where another try may
+// succeed: the users were changed at that moment, its queue is full, the node is a
+// learner. "database space exceeded" is not one of them: the write that exceeds it is
+// applied.
+var refusedFirst = []string{
+	rpctypes.ErrorDesc(rpctypes.ErrGRPCAuthOldRevision), rpctypes.ErrorDesc(rpctypes.ErrGRPCInvalidAuthToken),
+	rpctypes.ErrorDesc(rpctypes.ErrGRPCRequestTooManyRequests), rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner),
+}
+
 // failed classifies the error of a write: the cluster refuses before it writes.
 func failed(op string, claim guard.Claim, err error) error {
-	code := status.Code(err)
+	code, said := status.Code(err), status.Convert(err).Message()
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
-		code = e.Code()
+		code, said = e.Code(), e.Error()
+	}
+	if slices.Contains(refusedFirst, said) {
+		return guard.Unavailable(op, claim, err)
 	}
 	switch code {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
