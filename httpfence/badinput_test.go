@@ -250,10 +250,7 @@ func TestOuterSpaces(t *testing.T) {
 			server := httptest.NewUnstartedServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 			server.EnableHTTP2 = proto == 2
 			server.StartTLS()
-			r, err := http.NewRequestWithContext(t.Context(), "POST", server.URL, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := guard.Must(http.NewRequestWithContext(t.Context(), "POST", server.URL, nil))
 			r.Header = http.Header{TokenHeader: {"5"}, LeaseHeader: {"a"}, ResourceHeader: {"r"}, field[0]: {field[1]}}
 			resp, err := server.Client().Do(r)
 			if err != nil {

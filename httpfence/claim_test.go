@@ -33,13 +33,8 @@ func TestMisdirected(t *testing.T) {
 	for surface, guarded := range guardedBy {
 		for _, asked := range []bool{true, false} {
 			t.Run(fmt.Sprint(surface, asked), func(t *testing.T) {
-				store := newStore()
-				tx := guard.Must(NewTx(&fakeTx{store: store}, ChiParam("id"), &Options{InsecureAnyResource: !asked, Observer: silent}))
-				s := &service{store: store, fence: tx.Middleware, tx: tx}
-				router := chi.NewRouter()
-				router.Handle("/acct/{id}/close", guarded(s, s.handler()))
-				s.Server = httptest.NewServer(router)
-				defer s.Close()
+				s := strictAt(t, guarded, &Options{InsecureAnyResource: !asked, Observer: silent})
+				store := s.store
 				if _, err := store.Store.Admit(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "true"}); err != nil {
 					t.Fatal(err)
 				}
@@ -76,10 +71,7 @@ func TestMisdirectedClient(t *testing.T) {
 	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
 	for method, guarded := range map[string]string{"POST": "acme", "HEAD": ""} {
 		ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "acme:payout:p,\u00e4 100%", Token: 7, LeaseID: "l"})
-		req, err := http.NewRequestWithContext(ctx, method, s.URL+goodPath, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := guard.Must(http.NewRequestWithContext(ctx, method, s.URL+goodPath, nil))
 		resp, err := client.Do(req)
 		if err != nil {
 			t.Fatal(err)
@@ -169,27 +161,28 @@ func FuzzResourceField(f *testing.F) {
 	})
 }
 
-// TestStrippedLease: a proxy that drops the lease ID leaves a claim under which
-// every holder is the same. It is refused; the control, TokenOnly, admits two
-// leases under one token, and then the true holder is the conflict.
-func TestStrippedLease(t *testing.T) {
+// TestStrippedFields: a client can make a proxy drop a field. Without the lease ID
+// every holder is the same, so the claim is refused; the control, TokenOnly, admits
+// two leases under one token, and then the true holder is the conflict. Without
+// the token it is refused in any case.
+func TestStrippedFields(t *testing.T) {
 	for _, tokenOnly := range []bool{false, true} {
 		s := newStrict(t, &Options{TokenOnly: tokenOnly, Observer: silent})
-		target, err := url.Parse(s.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		proxy := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
+		target := guard.Must(url.Parse(s.URL))
+		proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(target) }})
 		defer proxy.Close()
-		through := func(lease string) answer {
-			return do(t, "POST", proxy.URL+goodPath, TokenHeader, "11", LeaseHeader, lease, ResourceHeader, "acme", "Connection", LeaseHeader)
+		through := func(token, lease, dropped string) answer {
+			return do(t, "POST", proxy.URL+goodPath, TokenHeader, token, LeaseHeader, lease, ResourceHeader, "acme", "Connection", dropped)
 		}
-		one, two, holder := through("a"), through("b"), s.whole(t, "acme", "11", "b")
+		one, two, holder := through("11", "a", LeaseHeader), through("11", "b", LeaseHeader), through("11", "b", "X-Other")
 		if !tokenOnly && (one.status != 428 || two.status != 428 || holder.status != 200) {
 			t.Errorf("%d, %d, holder %d", one.status, two.status, holder.status)
 		}
 		if tokenOnly && (one.status != 200 || two.status != 200 || holder.reason() != "conflict") {
 			t.Errorf("control: %d, %d, holder %d %s", one.status, two.status, holder.status, holder.body)
+		}
+		if a := through("12", "c", TokenHeader); a.status != 428 || a.reason() != "missing" || s.store.mark(t, "acme").Token != 11 {
+			t.Errorf("no token: %d %s", a.status, a.body)
 		}
 	}
 }
@@ -345,13 +338,7 @@ func TestLog(t *testing.T) {
 	const secret = "eyJhbGciOi"
 	broken := guard.Unavailable("admit", guard.Claim{}, errors.New("dial tcp 10.0.0.7:5432: connection refused"))
 	for surface, guarded := range guardedBy {
-		store := newStore()
-		tx := guard.Must(NewTx(&fakeTx{store: store}, ChiParam("id"), nil))
-		s := &service{store: store, fence: tx.Middleware, tx: tx}
-		router := chi.NewRouter()
-		router.Handle("/acct/{id}/close", guarded(s, s.handler()))
-		s.Server = httptest.NewServer(router)
-		defer s.Close()
+		s := strictAt(t, guarded, nil)
 		for _, header := range [][]string{
 			{TokenHeader, "Bearer " + secret}, {TokenHeader, "5", LeaseHeader, secret + strings.Repeat("x", 128)},
 			{TokenHeader, "5", LeaseHeader, "a", ResourceHeader, secret + ","}, {TokenHeader, secret, TokenHeader, "5"},
@@ -363,7 +350,7 @@ func TestLog(t *testing.T) {
 			}
 		}
 		log.Reset()
-		store.failWith(broken)
+		s.store.failWith(broken)
 		a := s.whole(t, "acme", "5", "a")
 		if text := log.String(); a.status != 503 || strings.Count(text, "fencing_rejected") != 1 || !strings.Contains(text, "connection refused") {
 			t.Errorf("%s: %d %s", surface, a.status, text)
@@ -381,10 +368,7 @@ func TestLog(t *testing.T) {
 func TestReasonWithoutBody(t *testing.T) {
 	s := newStrict(t, &Options{Observer: silent, UnguardedMethods: []string{}})
 	s.whole(t, "acme", "11", "b")
-	req, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}), "HEAD", s.URL+goodPath, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}), "HEAD", s.URL+goodPath, nil))
 	resp, err := newTransport(nil, []string{s.URL}, nil).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)

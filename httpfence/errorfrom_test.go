@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -18,10 +17,7 @@ func TestRoundTripOfErrors(t *testing.T) {
 	s := newService(t, &Options{DiscloseMark: true})
 	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
 	send := func(claim guard.Claim) error {
-		r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), "POST", s.URL+goodPath, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), "POST", s.URL+goodPath, nil))
 		resp, err := client.Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -162,7 +158,7 @@ func TestErrorFromReadsLittle(t *testing.T) {
 	resp := response(412, "application/problem+json", "")
 	resp.Body = io.NopCloser(endless)
 	if err := ErrorFrom(resp); err != nil || n > maxProblem+1 {
-		t.Errorf("%v after "+strconv.Itoa(n)+" bytes", err)
+		t.Errorf("%v after %d bytes", err, n)
 	}
 }
 

@@ -51,15 +51,24 @@ var silent = guard.LogObserver(slog.New(slog.DiscardHandler))
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
 // newStrict is newService with the defaults of Options that are not given.
-func newStrict(t testing.TB, opts *Options) *service {
+func newStrict(t testing.TB, opts *Options) *service { return strictAt(t, (*service).admit, opts) }
+
+// strictAt is newStrict with another way to guard the handler.
+func strictAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, opts *Options) *service {
 	t.Helper()
 	s := &service{store: newStore()}
-	s.fence = guard.Must(New(s.store, ChiParam("id"), opts))
+	s.tx = guard.Must(NewTx(&fakeTx{store: s.store}, ChiParam("id"), opts))
+	s.fence = s.tx.Middleware
+	s.serve(t, guarded(s, s.handler()))
+	return s
+}
+
+// serve routes to h over a socket until the test has ended.
+func (s *service) serve(t testing.TB, h http.Handler) {
 	router := chi.NewRouter()
-	router.Handle("/acct/{id}/close", s.fence.Admit(s.handler()))
+	router.Handle("/acct/{id}/close", h)
 	s.Server = httptest.NewServer(router)
 	t.Cleanup(s.Close)
-	return s
 }
 
 func literal(name string) ResourceFunc {
@@ -146,10 +155,7 @@ func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handle
 		s.tx = newTx(&fakeTx{store: s.store}, resource, opts)
 		s.fence = s.tx.Middleware
 	}
-	router := chi.NewRouter()
-	router.Handle("/acct/{id}/close", guarded(s, s.handler()))
-	s.Server = httptest.NewServer(router)
-	t.Cleanup(s.Close)
+	s.serve(t, guarded(s, s.handler()))
 	return s
 }
 
@@ -185,10 +191,7 @@ func read(t testing.TB, resp *http.Response) answer {
 // do sends a request with Go's client. header is name, value, name, value.
 func do(t testing.TB, method, url string, header ...string) answer {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := guard.Must(http.NewRequestWithContext(t.Context(), method, url, nil))
 	for i := 0; i < len(header); i += 2 {
 		req.Header[header[i]] = append(req.Header[header[i]], header[i+1])
 	}

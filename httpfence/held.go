@@ -183,16 +183,14 @@ func (h *heldResponse) release() {
 	}
 	_, fixed := h.sent["Content-Length"]
 	for name, values := range h.Header() {
-		switch {
-		case strings.HasPrefix(name, http.TrailerPrefix):
+		prefixed := strings.HasPrefix(name, http.TrailerPrefix)
+		if prefixed && !fixed && h.mayHaveBody() {
 			// HTTP/1.1 sends these only after a body in chunks, which a Flush
 			// begins. To announce them would work as well, but adds a header of
 			// the same name to the trailer.
-			if !fixed && h.mayHaveBody() {
-				_ = http.NewResponseController(h.under).Flush()
-			}
-			header[name] = values
-		case h.announced(name):
+			_ = http.NewResponseController(h.under).Flush()
+		}
+		if prefixed || h.announced(name) {
 			header[name] = values
 		}
 	}

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-chi/chi/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
 )
 
@@ -21,13 +19,10 @@ func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) (*service, *fa
 	f := &fakeTx{store: s.store}
 	s.tx = newTx(f, ChiParam("id"), opts)
 	s.fence = s.tx.Middleware
-	router := chi.NewRouter()
-	router.With(s.tx.InTx).Handle("/acct/{id}/close", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.serve(t, s.tx.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
 		h(w, r)
-	}))
-	s.Server = httptest.NewServer(router)
-	t.Cleanup(s.Close)
+	})))
 	return s, f
 }
 

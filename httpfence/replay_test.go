@@ -112,11 +112,8 @@ func TestTransportSendsAWriteOnceOverHTTP2(t *testing.T) {
 					continue
 				}
 				url, requests := refuser(t, c.frame)
-				r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(content))
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, err = newTransport(overHTTP2(t), []string{url}, nil).RoundTrip(r)
+				r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(content)))
+				_, err := newTransport(overHTTP2(t), []string{url}, nil).RoundTrip(r)
 				if err == nil || method != "GET" && (!errors.Is(err, c.want) || guard.ReasonOf(err) != guard.ReasonOf(c.want)) {
 					t.Errorf("%s, %s with the body %q: %v", name, method, content, err)
 				}
@@ -276,10 +273,7 @@ func TestTransportFramesOverHTTP1(t *testing.T) {
 			base := &http.Transport{}
 			defer base.CloseIdleConnections()
 			url := "http://" + l.Addr().String()
-			r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), method, url, strings.NewReader(body)))
 			resp, err := newTransport(base, []string{url}, nil).RoundTrip(r)
 			if err != nil {
 				t.Fatalf("%s: %v", method, err)
@@ -303,10 +297,7 @@ func TestTransportSendsNoBodyOfALength(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served.Add(1) }))
 	defer server.Close()
 	for _, body := range []io.ReadCloser{nil, http.NoBody} {
-		r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, nil))
 		r.Body, r.ContentLength = body, 5
 		before := served.Load()
 		resp, err := newTransport(server.Client().Transport, []string{server.URL}, nil).RoundTrip(r)

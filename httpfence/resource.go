@@ -161,16 +161,7 @@ func hasWildcard(pattern, name string) bool {
 	if name == "*" {
 		return strings.HasSuffix(pattern, "*")
 	}
-	for {
-		_, rest, ok := strings.Cut(pattern, "{"+name)
-		if !ok {
-			return false
-		}
-		if rest != "" && strings.IndexByte("}.:", rest[0]) >= 0 {
-			return true
-		}
-		pattern = rest
-	}
+	return slices.ContainsFunc([]string{"}", "...}", ":"}, func(end string) bool { return strings.Contains(pattern, "{"+name+end) })
 }
 
 // chiParam is chi.URLParam, but distinguishes an empty value from none.
