@@ -273,18 +273,19 @@ func TestBoundedWaits(t *testing.T) {
 		waits := &waiting{Store: guard.NewMemory(nil)}
 		fence := newTx(&fakeTx{store: waits}, byPath, &Options{MaxWait: 3 * time.Second})
 		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); ok(w, r) })
-		for surface, c := range map[string]struct {
-			h    http.Handler
-			wait time.Duration
+		for _, c := range []struct {
+			surface string
+			h       http.Handler
+			wait    time.Duration
 		}{
-			"Check": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			{"Check", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if _, err := fence.Check(r); err != nil {
 					fence.Reject(w, r, err)
 				}
 			}), 3 * time.Second},
-			"Admit": {fence.Admit(next), 3 * time.Second},
-			"InTx":  {fence.InTx(next), 3 * time.Second},
-			"Raise": {http.HandlerFunc(fence.Raise), 9 * time.Second},
+			{"Admit", fence.Admit(next), 3 * time.Second},
+			{"InTx", fence.InTx(next), 3 * time.Second},
+			{"Raise", http.HandlerFunc(fence.Raise), 9 * time.Second},
 		} {
 			for _, late := range []bool{true, false} {
 				waits.late = late
@@ -292,7 +293,7 @@ func TestBoundedWaits(t *testing.T) {
 				c.h.ServeHTTP(w, newRequest("r", "5", ""))
 				took := time.Since(start)
 				if late && (w.Code != 503 || w.Header().Get("Retry-After") != "2" || took != c.wait) || !late && w.Code >= 300 {
-					t.Errorf("%s, late %v: %d after %v", surface, late, w.Code, took)
+					t.Errorf("%s, late %v: %d after %v", c.surface, late, w.Code, took)
 				}
 			}
 		}

@@ -132,19 +132,20 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 		return n
 	}
 	token := guard.Token(0)
-	for name, c := range map[string]struct {
+	for _, c := range []struct {
+		name      string
 		end       func(hangUp func(), r *http.Request) // in the handler, after the write
 		committed int
 	}{
-		"control: nothing happens": {func(func(), *http.Request) {}, 1},
-		"the client hangs up, and the handler goes on": {func(hangUp func(), r *http.Request) {
+		{"control: nothing happens", func(func(), *http.Request) {}, 1},
+		{"the client hangs up, and the handler goes on", func(hangUp func(), r *http.Request) {
 			hangUp()
 			<-r.Context().Done()
 		}, 0},
-		"http.ErrAbortHandler": {func(func(), *http.Request) { panic(http.ErrAbortHandler) }, 0},
-		"a panic":              {func(func(), *http.Request) { panic("a bug of the handler's") }, 0},
+		{"http.ErrAbortHandler", func(func(), *http.Request) { panic(http.ErrAbortHandler) }, 0},
+		{"a panic", func(func(), *http.Request) { panic("a bug of the handler's") }, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			before := writes()
 			token++
 			ctx, hangUp := context.WithCancel(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: token}))

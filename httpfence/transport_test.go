@@ -359,19 +359,20 @@ func TestTransportSendsTheProof(t *testing.T) {
 		return ErrorFrom(answer)
 	}
 	failed := errors.New("no signer")
-	for name, step := range map[string]struct {
+	for _, step := range []struct {
+		name string
 		give func(context.Context, guard.Claim) (string, error)
 		want error
 	}{
-		"none":   {nil, guard.ErrMissing},
-		"forged": {by(forged), guard.ErrInvalid},
-		"failed": {func(context.Context, guard.Claim) (string, error) { return "", failed }, failed},
+		{"none", nil, guard.ErrMissing},
+		{"forged", by(forged), guard.ErrInvalid},
+		{"failed", func(context.Context, guard.Claim) (string, error) { return "", failed }, failed},
 	} {
 		if err := send(server.URL, step.give); !errors.Is(err, step.want) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v", step.name, err)
 		}
 		if mark, err := store.Mark(t.Context(), "acme"); err != nil || mark.Token != guard.NoToken {
-			t.Errorf("%s: the mark is %v, %v", name, mark, err)
+			t.Errorf("%s: the mark is %v, %v", step.name, mark, err)
 		}
 	}
 	if err := send(server.URL, by(key)); err != nil {
