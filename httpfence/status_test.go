@@ -20,6 +20,12 @@ var wireStatuses = map[guard.Reason]int{
 	guard.ReasonOutcomeUnknown: 500, guard.ReasonLeaseLost: 500, guard.ReasonOther: 500,
 }
 
+// rejections are the reasons for which the error is a *guard.RejectedError: a claim
+// was compared. Whoever looks for that type must not find it in a failure.
+var rejections = []guard.Reason{
+	guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonNotFound, guard.ReasonUnfenced,
+}
+
 // TestStatusTable goes through the table in both directions: error to response by
 // Reject, response to error by ErrorFrom.
 func TestStatusTable(t *testing.T) {
@@ -63,8 +69,11 @@ func TestStatusTable(t *testing.T) {
 				t.Errorf("%v is not %v", back, sentinel)
 			}
 			var rejected *guard.RejectedError
-			if errors.As(back, &rejected) && reason == guard.ReasonLeaseLost {
-				t.Errorf("%v was not rejected", back)
+			if is := errors.As(back, &rejected); is != slices.Contains(rejections, reason) {
+				t.Errorf("%v is a rejection: %t", back, is)
+			}
+			if reason == guard.ReasonMissing && !errors.Is(back, guard.ErrInvalid) {
+				t.Errorf("%v is not invalid", back)
 			}
 			if errors.As(back, &rejected) && (rejected.Claim.Token != 5 || rejected.Mark != guard.Mark{}) {
 				t.Errorf("claim %+v, mark %+v", rejected.Claim, rejected.Mark)

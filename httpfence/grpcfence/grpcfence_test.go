@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -393,6 +394,10 @@ func TestClientFailsLocally(t *testing.T) {
 	}
 }
 
+var rejections = []guard.Reason{
+	guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonNotFound, guard.ReasonUnfenced,
+}
+
 // TestCodesAreTotal: every reason has a code, none is a success, and each is
 // read back as itself.
 func TestCodesAreTotal(t *testing.T) {
@@ -402,8 +407,13 @@ func TestCodesAreTotal(t *testing.T) {
 			t.Errorf("%s: %v", reason, c)
 		}
 		for _, err := range []error{Status(reason.Err()), ConnectError(reason.Err())} {
-			if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != reason {
+			back := ErrorFrom(err, guard.Claim{})
+			if got := guard.ReasonOf(back); got != reason {
 				t.Errorf("%s comes back as %s", reason, got)
+			}
+			// Only a claim that was compared is a rejection.
+			if errors.As(back, new(*guard.RejectedError)) != slices.Contains(rejections, reason) {
+				t.Errorf("%s comes back as %#v", reason, back)
 			}
 		}
 	}
