@@ -119,13 +119,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !ok {
 		return t.base.RoundTrip(r) // a server that guards the method responds with 428
 	}
-	if err := sendable(r.Context(), claim); err != nil {
-		closeBody(r)
-		return nil, err
-	}
 	evidence, err := t.prove(r.Context(), claim)
 	if err != nil {
-		closeBody(r)
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
 		return nil, err
 	}
 	out := t.bare(r)
@@ -186,9 +184,11 @@ func (e *requestError) Timeout() bool {
 	return errors.As(e.failed.Cause, &timeout) && timeout.Timeout()
 }
 
+// prove returns the proof of claim, "" if t sends none, or why claim must not be
+// sent.
 func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {
-	if t.proof == nil {
-		return "", nil
+	if err := sendable(ctx, claim); err != nil || t.proof == nil {
+		return "", err
 	}
 	return t.proof(ctx, claim)
 }
@@ -265,10 +265,4 @@ func method(r *http.Request) string {
 		return http.MethodGet
 	}
 	return r.Method
-}
-
-func closeBody(r *http.Request) {
-	if r.Body != nil {
-		_ = r.Body.Close()
-	}
 }

@@ -185,6 +185,12 @@ func TestTransportFailsLocally(t *testing.T) {
 			if c.want == guard.ErrLeaseLost && (!errors.As(err, &gone) || gone.Claim != held || errors.As(err, new(*guard.RejectedError))) {
 				t.Errorf("%#v", err)
 			}
+			// A proof changes nothing.
+			proved := newTransport(base, []string{"http://ours.test"}, &TransportOptions{Proof: func(context.Context, guard.Claim) (string, error) { return "p", nil }})
+			r, _ = outgoing(t, c.ctx, "http://ours.test/x")
+			if _, err := proved.RoundTrip(r); !errors.Is(err, c.want) {
+				t.Errorf("with a proof: %v", err)
+			}
 			// It ignores other origins.
 			r, _ = outgoing(t, c.ctx, "http://other.test/x")
 			if _, err := tr.RoundTrip(r); err != nil {
