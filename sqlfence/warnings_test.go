@@ -50,11 +50,13 @@ func TestCancelledStandbyWait(t *testing.T) {
 			e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
 			ctx, cancel := context.WithCancel(context.Background())
 			cancelled := make(chan struct{})
-			go func() { // a person at psql
+			go func() { // a person at psql, who cancels each statement once
 				defer close(cancelled)
-				for ctx.Err() == nil {
-					e.admin.Exec(context.Background(), "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
-					time.Sleep(5 * time.Millisecond)
+				for done := []string{}; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+					rows, _ := e.admin.Query(context.Background(), `WITH waiting AS MATERIALIZED (SELECT pid, concat(pid, ' ', query_start) AS id FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND concat(pid, ' ', query_start) <> ALL ($1))
+						SELECT id FROM waiting WHERE pg_cancel_backend(pid)`, done)
+					more, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+					done = append(done, more...)
 				}
 			}()
 			defer func() {

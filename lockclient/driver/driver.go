@@ -9,12 +9,12 @@
 //
 //   - A grant of a resource has a token above every token granted there before,
 //     also after release, expiry, takeover and purge (P3), and no two grants
-//     have one token (P4). A refused request's answer carries no token.
+//     have one token (P4). A refusal carries no token.
 //   - By the issuer's clock no two leases of a resource run at one time.
 //   - An acquire under the lease ID of a lease that runs returns that lease
-//     again, with the same token. So a request whose answer was lost can be
+//     again, with the same token. So a request whose response was lost can be
 //     repeated.
-//   - Given up is over (P8): an acquire takes no effect once Request.Timeout has
+//   - Abandoned means abandoned (P8): an acquire takes no effect once Request.Timeout has
 //     passed since Acquire was called, by the issuer's clock, however long the
 //     network delays it. After a Release without a token no acquire under its
 //     lease ID is granted, not even one that was sent before. An issuer may
@@ -60,7 +60,7 @@ import (
 // lockclient does the retrying.
 //
 // The end of the context need not end an exchange at once: an issuer may wait a
-// moment for an answer that is in flight, because that makes the outcome known.
+// moment for a response that is in flight, because that makes the outcome known.
 type Issuer interface {
 	// Limits returns what the engine can do. It does not block and always
 	// returns the same.
@@ -72,7 +72,7 @@ type Issuer interface {
 	// extended, if the owner is the same; else the error is [LeaseIDInUse].
 	//
 	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
-	// meanwhile, and short if it is kept for a process that has waited longer);
+	// by then, and short if it is kept for a process that has waited longer);
 	// [ErrLeaseIDSpent]; guard.ErrInvalid from [LeaseIDInUse];
 	// guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by itself) or
 	// [ErrLate] (the request came after its timeout); guard.ErrOutcomeUnknown, after which the lease may have been granted.
@@ -99,9 +99,9 @@ type Issuer interface {
 	// block; lockclient also asks on its own. An error means that this issuer
 	// cannot watch for now: the waiter polls.
 	//
-	// A watch with a lease ID is a waiter's and stands in line with those of
+	// A watch with a lease ID is a waiter's and has a place in the queue with those of
 	// other processes: if it can, an issuer wakes the longest waiting first. A
-	// watch without one is an onlooker's: it is woken at every change that is
+	// watch without one is a watcher's: it is woken at every change that is
 	// seen.
 	Watch(ctx context.Context, w Watch, wake func()) (Watching, error)
 
@@ -110,7 +110,7 @@ type Issuer interface {
 	Close() error
 }
 
-// Limits is what an engine can do. A zero field is no limit, or the default.
+// Limits is what an engine can do. A zero field means no limit, or the default.
 type Limits struct {
 	// MinTTL and MaxTTL bound the TTLs that are granted as requested; 0 means
 	// lockclient's own bound.
@@ -138,7 +138,7 @@ type Request struct {
 	Metadata string
 	// TTL is how long the lease lasts unless it is renewed.
 	TTL time.Duration
-	// Timeout is how long after the call the attempt is given up.
+	// Timeout is how long after the call the attempt is abandoned.
 	Timeout time.Duration
 	// Waiting says that the client has waited for the lease, or will wait if it
 	// is refused. An issuer that wakes the longest waiting may keep a lease
@@ -203,7 +203,7 @@ const (
 type Watch struct {
 	// Resource is the resource whose lease is watched.
 	Resource string
-	// LeaseID is the waiter's; empty for an onlooker.
+	// LeaseID is the waiter's; empty for a watcher.
 	LeaseID string
 	// Wait is how long an issuer that cannot watch yet, such as while it opens a
 	// connection, may take until it can; 0 means that it fails at once.
@@ -216,7 +216,7 @@ type Watching struct {
 	// is worth asking now.
 	Held *HeldError
 	// Stop ends the watch. It may be called more than once, and does not wait
-	// for a running call of wake. The place in line is kept for a moment, for a
+	// for a running call of wake. The place in the queue is kept for a moment, for a
 	// waiter that watches again.
 	Stop func()
 }
@@ -243,7 +243,7 @@ type Clock interface {
 	OnStep(f func()) (stop func())
 }
 
-// Finder is an issuer that can find running leases by their ID alone.
+// Finder is an issuer that can find running leases by only their ID.
 type Finder interface {
 	// Find returns the claims of the leases that run under the ID, with their tokens; at
 	// most a hundred. What it cannot see is an error, and not a lease that is over. It may read every lease. An error is guard.ErrUnavailable or

@@ -38,7 +38,7 @@ type HeldError struct {
 	// issuer's clock.
 	ExpiresAt time.Time
 	// Remaining is the time to ExpiresAt, by the issuer's clock when it
-	// answered. 0 means that the lease was freed meanwhile: ask again. It is
+	// responded. 0 means that the lease has been freed since: ask again. It is
 	// short, and nothing is said of a holder, if the lease is free and kept for a
 	// process that has waited longer.
 	Remaining time.Duration

@@ -36,14 +36,14 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		}
 		h, err := holderOf(i.leaseKey(resource), resp.Responses[0].GetResponseRange().Kvs)
 		if err != nil {
-			return guard.NoToken, guard.Unavailable("advance", claim, err)
+			return guard.NoToken, unavailable("advance", claim, err)
 		}
 		if h != nil && h.token < above {
-			return guard.NoToken, i.told(ctx, resource, h)
+			return guard.NoToken, i.heldBy(ctx, resource, h)
 		}
 		floor, err := storedOf(i.floorKey(resource), resp.Responses[1].GetResponseRange().Kvs)
 		if err != nil {
-			return guard.NoToken, guard.Unavailable("advance", claim, err)
+			return guard.NoToken, unavailable("advance", claim, err)
 		}
 		base, err := i.currentBase(ctx)
 		if err != nil {
@@ -81,7 +81,7 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 		}
 		old, err := storedOf(i.baseKey(), resp.Kvs)
 		if err != nil {
-			return guard.Unavailable("raise epoch", guard.Claim{}, err)
+			return unavailable("raise epoch", guard.Claim{}, err)
 		}
 		done, err := i.putBase(ctx, old, max(old.value+lostAtMost, time.Now().UnixMilli()<<20))
 		if err != nil {

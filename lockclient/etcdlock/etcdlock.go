@@ -51,15 +51,15 @@
 // whole seconds, at least one and a half election timeouts (2 s by default), are
 // checked twice a second, and are extended by a leader change. So an acquire
 // that is delayed in the network may take effect up to two and a half seconds
-// after its timeout, or later if a leader was lost meanwhile. A lease ID that
+// after its timeout, or later if a leader was lost by then. A lease ID that
 // was released without a token is never granted, however late.
 //
 // # Failure by failure
 //
-//   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
+//   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant.
-//   - No rights, a foreign value under a key, fewer members than required:
-//     guard.ErrUnavailable, and nothing was written.
+//   - No rights, a foreign value under a key: guard.ErrSetup, and nothing was written.
+//   - Fewer members than required: guard.ErrUnavailable, and nothing was written.
 //
 // AcquiredAt is the wall clock of the process that was granted the lease: etcd
 // does not report a time. Reclaimed is never reported.
@@ -89,11 +89,11 @@ import (
 
 const (
 	spentFor   = 3600                   // seconds for which a spent lease ID is remembered
-	placeFor   = 10                     // seconds for which a place in line is kept without a new watch
+	placeFor   = 10                     // seconds for which a place in the queue is kept without a new watch
 	keptFor    = 300 * time.Millisecond // for the process that was woken before
 	minTTL     = 2                      // seconds; see LeaseGrant's minimum
 	maxGranted = 100_000                // leases whose etcd lease is remembered
-	maxRetries = 5                      // of a transaction whose base or floor was raised meanwhile
+	maxRetries = 5                      // of a transaction whose base or floor has been raised since it was read
 )
 
 // Options configures [New]. The zero value is the default.
@@ -278,7 +278,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 			clientv3.OpGet(i.floorKey(r.Resource)),
 		).Commit()
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the request was so late that its lease had run out
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("%w: %w", driver.ErrLate, err))
+			return driver.Grant{}, unavailable("acquire", r.Claim(), fmt.Errorf("%w: %w", driver.ErrLate, err))
 		}
 		if err != nil {
 			return driver.Grant{}, failed("acquire", r.Claim(), err)
@@ -308,7 +308,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 		h, err := holderOf(i.leaseKey(r.Resource), get(0).Kvs)
 		switch {
 		case err != nil:
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		case get(1).Count > 0:
 			return driver.Grant{}, driver.ErrLeaseIDSpent
 		case h != nil && h.ID == r.LeaseID && h.lease == l.id: // this very transaction arrived twice
@@ -325,10 +325,10 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
 		}
 		if base, err = storedOf(i.baseKey(), get(3).Kvs); err != nil {
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
 		if floor, err = storedOf(i.floorKey(r.Resource), get(4).Kvs); err != nil {
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
 		if base.modified == 0 { // somebody deleted it
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the key "+i.baseKey()+" is gone; call RaiseEpoch"))
@@ -338,7 +338,7 @@ func (i *Issuer) create(ctx context.Context, r driver.Request, l *etcdLease, att
 	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the base or the floor kept changing"))
 }
 
-// extendOwn answers a repeated acquire whose lease runs.
+// extendOwn is the result of a repeated acquire whose lease runs.
 func (i *Issuer) extendOwn(ctx context.Context, r driver.Request, from time.Duration) (driver.Grant, error) {
 	h, err := i.holder(ctx, r.Resource)
 	switch {
@@ -363,15 +363,15 @@ func (i *Issuer) refusal(ctx context.Context, claim guard.Claim, h *held, err er
 	if err != nil {
 		return unavailable("acquire", claim, err) // only reads were sent
 	}
-	told := i.told(ctx, claim.Resource, h)
-	return told
+	by := i.heldBy(ctx, claim.Resource, h)
+	return by
 }
 
-func (i *Issuer) told(ctx context.Context, resource string, h *held) *driver.HeldError {
+func (i *Issuer) heldBy(ctx context.Context, resource string, h *held) *driver.HeldError {
 	if h == nil {
 		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
 	}
-	remaining := time.Second // unless the cluster answers
+	remaining := time.Second // unless the cluster responds
 	if ttl, err := i.client.TimeToLive(ctx, h.lease); err == nil {
 		remaining = max(time.Duration(ttl.TTL)*time.Second, time.Millisecond)
 	}
@@ -404,7 +404,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		h, err := holderOf(i.leaseKey(r.Claim.Resource), resp.Responses[n].GetResponseRange().Kvs)
 		switch {
 		case err != nil:
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, err)}
+			results[n] = driver.Renewed{Err: unavailable("renew", r.Claim, err)}
 			continue
 		case h == nil || h.ID != r.Claim.LeaseID || h.token != r.Claim.Token:
 			i.mu.Lock()
@@ -431,8 +431,8 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 }
 
 // Release ends the claim's lease: it revokes the etcd lease, or deletes the key
-// that this claim created, never a key by its name alone. Without a token it
-// spends the lease ID first.
+// that this claim created, never a key by only its name. Without a token it
+// invalidates the lease ID first.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i.mu.Lock()
 	l := i.granted[claim]
@@ -455,7 +455,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 			return false, failed("release", claim, err)
 		}
 		if h, err = holderOf(i.leaseKey(claim.Resource), resp.Responses[1].GetResponseRange().Kvs); err != nil {
-			return false, guard.Unavailable("release", claim, err)
+			return false, unavailable("release", claim, err)
 		}
 	} else if h, err = i.holder(ctx, claim.Resource); err != nil {
 		return false, unavailable("release", claim, err)
@@ -467,7 +467,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	return i.unlock(ctx, claim, h.created)
 }
 
-// reached is the highest revision seen. A transaction sent now is answered with
+// reached is the highest revision seen. The response to a transaction sent now has
 // none below it.
 func (i *Issuer) reached() int64 {
 	i.mu.Lock()
@@ -538,6 +538,9 @@ func (e foreign) Error() string {
 
 // unavailable is for an error of a request that wrote nothing that matters.
 func unavailable(op string, claim guard.Claim, err error) error {
+	if verdict(err) == guard.ReasonSetup {
+		return guard.Setup(op, claim, err)
+	}
 	return guard.Unavailable(op, claim, err)
 }
 
@@ -552,17 +555,31 @@ var refusedFirst = []string{
 
 // failed classifies the error of a write: the cluster refuses before it writes.
 func failed(op string, claim guard.Claim, err error) error {
+	switch verdict(err) {
+	case guard.ReasonSetup:
+		return guard.Setup(op, claim, err)
+	case guard.ReasonUnavailable:
+		return guard.Unavailable(op, claim, err)
+	}
+	return guard.OutcomeUnknown(op, claim, err)
+}
+
+// verdict is what an error says of a write; ReasonSetup also of a read.
+func verdict(err error) guard.Reason {
+	if errors.As(err, new(foreign)) {
+		return guard.ReasonSetup
+	}
 	code, said := status.Code(err), status.Convert(err).Message()
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
 		code, said = e.Code(), e.Error()
 	}
 	if slices.Contains(refusedFirst, said) {
-		return guard.Unavailable(op, claim, err)
+		return guard.ReasonUnavailable
 	}
 	switch code {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
-		return guard.Setup(op, claim, err)
+		return guard.ReasonSetup
 	}
-	return guard.OutcomeUnknown(op, claim, err)
+	return guard.ReasonOutcomeUnknown
 }

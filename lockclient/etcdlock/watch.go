@@ -12,7 +12,7 @@ import (
 
 var errClosed = errors.New("the issuer is closed")
 
-// Watch returns who has the lease. A waiter stands in line with a key of its
+// Watch returns who has the lease. A waiter has a place in the queue by a key of its
 // own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if i.ctx.Err() != nil {
@@ -29,7 +29,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}
 	h, err := holderOf(i.leaseKey(w.Resource), resp.Kvs)
 	if err != nil {
-		return driver.Watching{}, guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, err)
+		return driver.Watching{}, unavailable("watch", guard.Claim{Resource: w.Resource}, err)
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(i.ctx))
 	go func() {
@@ -45,12 +45,12 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}()
 	out := driver.Watching{Stop: stop}
 	if h != nil && h.ID != w.LeaseID {
-		out.Held = i.told(ctx, w.Resource, h)
+		out.Held = i.heldBy(ctx, w.Resource, h)
 	}
 	return out, nil
 }
 
-// line takes this process's place in line, or keeps it.
+// line takes this process's place in the queue, or keeps it.
 func (i *Issuer) line(ctx context.Context, resource string) error {
 	i.mu.Lock()
 	place, ok := i.places[resource]
@@ -77,7 +77,7 @@ func (i *Issuer) line(ctx context.Context, resource string) error {
 	return nil
 }
 
-// leave gives up the place in line, so that the next is the first.
+// leave gives up the place in the queue, so that the next is the first.
 func (i *Issuer) leave(resource string) {
 	i.mu.Lock()
 	place, ok := i.places[resource]
@@ -88,7 +88,7 @@ func (i *Issuer) leave(resource string) {
 	}
 }
 
-// turn returns when it is this process's turn: it is the first in line and the
+// turn returns when it is this process's turn: it is the first in the queue and the
 // lease's key was deleted since the revision; or when that is not known.
 func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 	mine := i.queue(resource) + i.process

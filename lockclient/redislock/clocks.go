@@ -12,7 +12,7 @@ import (
 // clock is what is known of a server's clock.
 type clock struct {
 	offset time.Duration // at most the server's time since 1970 less driver.Now
-	seen   int64         // the highest time of any answer, in ms
+	seen   int64         // the highest time of any response, in ms
 }
 
 // server identifies the server that has a resource's keys. In Redis Cluster that
@@ -35,7 +35,7 @@ func (i *Issuer) server(resource string) uint16 {
 	return crc % 16384
 }
 
-// learn asks for the time of the resource's server unless an answer has reported
+// learn asks for the time of the resource's server unless a response has reported
 // it.
 func (i *Issuer) learn(ctx context.Context, resource string) error {
 	server := i.server(resource)
@@ -50,7 +50,7 @@ func (i *Issuer) learn(ctx context.Context, resource string) error {
 	}
 	var raw any
 	var err error
-	if i.opts.Cluster { // TIME has no key, so any node may answer it
+	if i.opts.Cluster { // TIME has no key, so any node may respond
 		raw, err = timeScript.run(ctx, i.do, []string{i.key(resource, "lease")})
 	} else {
 		raw, err = i.do(ctx, "TIME")
@@ -60,7 +60,7 @@ func (i *Issuer) learn(ctx context.Context, resource string) error {
 	}
 	t, ok := texts(raw)
 	if !ok || len(t) != 2 {
-		return fmt.Errorf("TIME answered %v", raw)
+		return fmt.Errorf("TIME returned %v", raw)
 	}
 	i.heard(resource, number(t[0])*1000+number(t[1])/1000)
 	return nil
@@ -96,7 +96,7 @@ func (i *Issuer) keepsAll(ctx context.Context) error {
 	return nil
 }
 
-// heard records a server time that has just been read. The answer took some
+// heard records a server time that has just been read. The response took some
 // time to arrive, so the server's clock is this much ahead of driver.Now or
 // more: a not-after computed from it is early rather than late.
 func (i *Issuer) heard(resource string, ms int64) {

@@ -7,7 +7,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// setups and refusals are the codes of the server's answers after which nothing was
+// setups and refusals are the codes of the server's errors after which nothing was
 // written: it did not begin the script, or it refused the script's first write. What
 // they depend on does not change while a script runs, and a script that has written is
 // not refused memory. After one of setups no retry helps.

@@ -11,7 +11,7 @@
 // while the clock is set back: an issuer that has seen a later time then refuses
 // (guard.ErrMarkAhead), a new process cannot know. Nor do they grow after a loss
 // of data if [Issuer.Advance], or a clock that was ahead, raised a resource
-// above the clock: such a token is in the counter alone. If the counter is lost
+// above the clock: only the counter has such a token. If the counter is lost
 // with the data, call Advance once more with the resource's mark.
 //
 // In Redis Cluster each node has its own clock. The issuer compares times within
@@ -41,7 +41,7 @@
 //
 // [Do] works with any client. The client must not retry a command by itself
 // (go-redis: MaxRetries: -1), because an error that says that nothing was
-// written would then be about the last attempt alone. With rueidis it is
+// written would then be about only the last attempt. With rueidis it is
 // client.Do(ctx, client.B().Arbitrary(...).Build()).ToAny(), with redigo
 // redis.DoContext(conn, ctx, name, args...).
 //
@@ -55,7 +55,7 @@
 //
 // # Failure by failure
 //
-//   - The server is down, or its answer was lost: guard.ErrOutcomeUnknown. The
+//   - The server is down, or its response was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
 //   - A wrong password, a foreign value under a key, a replica, a server that
 //     cannot save, has too few replicas, no memory or no time for a command:
@@ -64,7 +64,7 @@
 //     first acquire; see Options.InsecureEviction. In Redis Cluster one node is asked.
 //   - No right to a command that a script needs: guard.ErrUnavailable with the
 //     server's words. No lease was granted, extended or freed. A counter may be
-//     higher, a place in line lost, or a lease ID spent.
+//     higher, a place in the queue lost, or a lease ID spent.
 //   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
 //     on that resource any more.
 //
@@ -86,7 +86,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Do sends one command and returns its answer: strings, int64 and slices of
+// Do sends one command and returns its response: strings, int64 and slices of
 // them. It sends it at most once, and is safe for concurrent use. It need not
 // return when ctx ends, unless Options.Prompt says so: the issuer stops waiting
 // for it.
@@ -110,11 +110,11 @@ type Options struct {
 	// InsecureEviction skips the check of maxmemory-policy at the first acquire.
 	// Only with noeviction does Redis keep leases and spent lease IDs until they run
 	// out: with every other policy it may drop them while it is healthy, and grant a
-	// lease that somebody has (P7), or under a lease ID that was given up (P8). Set it
+	// lease that somebody has (P7), or under a lease ID that was abandoned (P8). Set it
 	// also for a user who may not call INFO, if the policy is known to be noeviction.
 	InsecureEviction bool
 	// Cluster says that keys are on several servers: one command cannot renew the
-	// leases of several resources, and the clock of each slot is learned with one
+	// leases of several resources, and the clock of each slot is read with one
 	// more command at first.
 	Cluster bool
 }
@@ -173,20 +173,20 @@ func New(do Do, opts *Options) (*Issuer, error) {
 }
 
 // within is do, but returns when ctx ends: few Redis clients notice that a
-// context is cancelled while they wait for an answer.
+// context is cancelled while they wait for a response.
 func (do Do) within(ctx context.Context, args ...any) (any, error) {
 	type result struct {
-		answer any
-		err    error
+		response any
+		err      error
 	}
 	done := make(chan result, 1)
 	go func() {
-		answer, err := do(ctx, args...)
-		done <- result{answer, err}
+		response, err := do(ctx, args...)
+		done <- result{response, err}
 	}()
 	select {
 	case r := <-done:
-		return r.answer, r.err
+		return r.response, r.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -215,7 +215,7 @@ func (i *Issuer) key(resource, kind string) string {
 	return i.opts.Prefix + ":{" + escapeName.Replace(resource) + "}:" + kind
 }
 
-func (i *Issuer) onlookers(resource string) string { return i.key(resource, "changes") }
+func (i *Issuer) changes(resource string) string { return i.key(resource, "changes") }
 
 func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
 
@@ -227,30 +227,30 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 	for attempt := 0; ; attempt++ {
 		notAfter, seen := i.notAfter(r.Resource, from+r.Timeout)
-		answer, err := i.answer(ctx, "acquire", r.Claim(), acquireScript,
+		response, err := i.call(ctx, "acquire", r.Claim(), acquireScript,
 			[]string{i.key(r.Resource, "lease"), i.key(r.Resource, "counter"), i.key(r.Resource, "spent:"+r.LeaseID),
 				i.key(r.Resource, "kept"), i.key(r.Resource, "queue"), i.key(r.Resource, "until"), i.key(r.Resource, "watched")},
-			r.LeaseID, r.Owner, r.Metadata, r.TTL.Milliseconds(), notAfter, seen, flag(r.Waiting), i.process, i.onlookers(r.Resource))
+			r.LeaseID, r.Owner, r.Metadata, r.TTL.Milliseconds(), notAfter, seen, flag(r.Waiting), i.process, i.changes(r.Resource))
 		if err != nil {
 			return driver.Grant{}, err
 		}
-		switch answer[0] {
+		switch response[0] {
 		case "granted":
-			token, err := guard.ParseToken(answer[2])
+			token, err := guard.ParseToken(response[2])
 			if err != nil {
 				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), fmt.Errorf("the lease has a malformed token: %w", err))
 			}
-			return driver.Grant{Token: token, AcquiredAt: milliseconds(answer[3]), From: from}, nil
+			return driver.Grant{Token: token, AcquiredAt: milliseconds(response[3]), From: from}, nil
 		case "held":
-			return driver.Grant{}, heldBy(r.Resource, answer)
+			return driver.Grant{}, heldBy(r.Resource, response)
 		case "kept":
-			return driver.Grant{}, &driver.HeldError{Resource: r.Resource, ExpiresAt: milliseconds(answer[1])}
+			return driver.Grant{}, &driver.HeldError{Resource: r.Resource, ExpiresAt: milliseconds(response[1])}
 		case "spent":
 			return driver.Grant{}, driver.ErrLeaseIDSpent
 		case "in use":
-			return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, answer[2])
+			return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, response[2])
 		case "late":
-			// The server's clock may have stepped since it was learned; answer has
+			// The server's clock may have stepped since it was read; call has
 			// corrected it. Nothing was written, so one more try is safe.
 			if attempt == 0 && driver.Now() < from+r.Timeout {
 				continue
@@ -258,17 +258,17 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
 		case "back":
 			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server has no counter for %q, and its clock says %s, which is %v earlier than a time reported before; correct the clock or wait as long, and if the counter was lost call Advance with the resource's mark",
-				guard.ErrMarkAhead, r.Resource, milliseconds(answer[1]).Format(time.RFC3339), time.Duration(seen-number(answer[1]))*time.Millisecond)
+				guard.ErrMarkAhead, r.Resource, milliseconds(response[1]).Format(time.RFC3339), time.Duration(seen-number(response[1]))*time.Millisecond)
 		default: // full
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted", answer[2]))
+			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted", response[2]))
 		}
 	}
 }
 
-func heldBy(resource string, answer []string) *driver.HeldError {
-	now, remaining := milliseconds(answer[1]), time.Duration(number(answer[6]))*time.Millisecond
-	token, _ := guard.ParseToken(answer[2]) // a malformed one is reported as NoToken
-	return &driver.HeldError{Resource: resource, Token: token, LeaseID: answer[3], Owner: answer[4], Metadata: answer[5],
+func heldBy(resource string, response []string) *driver.HeldError {
+	now, remaining := milliseconds(response[1]), time.Duration(number(response[6]))*time.Millisecond
+	token, _ := guard.ParseToken(response[2]) // a malformed one is reported as NoToken
+	return &driver.HeldError{Resource: resource, Token: token, LeaseID: response[3], Owner: response[4], Metadata: response[5],
 		ExpiresAt: now.Add(remaining), Remaining: max(remaining, time.Millisecond)}
 }
 
@@ -299,25 +299,25 @@ func (i *Issuer) renew(ctx context.Context, renewals []driver.Renewal, results [
 		args = append(args, r.Claim.LeaseID, r.Claim.Token.String(), r.TTL.Milliseconds())
 	}
 	raw, err := renewScript.run(ctx, i.do, keys, args...)
-	answer, ok := texts(raw)
-	if err == nil && (!ok || len(answer) != len(renewals)) {
-		err = fmt.Errorf("the answer is %v", raw)
+	response, ok := texts(raw)
+	if err == nil && (!ok || len(response) != len(renewals)) {
+		err = fmt.Errorf("the response is %v", raw)
 	}
 	for n, r := range renewals {
 		switch {
 		case err != nil:
 			results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
-		case answer[n] == "extended":
+		case response[n] == "extended":
 			results[n] = driver.Renewed{State: driver.Extended, From: from}
-		case answer[n] == "over":
+		case response[n] == "over":
 			results[n] = driver.Renewed{State: driver.Over}
 		default:
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New(answer[n]))}
+			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errors.New(response[n]))}
 		}
 	}
 }
 
-// Release frees the claim's lease; without a token it spends the lease ID too.
+// Release frees the claim's lease; without a token it also invalidates the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	token := ""
 	if claim.Token != guard.NoToken {
@@ -326,18 +326,18 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	raw, err := releaseScript.run(ctx, i.do,
 		[]string{i.key(claim.Resource, "lease"), i.key(claim.Resource, "spent:"+claim.LeaseID), i.key(claim.Resource, "kept"),
 			i.key(claim.Resource, "queue"), i.key(claim.Resource, "until"), i.key(claim.Resource, "watched")},
-		claim.LeaseID, token, i.wakeups(), i.onlookers(claim.Resource), claim.Resource)
+		claim.LeaseID, token, i.wakeups(), i.changes(claim.Resource), claim.Resource)
 	if err != nil {
 		return false, failed("release", claim, err)
 	}
 	n, ok := raw.(int64)
 	if !ok {
-		return false, guard.OutcomeUnknown("release", claim, fmt.Errorf("the answer is %v", raw))
+		return false, guard.OutcomeUnknown("release", claim, fmt.Errorf("the response is %v", raw))
 	}
 	return n == 1, nil
 }
 
-// Watch returns who has the lease, puts a waiter in line, and calls wake at the
+// Watch returns who has the lease, puts a waiter in the queue, and calls wake at the
 // release. Without Options.Subscribe it is [driver.ErrNoWatch].
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	if i.opts.Subscribe == nil {
@@ -348,7 +348,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		return driver.Watching{}, fmt.Errorf("%w: %w", driver.ErrNoWatch, err)
 	}
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
-	answer, err := i.answer(ctx, "watch", claim, watchScript,
+	response, err := i.call(ctx, "watch", claim, watchScript,
 		[]string{i.key(w.Resource, "lease"), i.key(w.Resource, "kept"), i.key(w.Resource, "queue"), i.key(w.Resource, "until"), i.key(w.Resource, "watched")},
 		w.LeaseID, i.process)
 	if err != nil {
@@ -356,23 +356,23 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		return driver.Watching{}, err
 	}
 	watching := driver.Watching{Stop: stop}
-	switch answer[0] {
+	switch response[0] {
 	case "held":
-		watching.Held = heldBy(w.Resource, answer)
+		watching.Held = heldBy(w.Resource, response)
 	case "kept":
-		remaining := max(time.Duration(number(answer[2])), 1) * time.Millisecond
-		watching.Held = &driver.HeldError{Resource: w.Resource, ExpiresAt: milliseconds(answer[1]).Add(remaining), Remaining: remaining}
+		remaining := max(time.Duration(number(response[2])), 1) * time.Millisecond
+		watching.Held = &driver.HeldError{Resource: w.Resource, ExpiresAt: milliseconds(response[1]).Add(remaining), Remaining: remaining}
 	}
 	return watching, nil
 }
 
 // listen arranges one call of wake: a waiter's through this process's own
-// channel, on which a release names the resource, an onlooker's through the
+// channel, on which a release names the resource, a watcher's through the
 // resource's.
 func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop func(), err error) {
 	var once sync.Once
 	if w.LeaseID == "" {
-		return i.opts.Subscribe(ctx, i.onlookers(w.Resource), func(string) { once.Do(wake) })
+		return i.opts.Subscribe(ctx, i.changes(w.Resource), func(string) { once.Do(wake) })
 	}
 	f := func() { once.Do(wake) }
 	if err := i.subscribe(ctx); err != nil {
@@ -454,32 +454,32 @@ func (i *Issuer) wake(resource string) {
 // with the server's data; unless the clock is above it by then, repeat Advance.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
-	answer, err := i.answer(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())
+	response, err := i.call(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())
 	if err != nil {
 		return guard.NoToken, err
 	}
-	if answer[0] == "held" {
-		return guard.NoToken, heldBy(resource, answer)
+	if response[0] == "held" {
+		return guard.NoToken, heldBy(resource, response)
 	}
-	return guard.ParseToken(answer[2])
+	return guard.ParseToken(response[2])
 }
 
-// answer runs a script whose answer is a list of texts: a word, the server's
+// call runs a script whose response is a list of texts: a word, the server's
 // time, and facts.
-func (i *Issuer) answer(ctx context.Context, op string, claim guard.Claim, s script, keys []string, args ...any) ([]string, error) {
+func (i *Issuer) call(ctx context.Context, op string, claim guard.Claim, s script, keys []string, args ...any) ([]string, error) {
 	raw, err := s.run(ctx, i.do, keys, args...)
 	if err != nil {
 		return nil, failed(op, claim, err)
 	}
-	answer, ok := texts(raw)
-	if !ok || len(answer) < 2 {
-		return nil, guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %v", raw))
+	response, ok := texts(raw)
+	if !ok || len(response) < 2 {
+		return nil, guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %v", raw))
 	}
-	i.heard(claim.Resource, number(answer[1]))
-	return answer, nil
+	i.heard(claim.Resource, number(response[1]))
+	return response, nil
 }
 
-// texts turns an answer into strings: clients return strings, bytes or numbers.
+// texts turns a response into strings: clients return strings, bytes or numbers.
 func texts(raw any) ([]string, bool) {
 	list, ok := raw.([]any)
 	if !ok {

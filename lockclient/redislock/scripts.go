@@ -58,7 +58,7 @@ local function line(queue, till) -- an error if something else is there
   redis.call('HLEN', till)
 end
 -- Without the right to publish, nobody is woken. Few commands of a script cost as
--- much, so onlookers are notified only if :watched says that there are any.
+-- much, so watchers are notified only if :watched says that there are any.
 local function tell(channel, payload)
   redis.pcall('PUBLISH', channel, payload)
 end
@@ -72,7 +72,7 @@ local function keep(key, token, now)
 end
 `
 
-// time: KEYS any key of the slot. It answers as TIME does.
+// time: KEYS any key of the slot. It returns what TIME does.
 var timeScript = newScript(prelude + `
 local now = clock()
 return {tostring(math.floor(now / 1000)), tostring(now % 1000 * 1000)}
@@ -80,13 +80,13 @@ return {tostring(math.floor(now / 1000)), tostring(now % 1000 * 1000)}
 
 // acquire: KEYS lease, counter, spent, kept, queue, until, watched.
 // ARGV id, owner, metadata, TTL in ms, not-after in ms, highest server time seen
-// in ms, "1" if waiting, process, channel of the onlookers.
+// in ms, "1" if waiting, process, channel of the watchers.
 var acquireScript = newScript(prelude + `
 local now = clock()
 if now >= tonumber(ARGV[5]) then return {'late', tostring(now)} end
 -- Usually there is only the counter: one check instead of six.
-local alone = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) == 0
-if not alone then
+local lone = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) == 0
+if not lone then
   if redis.call('EXISTS', KEYS[3]) == 1 then return {'spent', tostring(now)} end
   local l = lease(KEYS[1])
   if l.err then return l end
@@ -110,7 +110,7 @@ if last and not below(last, '9223372036854775806') then return {'full', tostring
 -- A right may be missing: what may fail comes before the lease is there, and
 -- while there is none this PEXPIRE changes nothing.
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-if not alone then
+if not lone then
   line(KEYS[5], KEYS[6])
   redis.call('DEL', KEYS[4])
   redis.call('ZREM', KEYS[5], ARGV[8])
@@ -128,7 +128,7 @@ else
 end
 redis.call('HSET', KEYS[1], 'v', '1', 'id', ARGV[1], 'token', token, 'owner', ARGV[2], 'meta', ARGV[3], 'at', tostring(now))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-if not alone and redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
+if not lone and redis.call('EXISTS', KEYS[7]) == 1 then tell(ARGV[9], '') end
 return {'granted', tostring(now), token, tostring(now)}
 `)
 
@@ -151,7 +151,7 @@ return out
 `)
 
 // release: KEYS lease, spent, kept, queue, until, watched.
-// ARGV id, token or "", process channel prefix, channel of the onlookers,
+// ARGV id, token or "", process channel prefix, channel of the watchers,
 // resource.
 var releaseScript = newScript(prelude + `
 local l = lease(KEYS[1])
@@ -179,7 +179,7 @@ return 1
 `)
 
 // watch: KEYS lease, kept, queue, until, watched. ARGV id or "", process. It puts
-// a waiter in line, records that there is an onlooker, and returns who has the
+// a waiter in the queue, records that there is a watcher, and returns who has the
 // lease.
 var watchScript = newScript(prelude + `
 local now = clock()

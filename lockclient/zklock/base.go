@@ -61,14 +61,14 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		zxid := answers[0].Stat.Mzxid
 		h, err := s.holder(ctx, resource)
 		if err != nil {
-			return guard.NoToken, guard.Unavailable("advance", claim, err)
+			return guard.NoToken, unavailable("advance", claim, err)
 		}
 		if h != nil && h.Token < above {
-			return guard.NoToken, told(resource, h)
+			return guard.NoToken, heldBy(resource, h)
 		}
 		floor, err := s.floor(ctx, resource)
 		if err != nil {
-			return guard.NoToken, guard.Unavailable("advance", claim, err)
+			return guard.NoToken, unavailable("advance", claim, err)
 		}
 		reached := guard.MaxToken // if the tokens are used up
 		if last := max(i.knownBase().value, floor.value); last < int64(guard.MaxToken)-zxid {
@@ -83,7 +83,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 		if floor.version == 0 {
 			ops = append(ops, i.create(i.container(resource)+"/floor", nil, zk.FlagPersistent))
 		}
-		// If its node can be created, nobody was granted the lease meanwhile.
+		// If its node can be created, nobody has been granted the lease since.
 		ops = append(ops, i.create(i.lockPath(resource), nil, zk.FlagEphemeral), &zk.DeleteRequest{Path: i.lockPath(resource), Version: -1})
 		_, which, err := s.multi(ctx, ops...)
 		switch {
@@ -93,7 +93,7 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 			return guard.NoToken, failed("advance", claim, err)
 		case errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrNoNode):
 		default:
-			return guard.NoToken, guard.Unavailable("advance", claim, err)
+			return guard.NoToken, unavailable("advance", claim, err)
 		}
 	}
 	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor kept changing"))

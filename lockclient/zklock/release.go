@@ -12,7 +12,7 @@ import (
 )
 
 // Release deletes the lease's two nodes. One of them is named by the lease ID,
-// so a successor's nodes stay. Without a token it leaves a node that spends the
+// so a successor's nodes stay. Without a token it leaves a node that invalidates the
 // ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	s, err := i.holding(ctx, claim)
@@ -20,12 +20,12 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 		return false, unsent("release", claim, err)
 	}
 	if claim.Token == guard.NoToken {
-		return s.spend(ctx, claim)
+		return s.invalidate(ctx, claim)
 	}
 	if known, _ := s.knows(claim); !known {
 		h, err := s.holder(ctx, claim.Resource)
 		if err != nil {
-			return false, guard.Unavailable("release", claim, err)
+			return false, unavailable("release", claim, err)
 		}
 		if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
 			return false, nil
@@ -52,15 +52,15 @@ func (i *Issuer) holding(ctx context.Context, claim guard.Claim) (*session, erro
 	return i.session(ctx, controlTicks*i.opts.TickTime)
 }
 
-// spend leaves a node under which no acquire of this lease ID succeeds, and frees
+// invalidate leaves a node under which no acquire of this lease ID succeeds, and frees
 // its lease.
-func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+func (s *session) invalidate(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i, path := s.i, s.i.idPath(claim.Resource, claim.LeaseID)
 	for range maxRetries {
 		id, err := s.stat(ctx, path)
 		switch {
 		case err != nil:
-			return false, guard.Unavailable("release", claim, err)
+			return false, unavailable("release", claim, err)
 		case id != nil && id.EphemeralOwner == 0:
 			return false, nil
 		}
@@ -81,9 +81,9 @@ func (s *session) spend(ctx context.Context, claim guard.Claim) (freed bool, err
 			if err := s.makeContainer(ctx, claim.Resource); err != nil {
 				return false, unsent("release", claim, err)
 			}
-		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrBadVersion): // it changed meanwhile
+		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrBadVersion): // it has changed since
 		default:
-			return false, guard.Unavailable("release", claim, err)
+			return false, unavailable("release", claim, err)
 		}
 	}
 	return false, guard.Unavailable("release", claim, errors.New("the lease kept changing"))

@@ -37,11 +37,11 @@ type session struct {
 	writes     []write
 	leases     map[guard.Claim]*lease
 	used       time.Duration
-	lineLength int // places in line
+	lineLength int // places in the queue
 	watched    map[string]*watched
 }
 
-// write is a write that was answered.
+// write is a write that the leader has carried out.
 type write struct{ sent, answered time.Duration }
 
 // lease is a lease that this session has. One under a claim without a token is a
@@ -186,7 +186,7 @@ func (s *session) end(cause error) {
 		}
 	}
 	if conn != nil { // below the mutex, so that Issuer.Close, which ends all sessions first, waits for it
-		i.closing.Go(conn.Close) // which waits for an answer, for at most a second
+		i.closing.Go(conn.Close) // which waits for a response, for at most a second
 	}
 	i.mu.Unlock()
 	if cause != nil && lost != nil {
@@ -244,7 +244,7 @@ func (s *session) keepLocked(claim guard.Claim, version int32) (from time.Durati
 }
 
 // extend is keep for a lease that the session had when its renewal was sent; false
-// if that has been deleted meanwhile, or is about to be.
+// if that has been deleted since, or is about to be.
 func (s *session) extend(claim guard.Claim) (from time.Duration, ok bool) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
@@ -316,11 +316,11 @@ func (s *session) number() int64 {
 	return s.id
 }
 
-// answered records a write that the leader has carried out. It proves that the
+// carriedOut records a write that the leader has carried out. It proves that the
 // leader knew the session to be alive when an earlier write was sent, if that
-// one was answered a tick before this one was sent: the follower's pings, on
+// one was carried out a tick before this one was sent: the follower's pings, on
 // the same path and twice a tick, have reported it.
-func (s *session) answered(sent, at time.Duration) {
+func (s *session) carriedOut(sent, at time.Duration) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	tick := s.i.opts.TickTime
@@ -384,7 +384,7 @@ func (s *session) Printf(format string, args ...any) {
 	}
 }
 
-// dial makes a connection on which the server's first answer is read along.
+// dial makes a connection on which the server's first response is read along.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	dial := s.i.opts.Dialer
 	if dial == nil {
@@ -398,7 +398,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	return &wire{Conn: conn, s: s, began: began}, nil
 }
 
-// wire reads the session's timeout from the server's first answer, since the
+// wire reads the session's timeout from the server's first response, since the
 // client does not expose it: a length, a version, the timeout in ms, the
 // session.
 type wire struct {
@@ -481,12 +481,12 @@ func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (
 
 // multi carries out a transaction. If it was refused, which is the operation
 // that was; if it failed as a whole, which is -1.
-func (s *session) multi(ctx context.Context, ops ...any) (answers []zk.MultiResponse, which int, err error) {
+func (s *session) multi(ctx context.Context, ops ...any) (responses []zk.MultiResponse, which int, err error) {
 	sent := driver.Now()
-	answers, err = call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-	if len(answers) == len(ops) { // the leader has carried it out
-		s.answered(sent, driver.Now())
-		for n, a := range answers {
+	responses, err = call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	if len(responses) == len(ops) { // the leader has carried it out
+		s.carriedOut(sent, driver.Now())
+		for n, a := range responses {
 			if a.Error == nil {
 				continue
 			}
@@ -497,10 +497,10 @@ func (s *session) multi(ctx context.Context, ops ...any) (answers []zk.MultiResp
 			return nil, n, a.Error
 		}
 	}
-	if err == nil && len(answers) != len(ops) {
-		err = errors.New("the servers answered for other operations")
+	if err == nil && len(responses) != len(ops) {
+		err = errors.New("the servers responded to other operations")
 	}
-	return answers, -1, err
+	return responses, -1, err
 }
 
 // touch is the operation that shows that the session lives and returns the zxid
@@ -550,11 +550,11 @@ func (s *session) children(ctx context.Context, resource string) ([]string, erro
 
 // time returns the servers' clock, in ms since 1970.
 func (s *session) time(ctx context.Context) (int64, error) {
-	answers, _, err := s.multi(ctx, s.touch())
+	responses, _, err := s.multi(ctx, s.touch())
 	if err != nil {
 		return 0, err
 	}
-	return answers[0].Stat.Mtime, nil
+	return responses[0].Stat.Mtime, nil
 }
 
 func (s *session) makeRoot(ctx context.Context) error {

@@ -28,9 +28,9 @@ type watched struct {
 	changed chan struct{} // closed when it has, or that is not known
 }
 
-// Watch returns who has the lease. A waiter stands in line with a node of its
+// Watch returns who has the lease. A waiter has a place in the queue by a node of its
 // own and watches the one before it, so that a release wakes only the first. For an
-// onlooker of a lease that nobody has, the issuer asks once a tick.
+// watcher of a lease that nobody has, the issuer asks once a tick.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	claim := guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
@@ -77,7 +77,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		cancel()
 	}}
 	if h != nil && h.ID != w.LeaseID {
-		out.Held = told(w.Resource, h)
+		out.Held = heldBy(w.Resource, h)
 	}
 	return out, nil
 }
@@ -91,7 +91,7 @@ func wait(ctx context.Context, c <-chan struct{}) bool {
 	}
 }
 
-// line takes this process's place in line, or keeps it.
+// line takes this process's place in the queue, or keeps it.
 func (i *Issuer) line(ctx context.Context, s *session, resource string) (*place, error) {
 	i.mu.Lock()
 	if p := i.places[resource]; p != nil && p.s == s {
@@ -128,7 +128,7 @@ func (i *Issuer) line(ctx context.Context, s *session, resource string) (*place,
 	return p, nil
 }
 
-// unwatch keeps, for a moment, the place of a waiter that asks or has given up.
+// unwatch keeps, for a moment, the place of a waiter that asks or has abandoned its acquire.
 func (i *Issuer) unwatch(resource string, p *place) {
 	if p == nil {
 		return
@@ -141,7 +141,7 @@ func (i *Issuer) unwatch(resource string, p *place) {
 	}
 }
 
-// leave gives up the place in line, so that the next is the first.
+// leave gives up the place in the queue, so that the next is the first.
 func (i *Issuer) leave(resource string, p *place) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -176,7 +176,7 @@ func (s *session) drop(resource, node string) {
 	})
 }
 
-// turn returns when it is this place's turn: it is the first in line and nobody
+// turn returns when it is this place's turn: it is the first in the queue and nobody
 // has the lease; or when that is not known. It returns false when ctx ends.
 func (s *session) turn(ctx context.Context, resource, mine string) bool {
 	for {

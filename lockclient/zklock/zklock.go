@@ -14,7 +14,7 @@
 // # What it does not
 //
 // Residual risk: a holder whose server is cut off from the leader learns late
-// that its session has ended, because servers answer pings and reads on their
+// that its session has ended, because servers respond to pings and reads on their
 // own. So a deadline counts from an older write, see "Deadlines" below; that is
 // a measured margin, not a proof. It is a matter of ticks: servers that get no
 // processor time for longer use it up. If it does not hold, a second holder has
@@ -38,7 +38,7 @@
 //
 // A renewal is a write, and the issuer writes once a tick besides. The leader
 // learns of a follower's clients with its pings, twice a tick. So a write proves
-// that the leader knew of an earlier write that was answered a tick before it
+// that the leader knew of an earlier write that was carried out a tick before it
 // was sent, and the deadline counts from the earlier one, which is one to two
 // ticks older than the renewal.
 //
@@ -59,11 +59,11 @@
 //
 // # Failure by failure
 //
-//   - No quorum, or an answer was lost: guard.ErrOutcomeUnknown; the same lease
+//   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant, also in another session.
-//   - No rights, a foreign value under a node, fewer members than required, a
-//     session that the servers grant for another time than requested:
-//     guard.ErrUnavailable, and nothing was written.
+//   - No rights, a foreign value under a node: guard.ErrSetup, and nothing was written.
+//   - Fewer members than required, a session that the servers grant for another time
+//     than requested: guard.ErrUnavailable, and nothing was written.
 //
 // Reclaimed is never reported.
 package zklock
@@ -73,6 +73,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -86,12 +87,12 @@ import (
 
 const (
 	minTicks, maxTicks = 4, 20
-	controlTicks       = 6 // of the session that waiters stand in line with
+	controlTicks       = 6 // of the session that waiters have their places by
 	spentFor           = time.Hour
-	placeFor           = 2 * time.Second        // for which a place in line is kept without a watch
+	placeFor           = 2 * time.Second        // for which a place in the queue is kept without a watch
 	keptFor            = 300 * time.Millisecond // for the process that was woken before
 	idleFor            = time.Minute            // after which a session without leases is closed
-	maxRetries         = 5                      // of a transaction whose base or floor was raised meanwhile
+	maxRetries         = 5                      // of a transaction whose base or floor has been raised since it was read
 	maxAdoptions       = 50                     // of one lease by other sessions
 )
 
@@ -127,8 +128,8 @@ type Issuer struct {
 	mu       sync.Mutex
 	sessions map[time.Duration]*session // by timeout
 	base     base                       // as last read
-	seen     int64                      // the highest zxid of any answer
-	places   map[string]*place          // in line, by resource
+	seen     int64                      // the highest zxid of any response
+	places   map[string]*place          // in the queue, by resource
 	lost     func(guard.Claim, error)
 	closed   bool
 	closing  sync.WaitGroup
@@ -253,10 +254,10 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if r.Waiting { // most likely the lease is held: a read instead of a write
 		h, err := s.holder(ctx, r.Resource)
 		if err != nil {
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
 		if h != nil && h.ID != r.LeaseID {
-			return driver.Grant{}, told(r.Resource, h)
+			return driver.Grant{}, heldBy(r.Resource, h)
 		}
 	}
 	var floor stored // most resources have none; a failed transaction shows it
@@ -265,7 +266,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), TTL: r.TTL.Milliseconds()}
 		text, err := json.Marshal(value)
 		if err != nil {
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
 		answers, which, err := s.multi(ctx,
 			s.touch(),
@@ -293,9 +294,9 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case which == 2 && errors.Is(err, zk.ErrNodeExists):
 			h, err := s.holder(ctx, r.Resource)
 			if err != nil {
-				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), err)
+				return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 			}
-			return driver.Grant{}, told(r.Resource, h)
+			return driver.Grant{}, heldBy(r.Resource, h)
 		case which == 3 && errors.Is(err, zk.ErrBadVersion):
 			floor, err = s.floor(ctx, r.Resource)
 		case which == 4 && (errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode)):
@@ -332,7 +333,7 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, valu
 	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
 }
 
-// own answers an acquire whose lease ID exists already: its lease runs, or it
+// own is the result of an acquire whose lease ID exists already: its lease runs, or it
 // is spent. again says that neither is the case any more.
 func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
 	if !s.postpone(ctx, r.Claim()) {
@@ -340,7 +341,7 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 	}
 	h, err := s.holder(ctx, r.Resource)
 	if err != nil {
-		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
+		return grant, false, unavailable("acquire", r.Claim(), err)
 	}
 	if h != nil && h.ID == r.LeaseID {
 		if h.Owner != r.Owner {
@@ -355,16 +356,16 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 	id, err := s.stat(ctx, i.idPath(r.Resource, r.LeaseID))
 	switch {
 	case err != nil:
-		return grant, false, guard.Unavailable("acquire", r.Claim(), err)
+		return grant, false, unavailable("acquire", r.Claim(), err)
 	case id != nil && id.EphemeralOwner == 0:
 		return grant, false, driver.ErrLeaseIDSpent
 	}
 	return grant, true, nil
 }
 
-// told returns who has the lease; if nobody has it, Remaining is 0. How long a
+// heldBy returns who has the lease; if nobody has it, Remaining is 0. How long a
 // session has left is not known: it is at most the whole TTL.
-func told(resource string, h *held) *driver.HeldError {
+func heldBy(resource string, h *held) *driver.HeldError {
 	if h == nil {
 		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
 	}
@@ -391,7 +392,7 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 	s, err := i.session(ctx, ttl)
 	if err != nil {
 		for _, n := range items {
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, err)}
+			results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
 		}
 		return
 	}
@@ -430,7 +431,7 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 				s.forget(renewals[n].Claim)
 				others = append(others, n)
 			default:
-				results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, err)}
+				results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
 			}
 			continue
 		}
@@ -454,7 +455,7 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	}
 	h, err := s.holder(ctx, claim.Resource)
 	if err != nil {
-		return driver.Renewed{Err: guard.Unavailable("renew", claim, err)}
+		return driver.Renewed{Err: unavailable("renew", claim, err)}
 	}
 	if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
 		return driver.Renewed{State: driver.Over}
@@ -495,7 +496,7 @@ func (s *session) read(ctx context.Context, path string) (*held, error) {
 // take moves a running lease to this session: it deletes its two nodes and
 // creates them again. The version of the lease ID's node counts how often that
 // was done, so that the session that had the lease before notices. ok is false
-// if the lease changed meanwhile.
+// if the lease has changed since.
 //
 // The later end wins: a lease of a longer TTL moves to a session of that TTL, since
 // one holder may rely on it.
@@ -516,7 +517,7 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 	path := s.i.idPath(resource, h.ID)
 	id, err := s.stat(ctx, path)
 	if err != nil {
-		return 0, false, guard.Unavailable("acquire", claim, err)
+		return 0, false, unavailable("acquire", claim, err)
 	}
 	if id == nil {
 		return 0, false, nil
@@ -532,7 +533,7 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 	value.TTL = s.timeout.Milliseconds()
 	text, err := json.Marshal(value)
 	if err != nil {
-		return 0, false, guard.Unavailable("acquire", claim, err)
+		return 0, false, unavailable("acquire", claim, err)
 	}
 	ops := []any{s.touch(), &zk.DeleteRequest{Path: path, Version: id.Version}, s.i.create(path, nil, zk.FlagEphemeral)}
 	for range id.Version + 1 {
@@ -553,7 +554,7 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 	case which > 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
 		return 0, false, nil
 	}
-	return 0, false, guard.Unavailable("acquire", claim, err)
+	return 0, false, unavailable("acquire", claim, err)
 }
 
 // foreign is a value that this package did not write.
@@ -573,23 +574,27 @@ func unsent(op string, claim guard.Claim, err error) error {
 	if errors.Is(err, guard.ErrMarkAhead) {
 		return err
 	}
-	return guard.Unavailable(op, claim, err)
+	return unavailable(op, claim, err)
 }
 
-// failed classifies the error of a write: servers refuse before they write.
-func failed(op string, claim guard.Claim, err error) error {
-	if errors.As(err, new(notSent)) {
-		return guard.Unavailable(op, claim, err)
-	}
+// unavailable is for an error of a request that wrote nothing that matters.
+func unavailable(op string, claim guard.Claim, err error) error {
 	for _, refusal := range []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL} {
 		if errors.Is(err, refusal) {
 			return guard.Setup(op, claim, err)
 		}
 	}
-	for _, refusal := range []error{zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError} {
-		if errors.Is(err, refusal) {
-			return guard.Unavailable(op, claim, err)
-		}
+	if errors.As(err, new(foreign)) {
+		return guard.Setup(op, claim, err)
+	}
+	return guard.Unavailable(op, claim, err)
+}
+
+// failed classifies the error of a write: servers refuse before they write.
+func failed(op string, claim guard.Claim, err error) error {
+	certain := []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError}
+	if errors.As(err, new(notSent)) || errors.As(err, new(foreign)) || slices.ContainsFunc(certain, func(e error) bool { return errors.Is(err, e) }) {
+		return unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)
 }

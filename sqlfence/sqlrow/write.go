@@ -135,7 +135,7 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 	return guard.Mark{}, guard.Unavailable(t.op(k), claim, errHeldBack)
 }
 
-var errHeldBack = fmt.Errorf("%d times the row was not written although nothing refused it: it was replaced, or a trigger or policy prevents the write", maxReplaced)
+var errHeldBack = fmt.Errorf("the row was not written in %d attempts although the claim was admissible: other writers replaced it each time, or a trigger or policy keeps it from being written", maxReplaced)
 
 func (t *Table) notUnique(k kind, n int64) error {
 	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)

@@ -26,7 +26,7 @@ func Cases() []Case {
 		{"names that differ are different resources", "P4", names},
 		{"a renewal extends", "", extends},
 		{"no renewal shortens a lease", "P7", longest},
-		{"a batch answers each item for itself", "", batch},
+		{"each item of a batch has its own result", "", batch},
 		{"a renewal brings no released lease back", "P8", renewReleased},
 		{"a renewal brings no expired lease back", "P8", renewExpired},
 		{"a renewal is of its own lease", "P4", renewOther},
@@ -421,7 +421,7 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 			}
 		}
 	}
-	// A successor came and went meanwhile: the ID must still be spent.
+	// A successor has come and gone: the ID must still be spent.
 	if err := h.free(ctx, b, r); err != nil {
 		return err
 	}
@@ -429,7 +429,7 @@ func abandoned(ctx context.Context, t testing.TB, h Harness) error {
 	return want(err, driver.ErrLeaseIDSpent)
 }
 
-// stuck sends an acquire that is held in the network and given up by its
+// stuck sends an acquire that is held in the network and abandoned by its
 // client; gaveUp is the client's error.
 func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver.Request) (gaveUp, err error) {
 	// The connection and the resource exist, so only the acquire is held.
@@ -457,7 +457,7 @@ func (h Harness) stuck(ctx context.Context, i driver.Issuer, n Network, r driver
 	}
 	cancel()
 	if gaveUp = <-done; gaveUp == nil {
-		return nil, errors.New("the held acquire was answered")
+		return nil, errors.New("a response to the held acquire came")
 	}
 	return gaveUp, nil
 }

@@ -130,14 +130,14 @@ func Mutants() []Mutant {
 				return err == nil, err
 			})},
 		{Name: "a lease ID that was abandoned is granted", CaughtBy: "an abandoned lease ID is spent", Break: forgetting},
-		{Name: "a release that overtakes does not spend", CaughtBy: "a release overtakes an acquire in the network",
+		{Name: "a release that overtakes does not invalidate", CaughtBy: "a release overtakes an acquire in the network",
 			Break: releasing(func(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
 				if claim.Token == guard.NoToken {
 					claim.Token = guard.MaxToken // of no lease
 				}
 				return i.Release(ctx, claim)
 			})},
-		{Name: "a release spends nothing", CaughtBy: "a duplicate in the network resurrects nothing",
+		{Name: "a release invalidates nothing", CaughtBy: "a duplicate in the network resurrects nothing",
 			Break: releasing(func(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
 				if w, err := i.Watch(ctx, driver.Watch{Resource: claim.Resource}, func() {}); err == nil && w.Held != nil {
 					w.Stop()
@@ -150,13 +150,13 @@ func Mutants() []Mutant {
 				r.Timeout = time.Hour
 				return i.Acquire(ctx, r)
 			})},
-		{Name: "the deadline counts from the answer", CaughtBy: "a deadline counts from before the request",
+		{Name: "the deadline counts from the response", CaughtBy: "a deadline counts from before the request",
 			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
 				g, err := i.Acquire(ctx, r)
 				g.From = now(i)
 				return g, err
 			})},
-		{Name: "the deadline of a renewal counts from the answer", CaughtBy: "a deadline counts from before the request",
+		{Name: "the deadline of a renewal counts from the response", CaughtBy: "a deadline counts from before the request",
 			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 				i.Renew(ctx, renewals, results)
 				for n := range results {
@@ -200,11 +200,11 @@ func Mutants() []Mutant {
 					}
 				}}
 			}},
-		{Name: "a batch loses its last item", CaughtBy: "a batch answers each item for itself",
+		{Name: "a batch loses its last item", CaughtBy: "each item of a batch has its own result",
 			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 				i.Renew(ctx, renewals[:len(renewals)-1], results[:len(results)-1])
 			})},
-		{Name: "one lost lease makes its batch lost", CaughtBy: "a batch answers each item for itself",
+		{Name: "one lost lease makes its batch lost", CaughtBy: "each item of a batch has its own result",
 			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 				i.Renew(ctx, renewals, results)
 				over := false
@@ -217,7 +217,7 @@ func Mutants() []Mutant {
 					}
 				}
 			})},
-		{Name: "a renewal is answered by its token", CaughtBy: "a batch answers each item for itself",
+		{Name: "a renewal is matched by its token", CaughtBy: "each item of a batch has its own result",
 			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
 				i.Renew(ctx, renewals, results)
 				for n, r := range renewals {

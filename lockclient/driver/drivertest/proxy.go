@@ -35,7 +35,7 @@ func (p *Proxy) Hold() {
 // Holding reports whether a request is being held.
 func (p *Proxy) Holding() bool { return p.proxy.Held() > 0 }
 
-// Deliver sends what was held and waits until the engine has answered it.
+// Deliver sends what was held and waits until the engine has responded.
 func (p *Proxy) Deliver() {
 	p.proxy.Release()
 	p.proxy.OnConnect(nil)

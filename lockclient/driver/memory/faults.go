@@ -24,7 +24,7 @@ type Fault uint8
 const (
 	None   Fault = iota
 	Refuse       // the server says no: nothing is written
-	Lose         // the server carries it out and the answer is lost
+	Lose         // the server carries it out and the response is lost
 	Drop         // the request is lost, which looks the same to the client
 )
 

@@ -25,7 +25,7 @@ import (
 const (
 	spentFor = time.Hour              // how long a spent lease ID is remembered
 	keepFor  = 100 * time.Millisecond // how long a released lease is kept for the longest waiting
-	lineFor  = 5 * time.Second        // how long a place in line lasts without a new watch
+	lineFor  = 5 * time.Second        // how long a place in the queue lasts without a new watch
 )
 
 // Server keeps the leases. It is safe for concurrent use.
@@ -178,7 +178,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 }
 
-// Release frees the claim's lease; without a token it spends the lease ID.
+// Release frees the claim's lease; without a token it invalidates the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	return carry(ctx, i, Release, claim, func() (bool, error) {
 		s, now := i.s, i.s.now()

@@ -48,12 +48,15 @@ func TestCancelledStandbyWait(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for {
+		for done := []string{}; ; { // each statement is cancelled once
 			select {
 			case <-stop:
 				return
 			case <-time.After(5 * time.Millisecond):
-				pool.Exec(context.Background(), "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+				rows, _ := pool.Query(context.Background(), `WITH waiting AS MATERIALIZED (SELECT pid, concat(pid, ' ', query_start) AS id FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND concat(pid, ' ', query_start) <> ALL ($1))
+					SELECT id FROM waiting WHERE pg_cancel_backend(pid)`, done)
+				more, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+				done = append(done, more...)
 			}
 		}
 	}()

@@ -276,6 +276,12 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v; want ErrUnavailable that says %q", name, err, want)
 		}
 	}
+	setup := func(name, want string, err error) {
+		t.Helper()
+		if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want ErrSetup that says %q", name, err, want)
+		}
+	}
 	three, err := etcdlock.New(connect(t, addr), &etcdlock.Options{Members: 3})
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +323,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	_, err = issuer(t, addr).Acquire(t.Context(), ask("r", "a"))
-	refused("no user", "user name is empty", err)
+	setup("no user", "user name is empty", err)
 	nobody, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "nobody", Password: "secret", Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
@@ -328,7 +334,7 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = i.Acquire(t.Context(), ask("r", "a"))
-	refused("a user without rights", "permission denied", err)
+	setup("a user without rights", "permission denied", err)
 	root, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "root", Password: "secret", Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
@@ -423,8 +429,8 @@ func TestForeignValues(t *testing.T) {
 		if _, err := c.Put(t.Context(), "fencepost/"+kv[0], kv[1]); err != nil {
 			t.Fatal(err)
 		}
-		if g, err := i.Acquire(t.Context(), ask(r, "a")); !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken {
-			t.Errorf("%s: %+v, %v; want ErrUnavailable", r, g, err)
+		if g, err := i.Acquire(t.Context(), ask(r, "a")); !errors.Is(err, guard.ErrSetup) || g.Token != guard.NoToken {
+			t.Errorf("%s: %+v, %v; want ErrSetup", r, g, err)
 		}
 		if got, err := c.Get(t.Context(), "fencepost/"+kv[0]); err != nil || string(got.Kvs[0].Value) != kv[1] {
 			t.Errorf("%s was changed", kv[0])
@@ -433,7 +439,7 @@ func TestForeignValues(t *testing.T) {
 	if _, err := c.Put(t.Context(), "fencepost/base", "x"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := issuer(t, addr).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrUnavailable) {
+	if _, err := issuer(t, addr).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) {
 		t.Errorf("a foreign base: %v", err)
 	}
 }

@@ -267,15 +267,15 @@ func TestForeignValues(t *testing.T) {
 			must[string](t)(c.Create(path, []byte(value), flags, all))
 		}
 		g, err := i.Acquire(t.Context(), ask(r, "a"))
-		if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %+v, %v; want ErrUnavailable that names %s", r, g, err, path)
+		if !errors.Is(err, guard.ErrSetup) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %+v, %v; want ErrSetup that names %s", r, g, err, path)
 		}
 		if got, _, err := c.Get(path); err != nil || !bytes.Equal(got, []byte(value)) {
 			t.Errorf("%s was changed", path)
 		}
 	}
 	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte("x"), -1))
-	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "/fencepost/base") {
+	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
 		t.Errorf("a foreign base: %v", err)
 	}
 }
@@ -325,8 +325,12 @@ func TestRefusals(t *testing.T) {
 				r.TTL = 40 * tick
 			}
 			g, err := i.Acquire(t.Context(), r)
-			if !errors.Is(err, guard.ErrUnavailable) || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%+v, %v; want ErrUnavailable that says %q", g, err, test.want)
+			want := guard.ErrUnavailable
+			if test.want == "not authenticated" {
+				want = guard.ErrSetup
+			}
+			if !errors.Is(err, want) || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%+v, %v; want %v that says %q", g, err, want, test.want)
 			}
 		})
 	}
