@@ -17,7 +17,7 @@ type request struct {
 	driver.Request
 	// given says that the caller chose the lease ID and may present it again.
 	given bool
-	// lost says that an attempt was not answered, so that it may still arrive.
+	// lost says that an attempt got no response, so that it may still arrive.
 	lost bool
 }
 
@@ -26,12 +26,12 @@ type request struct {
 // was restarted or failed over, costs some more, for the schema's version, the
 // server's epoch and its time. A refusal costs the same and writes nothing.
 //
-// An attempt whose answer is lost is repeated under the same lease ID, until
+// An attempt whose response is lost is repeated under the same lease ID, until
 // ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx
 // ends, an attempt in flight may take a tenth of a second more, so that its
 // outcome is known, and longer if the pool's BuildContextWatcherHandler lets a
 // statement go on. A grant that cannot be returned, or that may have been or
-// may yet be made unnoticed, is released in the background, which spends its
+// may yet be made unnoticed, is released in the background, which invalidates its
 // lease ID: an attempt that arrives later is refused. This is not done if the
 // caller chose the lease ID: the caller may present it again, and the release
 // could arrive after that.
@@ -47,7 +47,7 @@ func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireO
 	return c.acquire(ctx, resource, opts, false)
 }
 
-// acquire ends by releasing what an attempt whose answer was lost may have left or
+// acquire ends by releasing what an attempt whose response was lost may have left or
 // may yet leave; that is the last use of the lease ID.
 func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOptions, waiting bool) (lease *Lease, err error) {
 	r, err := c.request(resource, opts)
@@ -95,13 +95,13 @@ func (c *Client) request(resource string, opts *AcquireOptions) (*request, error
 
 const maxRaces = 10
 
-// try asks until there is an answer. It makes one attempt unless an answer is
+// try asks until there is a response. It makes one attempt unless a response is
 // lost, or the holder changes between two statements.
 func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, unusable("acquire", r.Claim(), err)
 	}
-	var lost error // the first attempt whose answer was lost
+	var lost error // the first attempt whose response was lost
 	var since time.Duration
 	for attempt, races := 0, 0; ; attempt++ {
 		g, err := c.issuer.Acquire(ctx, r.Request)

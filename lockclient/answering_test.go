@@ -520,7 +520,7 @@ func TestRenewalLeftOut(t *testing.T) {
 		client := i.client(t, nil)
 		lease := mustTry(t, client, "r", time.Minute)
 		err := lease.Renew(t.Context())
-		if claim := failure(t, err, guard.ErrOutcomeUnknown, "r"); claim != lease.Claim() || !strings.Contains(fmt.Sprint(err), "the issuer did not answer for this lease") {
+		if claim := failure(t, err, guard.ErrOutcomeUnknown, "r"); claim != lease.Claim() || !strings.Contains(fmt.Sprint(err), "the issuer sent no response for this lease") {
 			t.Errorf("got %v", err)
 		}
 		if len(i.renewed) < 2 || !lease.Valid() {

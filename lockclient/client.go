@@ -156,7 +156,7 @@ func (c *Client) steps() <-chan struct{} {
 // Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
 // cause, waits until their functions have returned and their leases are
 // released, and closes the client's own connections; the caller's pool stays
-// open. Another request that is in flight is answered, or ends by its own
+// open. Another request that is in flight gets its response, or ends by its own
 // timeout; a lease that it is granted is given back. A lease that is not in a Hold
 // is neither renewed nor released: it runs out at its deadline. A waiting
 // [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later
@@ -164,8 +164,8 @@ func (c *Client) steps() <-chan struct{} {
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. A Hold's function that calls
 // Close waits for itself: without a deadline in ctx, Close gives up after a minute there.
-// Closing again waits for what is left. With PostgreSQL, [Lease.Release] works after
-// Close, too, since the caller's pool is open.
+// Closing again waits for what is left. With PostgreSQL, [Lease.Release] also works
+// after Close, since the caller's pool is open.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
 	if _, ok := ctx.Deadline(); !ok && insideHold() {
@@ -192,7 +192,7 @@ func (c *Client) Close(ctx context.Context) error {
 // not say.
 const closeMost = time.Minute
 
-var errInsideHold = errors.New("Close was called in the function of a Hold, which has not returned meanwhile")
+var errInsideHold = errors.New("Close was called in the function of a Hold and waits for that function: call Close after Hold has returned")
 
 // insideHold reports whether the caller's goroutine runs the function of a Hold, of any
 // client.

@@ -439,7 +439,7 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 			if ends {
 				go func() { time.Sleep(time.Millisecond); cancel() }()
 			}
-			if err := lease.Renew(ctx); !errors.Is(err, guard.ErrOutcomeUnknown) || strings.Contains(err.Error(), "no answer within") == ends {
+			if err := lease.Renew(ctx); !errors.Is(err, guard.ErrOutcomeUnknown) || strings.Contains(err.Error(), "no response within") == ends {
 				t.Errorf("the context ends %v: %v", ends, err)
 			}
 		})

@@ -38,7 +38,7 @@ type (
 )
 
 var (
-	errLate     = errors.New("the answer came after the lease's own deadline")
+	errLate     = errors.New("the response came after the lease's own deadline")
 	errDeadline = errors.New("the deadline passed without a renewal")
 	errUnkept   = fmt.Errorf("%w, as nothing renews it: call Lease.KeepAlive, or use Client.Hold", errDeadline)
 	errGone     = errors.New("the server no longer has it")

@@ -270,7 +270,7 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 		err = l.Err()
 	default:
 		if err = r.Err; err == nil {
-			err = guard.OutcomeUnknown("renew", l.claim, errors.New("the issuer did not answer for this lease"))
+			err = guard.OutcomeUnknown("renew", l.claim, errors.New("the issuer sent no response for this lease"))
 		}
 		l.checkMargin(ctx, answered, false)
 	}

@@ -41,7 +41,7 @@ type Lease struct {
 	ttl        time.Duration
 	granted    time.Duration // by the client's clock
 	reclaimed  bool          // the previous lease had run out
-	spend      bool          // its release spends the lease ID
+	spend      bool          // its release invalidates the lease ID
 	done       chan struct{}
 
 	mu       sync.Mutex
@@ -63,7 +63,7 @@ type Lease struct {
 	failing bool // the last renewal failed, guarded by the mutex of events
 
 	releasing sync.Mutex // one release at a time: each returns what it found
-	freed     bool       // one was answered
+	freed     bool       // one got its response
 }
 
 var _ guard.Lease = (*Lease)(nil)
@@ -144,7 +144,7 @@ func (l *Lease) currentDeadline() time.Duration {
 }
 
 // extend moves the deadline after a renewal, unless it had passed before the
-// answer came: a lease that was over for its holder stays over.
+// response came: a lease that was over for its holder stays over.
 func (l *Lease) extend(until time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,7 +215,7 @@ func (l *Lease) keepAlive(every time.Duration) error {
 		l.client.keeper.watch(l, next)
 	}
 	if l.Err() != nil {
-		l.client.keeper.forget(l) // it ended meanwhile
+		l.client.keeper.forget(l) // it ended in the meantime
 	}
 	return nil
 }
@@ -263,7 +263,7 @@ func (l *Lease) renewTimeout() time.Duration {
 
 // Renew extends the lease to its TTL from now. [Client.Hold] and
 // [Lease.KeepAlive] do this automatically. The new deadline counts from before
-// the request was sent. An attempt whose answer is lost is repeated, which is
+// the request was sent. An attempt whose response is lost is repeated, which is
 // harmless, until ctx ends, the lease's deadline passes or Options.OpTimeout
 // has passed.
 //
@@ -280,7 +280,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 		return unusable("renew", l.claim, err)
 	}
 	began := l.client.clock()
-	var lost error // the first attempt whose answer was lost
+	var lost error // the first attempt whose response was lost
 	for attempt := 0; ; attempt++ {
 		err := l.renewOnce(ctx)
 		if l.Err() != nil {
@@ -311,7 +311,7 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 	results := make([]driver.Renewed, 1)
 	l.client.issuer.Renew(bounded, []driver.Renewal{{Claim: l.claim, TTL: l.ttl}}, results)
 	if err := results[0].Err; err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		results[0].Err = fmt.Errorf("no answer within %v: %w", timeout.Round(time.Millisecond), err)
+		results[0].Err = fmt.Errorf("no response within %v: %w", timeout.Round(time.Millisecond), err)
 	}
 	l.renewed(results[0], began)
 	if results[0].State == driver.Unknown {
@@ -390,10 +390,10 @@ const (
 	notFound                 // nothing, at the first attempt
 )
 
-// free sends releases until one is answered or ctx ends. If the issuer cannot
+// free sends releases until one gets a response or ctx ends. If the issuer cannot
 // be reached, free returns at once, unless patient is set.
 func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
-	var lost error // the first attempt whose answer was lost
+	var lost error // the first attempt whose response was lost
 	for attempt := 0; ; attempt++ {
 		bounded, cancel := context.WithTimeout(ctx, min(c.set.OpTimeout, c.set.ReleaseTimeout))
 		freed, err := c.issuer.Release(bounded, claim)
@@ -418,10 +418,10 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 }
 
 // whyTimeout bounds the query for why a lease is lost: ending the lease soon
-// matters more than the answer.
+// matters more than the response.
 const whyTimeout = time.Second
 
-// why returns why the issuer does not have the lease, if it answers in time.
+// why returns why the issuer does not have the lease, if it responds in time.
 func (c *Client) why(ctx context.Context, claim guard.Claim, within time.Duration) error {
 	if e, ok := c.issuer.(driver.Explainer); ok {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(within, whyTimeout))

@@ -33,13 +33,13 @@ type Options struct {
 	// the rest is dropped. A failure is logged when it begins and once a minute
 	// while it lasts, for the client as a whole, with how many were left out.
 	Logger *slog.Logger
-	// Observer is told of every acquire, renewal, release and loss; nil means
+	// Observer observes every acquire, renewal, release and loss; nil means
 	// none.
 	Observer guard.Observer
 	// OpTimeout bounds one statement on the client's side, and separately the
 	// wait for a connection; 0 means 5 s. The statements that grant or renew
-	// are further bounded by the TTL, since a later answer is of no use. It
-	// also bounds how long an attempt whose answer was lost is repeated.
+	// are further bounded by the TTL, since a later response is of no use. It
+	// also bounds how long an attempt whose response was lost is repeated.
 	OpTimeout time.Duration
 	// LockTimeout bounds how long a statement waits for the row on the server
 	// (lock_timeout, set inside the statement); 0 means 2 s, or three quarters
@@ -56,7 +56,7 @@ type Options struct {
 	// [WakeAuto].
 	Wake Wake
 	// RenewConns is the most connections that the client opens for renewals
-	// and releases, beside the caller's pool; 0 means 4, at most 64. Until its
+	// and releases, in addition to the caller's pool; 0 means 4, at most 64. Until its
 	// first renewal, it releases on an idle connection of the pool, if any.
 	RenewConns int
 	// Namespace confines the client to the resources of one tenant, such as
@@ -85,8 +85,8 @@ const (
 	WakeAuto Wake = Wake(pglease.WakeAuto)
 	// WakeNotify always listens, such as behind a pooler in session mode.
 	WakeNotify Wake = Wake(pglease.WakeNotify)
-	// WakePoll never listens. Waiters that poll have no place in the line: beside
-	// others that listen they may wait long, so use one of the two for a resource.
+	// WakePoll never listens. Waiters that poll have no place in the queue. They
+	// may wait long while others listen, so use one of the two for a resource.
 	WakePoll Wake = Wake(pglease.WakePoll)
 )
 

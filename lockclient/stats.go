@@ -38,7 +38,7 @@ type PrefixStats struct {
 	Renewed        int64 `json:"renewed"`
 	RenewalsFailed int64 `json:"renewalsFailed"`
 	// Released is how many leases were released, ReleasesFailed how many
-	// releases were given up, which leaves a lease to its TTL.
+	// releases were abandoned, which leaves a lease to its TTL.
 	Released       int64 `json:"released"`
 	ReleasesFailed int64 `json:"releasesFailed"`
 	// Lost is how many leases ended without being released by their holder.
@@ -52,7 +52,7 @@ type PrefixStats struct {
 	Held   time.Duration `json:"heldNanoseconds"`
 }
 
-// Stats returns the counts so far. They cover this client alone; the counters
+// Stats returns the counts so far. They cover only this client; the counters
 // are read one by one while the client works.
 func (c *Client) Stats() Stats {
 	s := c.events.stats

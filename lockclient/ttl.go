@@ -53,7 +53,7 @@ func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) err
 }
 
 // lowMargin is the part of the TTL below which lock_margin_low warns: with less
-// than a third left when a renewal is answered, one more renewal interval would
+// than a third left when a renewal gets its response, one more renewal interval would
 // have lost the lease.
 const lowMargin = 3
 
@@ -66,7 +66,7 @@ func (l *Lease) trySince(now time.Duration) {
 	}
 }
 
-// checkMargin measures a renewal that was answered, before its new deadline is
+// checkMargin measures a renewal that got its response, before its new deadline is
 // set, and warns when little was left of the old one. It warns once until the
 // margin is back, and only about leases that Hold renews: a caller that renews
 // by hand may be late on purpose.
@@ -88,7 +88,7 @@ func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed
 	}
 }
 
-// Latency is how long renewals took, from the first attempt to the answer that
+// Latency is how long renewals took, from the first attempt to the response that
 // extended the lease, including the wait for a connection and failed attempts.
 // Use it for renewalP99 of [RecommendTTL].
 type Latency struct {

@@ -20,7 +20,7 @@ const lookAgain = 2 * time.Second
 
 // Acquire waits until the lease on resource is granted or ctx ends. It asks
 // under one lease ID, and asks again when the issuer notifies it of a release
-// and when the holder's lease runs out. The waiters of one client stand in line
+// and when the holder's lease runs out. The waiters of one client queue
 // per resource and only the first asks. Among clients the issuer wakes the one
 // that has waited longest, if it can; PostgreSQL does. Where releases are not
 // notified, as behind a pooler in transaction mode, it polls, with jittered
@@ -181,7 +181,7 @@ func (w *waiter) ended(ctx context.Context) error {
 		return fmt.Errorf("%w; before that: %v", guard.Setup("acquire", w.r.Claim(), ErrClosed), last)
 	case ctx.Err() == nil:
 		return fmt.Errorf("%w; before that: %w", guard.Setup("acquire", w.r.Claim(), ErrClosed), last)
-	case last == nil: // in line behind others that have no answer yet
+	case last == nil: // in the queue behind others that have no response yet
 		return guard.Unavailable("acquire", w.r.Claim(), context.Cause(ctx))
 	}
 	return fmt.Errorf("fencepost: waiting for %q: %w: %w", w.r.Resource, context.Cause(ctx), last)
@@ -199,7 +199,7 @@ type waiters struct {
 // line is the waiters for one resource.
 type line struct {
 	places []*place
-	held   *HeldError // what the last of them to ask was told
+	held   *HeldError // what the last of them to ask got
 }
 
 // place is one waiter's place in its line.
