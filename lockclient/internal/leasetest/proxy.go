@@ -12,14 +12,14 @@ import (
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
-// Proxy is a TCP proxy in front of the database that loses or delays answers.
+// Proxy is a TCP proxy in front of the database that loses or delays responses.
 type Proxy struct {
-	Cut   atomic.Int64 // how many answers to swallow, with their connection
+	Cut   atomic.Int64 // how many responses to swallow, with their connection
 	Drop  atomic.Int64 // how many requests to swallow, with their connection
-	Delay atomic.Int64 // of every answer, in nanoseconds
+	Delay atomic.Int64 // of every response, in nanoseconds
 	// Gate blocks new connections until it is closed.
 	Gate atomic.Pointer[chan struct{}]
-	// Answered, if set, is called at every answer before it is forwarded.
+	// If this function is set, the proxy calls it before it forwards a response.
 	Answered atomic.Pointer[func()]
 
 	proxy *faultproxy.Proxy
@@ -38,7 +38,7 @@ func BehindProxy(t testing.TB, url string) (*pgxpool.Pool, *Proxy) {
 	proxy.Set(p.pass)
 	proxy.OnConnect(p.open)
 	pool := Dial(t, url, func(c *pgxpool.Config) {
-		// A ping of a connection that was idle for a second would be cut, too.
+		// A ping of a connection that was idle for a second would also be cut.
 		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if addr != proxy.Addr() { // as a request to cancel has it
@@ -61,7 +61,7 @@ func (p *Proxy) open() bool {
 	return true
 }
 
-// pass decides about a request or an answer.
+// pass decides about a request or a response.
 func (p *Proxy) pass(m *faultproxy.Message) {
 	lose := &p.Drop
 	if m.Answer {

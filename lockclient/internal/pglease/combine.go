@@ -21,13 +21,13 @@ const (
 // was in flight form the next statement. While none is in flight, an operation
 // is sent at once, by its caller. Otherwise it waits: for a statement in flight
 // until that is done or slow; with before, for one of the other kind as well; and
-// for callers that were just answered, milliseconds at most.
+// for callers that just got their response, milliseconds at most.
 type combiner[Q, A any] struct {
-	// send carries out operations of different resources and answers each by
+	// send carries out operations of different resources and completes each by
 	// [operation.done], possibly after it has returned.
 	send func(ctx context.Context, ops []*operation[Q, A])
 	// before is called before the waiting operations are taken: others of the
-	// same callers are answered, and their next ones join.
+	// same callers get their response, and their next ones join.
 	before   func()
 	resuming *resuming
 
@@ -51,7 +51,7 @@ func newCombiner[Q, A any](r *resuming, before func(), send func(context.Context
 	return c
 }
 
-// resuming counts callers that have their answer and do not run yet.
+// resuming counts callers that have their response and do not run yet.
 type resuming struct {
 	mu   sync.Mutex
 	n    int
@@ -106,13 +106,13 @@ type operation[Q, A any] struct {
 
 	mu     sync.Mutex
 	sent   bool
-	left   bool // nobody waits for the answer
-	given  bool // answered is closed
+	left   bool // nobody waits for the response
+	given  bool // the channel is closed
 	answer A
 	err    error
 }
 
-// done answers an operation; the first answer counts.
+// done completes an operation; the first response counts.
 func (o *operation[Q, A]) done(a A, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +133,7 @@ func (o *operation[Q, A]) hasAnswer() bool {
 }
 
 // take marks the operation as about to be sent; false if its caller has gone or
-// has its answer. It must not be sent then: what was granted may have been
+// has its response. It must not be sent then: what was granted may have been
 // released since.
 func (o *operation[Q, A]) take() bool {
 	o.mu.Lock()
@@ -142,7 +142,7 @@ func (o *operation[Q, A]) take() bool {
 	return !o.left && !o.given
 }
 
-// leave records that nobody waits any more, if the operation has no answer and
+// leave records that nobody waits any more, if the operation has no response and
 // was sent (ifSent) or was not (!ifSent).
 func (o *operation[Q, A]) leave(ifSent bool) bool {
 	o.mu.Lock()
@@ -156,12 +156,12 @@ func taken[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return !o.take() })
 }
 
-// unanswered returns the operations that have no answer yet.
+// unanswered returns the operations that have no response yet.
 func unanswered[Q, A any](ops []*operation[Q, A]) []*operation[Q, A] {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *operation[Q, A]) bool { return o.hasAnswer() })
 }
 
-// fail answers the operations that have no answer yet.
+// fail completes the operations that have no response yet.
 func fail[Q, A any](ops []*operation[Q, A], err error) {
 	var none A
 	for _, o := range ops {
@@ -177,8 +177,8 @@ func (c *combiner[Q, A]) each(ops []*operation[Q, A]) {
 	}
 }
 
-// do carries out one operation. After the end of ctx it waits for grace for an
-// answer that is in flight. The error of an operation that was not sent proves
+// do carries out one operation. After the end of ctx it waits for grace for a
+// response that is in flight. The error of an operation that was not sent proves
 // that nothing was written.
 func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace time.Duration) (none A, err error) {
 	o := &operation[Q, A]{ctx: ctx, resource: resource, question: q, answered: make(chan struct{}), resuming: c.resuming}
@@ -191,7 +191,7 @@ func (c *combiner[Q, A]) do(ctx context.Context, resource string, q Q, grace tim
 	turn, mine := c.begin()
 	c.arm()
 	c.mu.Unlock()
-	if mine { // nearly always alone
+	if mine { // nearly always the only one
 		if ops := c.next(); len(ops) == 1 && ops[0] == o {
 			c.carry(turn, ctx, ops)
 			c.flights.Done()
@@ -300,9 +300,9 @@ func (c *combiner[Q, A]) settle() {
 	}
 }
 
-// gather waits for callers that have their answer, until they run again and have
-// had the time to ask again: those answered together ask together, and the first
-// of them would be sent alone. It waits for nobody else, and a lone caller does not
+// gather waits for callers that have their response, until they run again and have
+// had the time to ask again: those that finish together ask together, and the first
+// of them would be sent by itself. It waits for nobody else, and a lone caller does not
 // even yield the processor, which would wake another thread.
 func (c *combiner[Q, A]) gather() {
 	c.mu.Lock()

@@ -45,7 +45,7 @@ const keepFor = 100 * time.Millisecond
 
 var (
 	errClosed     = errors.New("the issuer is closed")
-	errUnanswered = errors.New("the server did not answer for it")
+	errUnanswered = errors.New("the server sent no response for it")
 )
 
 // NewIssuer returns an issuer on a server, for owner in its log lines, with at most
@@ -53,7 +53,7 @@ var (
 func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	config := s.Pool.Config()
 	// More than are used at once: pgx takes up to 15 seconds to give up a connection
-	// that the network has dropped silently, and that counts meanwhile.
+	// that the network has dropped silently, and that counts until then.
 	config.MaxConns = 4 * int32(conns)
 	config.MinConns, config.MinIdleConns = 0, 0 // connects when first needed
 	// A ping would cost every renewal a round trip. A dead connection costs the
@@ -96,7 +96,7 @@ type serverTime struct {
 	ahead time.Duration // the server's time since 1970 less [driver.Now]
 }
 
-// learn takes a time that the server read between sent and answered.
+// learn takes a time that the server read between the request and the response.
 func (s *serverTime) learn(at time.Time, sent, answered time.Duration) {
 	most, least := time.Duration(at.UnixNano())-sent, time.Duration(at.UnixNano())-answered
 	s.mu.Lock()
@@ -156,7 +156,7 @@ type attempt struct {
 }
 
 // shortLock is how long a statement of several operations waits for a row, in
-// milliseconds. After that each is sent alone.
+// milliseconds. After that each is sent by itself.
 const shortLock = "20"
 
 func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, driver.Grant]) {
@@ -188,7 +188,7 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 }
 
 // grant runs a statement that grants: on the caller's pool, unless its commit waits
-// for a synchronous standby. A wait that is cancelled shows in a warning alone, which
+// for a synchronous standby. A wait that is cancelled shows only in a warning, which
 // the issuer's own connections note.
 func (i *Issuer) grant(ctx context.Context, timeout time.Duration, run Statement) error {
 	if !i.standby.Load() {
@@ -201,7 +201,7 @@ func (i *Issuer) grant(ctx context.Context, timeout time.Duration, run Statement
 	return i.onOwnFor(ctx, timeout, run)
 }
 
-// answer is a row of acquireSQL.
+// A row that acquireSQL returns.
 type answer struct {
 	resource       string
 	granted, spent bool
@@ -213,7 +213,7 @@ type answer struct {
 }
 
 // acquire carries out acquires on a connection. An error goes to those without
-// an answer. again are those that were late by the server's clock only: it was
+// a response. again are those that were late by the server's clock only: it was
 // not known well enough, and is now.
 func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) (again []*operation[attempt, driver.Grant], err error) {
 	from := driver.Now()
@@ -244,7 +244,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 	for _, o := range ops {
 		at[o.resource] = o
 	}
-	i.resuming.add(1) // none of them asks again before all have their answer
+	i.resuming.add(1) // none of them asks again before all have their response
 	defer i.resuming.add(-1)
 	for _, a := range answers { // those that were granted come first
 		o := at[a.resource]
@@ -334,7 +334,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	})
 	if err != nil {
 		if !NothingWritten(err) && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
-			i.own.Reset() // no answer: the others may be as dead, and the next attempt opens one
+			i.own.Reset() // no response: the others may be as dead, and the next attempt opens one
 		}
 		for k, r := range renewals { // rolled back, or not known
 			results[k] = driver.Renewed{Err: Failure("renew", r.Claim, err)}
@@ -424,8 +424,8 @@ func take(ctx context.Context, slots chan struct{}, timeout time.Duration) error
 }
 
 // Release frees a lease, together with other releases made at the same time,
-// and wakes the process that has waited longest. A claim without a token spends
-// its lease ID.
+// and wakes the process that has waited longest. The release of a claim
+// without a token invalidates its lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	if claim.Token != guard.NoToken {
 		if freed, err = i.releases.do(ctx, claim.Resource, claim, i.Grace); errors.Is(err, errClosed) {
@@ -503,7 +503,7 @@ func (i *Issuer) release(ctx context.Context, conn *pgx.Conn, ops []*operation[g
 		return nil
 	})
 	if err == nil {
-		i.resuming.add(1) // none of them asks again before all have their answer
+		i.resuming.add(1) // none of them asks again before all have their response
 		defer i.resuming.add(-1)
 		for _, o := range ops {
 			o.done(freed[o.resource], nil)
@@ -519,7 +519,7 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 		return conn.QueryRow(ctx, forceUnlockedSQL, claim.Resource, claim.LeaseID, int64(claim.Token)).Scan(&cut.Actor, &cut.Reason, &cut.At, new(bool))
 	})
 	if err != nil {
-		return nil // nobody, or it cannot be learned
+		return nil // nobody, or it is unknown
 	}
 	return &cut
 }
@@ -542,7 +542,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			return Harmless(err)
 		}
 		if held, err = i.watch(ctx, conn, w, lockTimeout); w.LeaseID == "" {
-			err = Harmless(err) // an onlooker's
+			err = Harmless(err) // a watcher's
 		}
 		return err
 	})

@@ -51,31 +51,31 @@ const (
 //
 // A named process that does not come, because it has died or no longer wants
 // the lease, costs the tenth of a second for which the lease is kept: the next
-// in line looks then, and the one after it another tenth later. The next three
+// in the queue looks then, and the one after it another tenth later. The next three
 // are notified of their places.
 //
 // Nobody else is notified of a release, since each notification takes time from
-// the process whose turn it is: each process has a channel of its own. Onlookers
-// have another, on which a process listens from its first onlooker on, and
+// the process whose turn it is: each process has a channel of its own. Watchers
+// have another, on which a process listens from its first watcher on, and
 // [Channel] wakes everybody when no process is named.
 type listener struct {
 	// connect opens a connection, notify sends a notification on another one.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 	notify  func(ctx context.Context, payload string) error
 	// free reports whether nobody has a lease, or that is not known. If
-	// somebody has it, the waiter is in line again: the process that was
+	// somebody has it, the waiter is in the queue again: the process that was
 	// granted removed those before it.
 	free func(ctx context.Context, resource, leaseID string) bool
 	// tell is called once with the error when notifications do not arrive, and
 	// then with nil when they do again.
 	tell func(error)
-	// unwatch takes the process out of the line.
+	// unwatch takes the process out of the queue.
 	unwatch func(ctx context.Context, resource string) error
 	timeout time.Duration // of connecting
 	process string
 	wake    Wake
 
-	stay  time.Duration // how long the place in line is kept when nobody waits
+	stay  time.Duration // how long the place in the queue is kept when nobody waits
 	idle  time.Duration // how long to stay when nobody waits
 	quiet time.Duration // how long to trust a silent connection
 	test  time.Duration // how long a notification to oneself may take
@@ -92,7 +92,7 @@ type listener struct {
 	closed  bool
 	up      bool
 	opening chan struct{} // closed when a connection that is being opened listens or failed; nil if none is
-	all     bool          // onlookers are notified as well
+	all     bool          // watchers are notified as well
 	wakeUp  func()        // makes the connection check whether they want to be
 	used    time.Time     // when somebody waited last
 	told    bool          // of a failure
@@ -101,15 +101,15 @@ type listener struct {
 // subscription is one watch.
 type subscription struct {
 	resource, topic string
-	leaseID         string // of a waiter; an onlooker has none
+	leaseID         string // of a waiter; a watcher has none
 	wake            func()
-	turn            *time.Timer // until those before it in line have had their time
+	turn            *time.Timer // until those before it in the queue have had their time
 }
 
-// leaving is a place in line that nobody of this process needs.
+// leaving is a place in the queue that nobody of this process needs.
 type leaving struct {
-	timer *time.Timer   // until it is given up
-	done  chan struct{} // closed when it was given up; nil before that begins
+	timer *time.Timer   // until it is removed
+	done  chan struct{} // closed when it was removed; nil before that begins
 }
 
 const (
@@ -124,7 +124,7 @@ const (
 
 var (
 	// errUndelivered: what a pooler in transaction mode makes of LISTEN, which
-	// it answers as if it had worked.
+	// it confirms as if it had worked.
 	errUndelivered = errors.New("LISTEN was accepted, but a test notification did not arrive; waiters poll (a pooler in transaction mode?)")
 	// errPooler: a pooler may give the connection's server process to another
 	// client with its next transaction, which would then be the one that listens.
@@ -201,7 +201,7 @@ func (l *listener) unsubscribe(s *subscription) {
 	l.used = time.Now()
 }
 
-// left gives the place in line up unless a waiter of this process comes back soon, as
+// left gives up the place in the queue unless a waiter of this process comes back soon, as
 // one does that only looks or asks. Otherwise each place that was abandoned would cost
 // the others the time for which a lease is kept. The mutex is held.
 func (l *listener) left(s *subscription) {
@@ -254,7 +254,7 @@ func (l *listener) granted(resource string) {
 	}
 }
 
-// unwatched waits while the place of a resource is being given up: a mark before that
+// unwatched waits while the place of a resource is being removed: a mark before that
 // would be taken back.
 func (l *listener) unwatched(ctx context.Context, resource string) error {
 	l.mu.Lock()
@@ -275,7 +275,7 @@ func (l *listener) unwatched(ctx context.Context, resource string) error {
 }
 
 // listening reports whether notifications arrive. While the connection is being
-// opened it waits, at most for atMost: polling meanwhile would slow down the
+// opened it waits, at most for atMost: polling during that time would slow down the
 // opening, above all if many processes start at the same time. It does not wait
 // for a connection that follows a failed one.
 func (l *listener) listening(ctx context.Context, atMost time.Duration) bool {
@@ -402,14 +402,14 @@ func (l *listener) session() (worked bool, err error) {
 			return true, nil
 		case heard:
 			continue
-		case l.onlookers(false):
+		case l.watchers(false):
 			listening, cancel := context.WithTimeout(l.ctx, l.timeout)
 			err := listen(listening, conn, onlookersChannel)
 			cancel()
 			if err != nil {
 				return true, err
 			}
-			l.onlookers(true)
+			l.watchers(true)
 			continue
 		}
 		// Silence: the server has nothing to send, or the connection died
@@ -429,20 +429,20 @@ func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
 	return nil
 }
 
-// onlookers reports whether there are any that are not notified yet. With told
+// watchers reports whether there are watchers that are not notified yet. With notify
 // they are notified from now on, and are woken once, because they may have
 // looked before.
-func (l *listener) onlookers(told bool) (waiting bool) {
+func (l *listener) watchers(notify bool) (waiting bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.all {
 		return false
 	}
-	l.all = told
+	l.all = notify
 	for s := range l.subs {
 		if s.leaseID == "" {
 			waiting = true
-			if told {
+			if notify {
 				s.wake()
 			}
 		}
@@ -472,7 +472,7 @@ func (l *listener) lost() {
 }
 
 // selfTest makes another connection notify this one. It must be another one: a
-// connection that notifies itself gets the notification with the answer, which
+// connection that notifies itself gets the notification with the response, which
 // even a pooler in transaction mode passes on.
 func (l *listener) selfTest(conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
@@ -489,7 +489,7 @@ func (l *listener) selfTest(conn *pgx.Conn) error {
 }
 
 // receive passes on one notification, or all up to the payload until; heard is
-// false if the time passed first. Without until, a first onlooker ends it too.
+// false if the time passed first. Without until, a first watcher also ends it.
 func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, atMost)
 	defer cancel()
@@ -497,7 +497,7 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 		l.mu.Lock()
 		l.wakeUp = cancel
 		l.mu.Unlock()
-		if l.onlookers(false) { // it came before
+		if l.watchers(false) { // it came before
 			return false, nil
 		}
 	}
@@ -522,9 +522,9 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 	}
 }
 
-// heard wakes those that watch a topic: onlookers, or everybody if no process
+// heard wakes those that watch a topic: watchers, or everybody if no process
 // is named, or the waiters of this process. If other processes are before it in
-// line, its waiters look after the lease has been kept for each of those.
+// the queue, its waiters look after the lease has been kept for each of those.
 func (l *listener) heard(channel, payload string) {
 	topic, line, _ := strings.Cut(payload, " ")
 	turn := max(0, slices.Index(strings.Fields(line), l.process))

@@ -14,7 +14,7 @@ import (
 // key, and an expression that narrows the range where it is too wide.
 type Pattern struct {
 	// Low and High bound the names: from Low up to, but without, High; an empty
-	// High is no bound.
+	// High means no bound.
 	Low, High string
 	// Expression is a regular expression of PostgreSQL that the names match; nil
 	// if all names between the bounds are selected.
@@ -99,7 +99,7 @@ func successor(s string) string {
 		case unicode.MaxRune:
 			continue // nothing follows it: increment the one before it
 		case 0xD7FF:
-			r = 0xDFFF // surrogates are no characters
+			r = 0xDFFF // surrogates are not characters
 		}
 		return s + string(r+1)
 	}

@@ -118,7 +118,7 @@ func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string 
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }
 
 // Grace is how long an attempt may go on after its caller's context ended. The
-// answer is nearly always in flight; waiting for it makes the outcome known and
+// response is nearly always in flight; waiting for it makes the outcome known and
 // saves the connection, which the driver would have to close.
 const Grace = 100 * time.Millisecond
 

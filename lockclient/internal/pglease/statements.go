@@ -4,7 +4,7 @@ package pglease
 // schema describes. Their types are schema-qualified: the caller's search_path
 // may have others of these names.
 const (
-	// settings is a column of the statements whose answers have times, or whose
+	// settings is a column of the statements whose results have times, or whose
 	// commits may wait for a synchronous standby. Sessions may have any settings:
 	// times are to come as the driver reads them, and the warning that the wait for
 	// the standby was cancelled is to come at all. The column says whether there is

@@ -65,12 +65,12 @@ END $$;
 -- transaction, where they would last to its end. Arrays hold one element per
 -- operation, all of different resources, ordered by resource. Rows are locked in
 -- that order or not waited for; rows that an acquire creates come last, so a call
--- of several operations waits for a moment only, and they are then sent alone.
+-- of several operations waits for a moment only, and each is then sent by itself.
 --
 -- Times are clock_timestamp(), not now(): after a wait for a changed row, now() is
 -- the time before the wait. A lease is over at its expires_at, not after it.
 --
--- They have the caller's rights and resolve names in pg_catalog alone: a schema on
+-- They have the caller's rights and resolve names only in pg_catalog: a schema on
 -- the caller's search_path may have somebody else's operators. Their plans are
 -- made once per session and look up each resource in the index, even if the table
 -- was tiny then and reading all of it was faster: hence "resource = ANY", which is
@@ -100,19 +100,19 @@ END $$;
 -- The token is raised from the row under the row's lock; a number drawn from a
 -- sequence before the wait could be the smaller one when the waiter wins. The
 -- isolation level must be READ COMMITTED, because only there is a row that was
--- changed meanwhile seen in its locked version, and all conditions checked again on
+-- changed during the wait seen in its locked version, and all conditions checked again on
 -- it. If it was only locked, or its change was rolled back, nothing is evaluated
 -- again: the times are those before the wait, and late refuses a grant whose
 -- attempt has ended. One moment, u.now, which is after the wait for a lock
 -- on the table, decides for all columns whether the lease is the caller's own and
 -- still running; if it ended between that and the end of the wait for its row, it is
--- not granted, and the caller asks again. A grant is on disk before it is answered, otherwise a crash would
--- issue its token again. A waiter that is granted the lease leaves the line, and so
+-- not granted, and the caller asks again. A grant is on disk before the response, otherwise a crash would
+-- issue its token again. A waiter that is granted the lease leaves the queue, and so
 -- do those before it, if the lease was kept for one of them that did not come. Only
 -- a resource without a row is inserted, because INSERT ON CONFLICT DO UPDATE costs
 -- twice an UPDATE; if another was faster, its row is updated in a second round. A
 -- refusal without a token means that the lease is free by now, or that the attempt
--- is late. A grant's answer leaves out what the caller has said.
+-- is late. The row of a grant leaves out what the caller has said.
 CREATE FUNCTION fencepost.acquire(p_resources text[], p_lease_ids text[], p_owners text[], p_metadata text[], p_ttls bigint[],
   p_not_after timestamptz[], p_waiting boolean[], p_process text, p_wait_ms text, p_started timestamptz, p_leases bigint)
 RETURNS TABLE (o_resource text, o_granted boolean, o_token bigint, o_acquired_at timestamptz, o_now timestamptz, o_reclaimed boolean,
@@ -198,7 +198,7 @@ END $$;
 -- runs and is locked by somebody, and there is no row for one that is lost. The later
 -- end wins: a renewal with a shorter TTL, or one that comes late, does not shorten a
 -- lease, since its holder may rely on the longer one. Only a lease that is renewed
--- alone waits for its row. A renewal is on disk before it is answered, otherwise a
+-- by itself waits for its row. A renewal is on disk before the response, otherwise a
 -- crash would restore the earlier expiry while the holder relies on the later.
 CREATE FUNCTION fencepost.renew(p_resources text[], p_lease_ids text[], p_tokens bigint[], p_ttls bigint[], p_wait_ms text)
 RETURNS TABLE (o_resource text, o_lease_id text, o_token bigint, o_extended boolean)
@@ -259,8 +259,8 @@ BEGIN
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
--- wake notifies the process for which a lease is kept, those next in line, whose
--- turn it is if that one does not come, and onlookers. Nobody else is notified,
+-- wake notifies the process for which a lease is kept, those next in the queue, whose
+-- turn it is if that one does not come, and watchers. Nobody else is notified,
 -- since each would cost the next holder time; if no process is named, everybody
 -- is. It returns true. A function in SQL would be planned in each call.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
@@ -276,10 +276,10 @@ BEGIN
   RETURN true;
 END $$;
 
--- spend frees the lease of a lease ID, whatever its token, and ensures that
--- nothing is granted under the ID any more. A resource without a row gets one,
--- so that an acquire in progress finds it. The change is on disk before it is
--- answered. An ID that was spent before is spent for
+-- This function invalidates a lease ID: it frees its lease, whatever the token, and
+-- ensures that nothing is granted under the ID any more. A resource without a row gets one,
+-- so that an acquire in progress finds it. The change is on disk before the
+-- response. An ID that was spent before is spent for
 -- an hour from now.
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
@@ -306,8 +306,8 @@ END $$;
 
 -- watch returns who has the lease, or for whom it is kept; no row means that it is
 -- free now. With a lease ID it sets the wake mark, and puts the process at the end
--- of the line unless it is in it; o_marked says that the mark was set, or that an
--- earlier one lasts, and is NULL if the line is full: 128 processes are the most. Without one the call is an onlooker's and writes nothing. The
+-- of the queue unless it is in it; o_marked says that the mark was set, or that an
+-- earlier one lasts, and is NULL if the queue is full: 128 processes are the most. Without one the call is a watcher's and writes nothing. The
 -- mark need not reach the disk: a server that crashes takes the listening
 -- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)

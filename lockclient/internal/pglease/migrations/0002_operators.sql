@@ -64,7 +64,7 @@ END $$;
 -- p_free_us, and raises the floor to the highest of their tokens in the same
 -- transaction. It takes the lock because an acquire that found no row may have
 -- read the floor and not inserted its own yet: if another's row came and went
--- meanwhile, it would start again from the old floor. It is one call, so that no client can pause between the lock and its
+-- in between, it would start again from the old floor. It is one call, so that no client can pause between the lock and its
 -- end. It deletes no lease that somebody holds: that would be a force unlock
 -- without a record.
 CREATE FUNCTION fencepost.purge_leases(p_resources text[], p_free_us bigint, p_wait_ms integer,
@@ -147,7 +147,7 @@ BEGIN
   IF o_raised THEN
     SELECT greatest(e.base, coalesce(max(l.token), 0) >> 40) + CASE WHEN o_moved THEN 1 ELSE 0 END INTO o_epoch FROM fencepost.leases l;
     -- A copy's timeline says nothing about the original's, so there the base
-    -- alone is above all that was used; else base and timeline are, together.
+    -- by itself is above all that was used; else base and timeline are, together.
     e.base := greatest(e.base, CASE WHEN o_moved THEN o_epoch ELSE o_epoch - v_shift END, p_epoch - v_shift) + p_more;
   END IF;
   o_base := e.base;
@@ -262,7 +262,7 @@ BEGIN
 END $$;
 CREATE TRIGGER audit_follows BEFORE INSERT ON fencepost.audit FOR EACH STATEMENT EXECUTE FUNCTION fencepost.follow_audit();
 
--- force_unlock burns a token, frees the lease, spends its lease ID, for which a
+-- force_unlock takes a new token, frees the lease, invalidates its lease ID, for which a
 -- delayed acquire may still arrive, and records it, in one transaction that waits
 -- for the disk. Waiters are served as by a release. The token is above everything that was
 -- granted on this server, and on one that it was promoted from, if the epoch was
