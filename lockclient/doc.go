@@ -70,7 +70,7 @@
 //
 // # Many leases
 //
-// The client renews the leases of [Client.Hold] together when they are due at about
+// The client renews together the leases that are kept alive and due at about
 // the same time, without a goroutine for each; a locked row delays no other row.
 // Acquires that arrive while one is in flight are sent as one statement, and so
 // are releases; none waits for a stuck one while the pool has room.
