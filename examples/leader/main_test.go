@@ -15,7 +15,7 @@ func TestStory(t *testing.T) {
 		t.Fatalf("%v\n%s", err, &out)
 	}
 	for _, line := range []string{
-		"worker-1 leads with token 1", "worker-2 leads with token 2", "worker-3 leads with token 4", // 3 was burned
+		"worker-1 leads with token 1", "worker-2 leads with token 2", "worker-3 leads with token 4", // 3 was invalidated
 		"worker-2 writes the schedule under token 2: fencepost: stale fencing token",
 		"FENCED: 3 leaders, the stale write was refused, the schedule is by worker-3",
 	} {

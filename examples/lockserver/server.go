@@ -80,8 +80,8 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 		Signer: signer,
 		// A force unlock takes effect at the resource: from then on the writes of
 		// the holder that was cut off are refused.
-		Raise: func(ctx context.Context, burned guard.Claim) error {
-			_, err := marks.Admit(ctx, burned)
+		Raise: func(ctx context.Context, invalidated guard.Claim) error {
+			_, err := marks.Admit(ctx, invalidated)
 			return err
 		},
 	})

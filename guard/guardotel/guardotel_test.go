@@ -55,7 +55,7 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 	operator := guard.Must(lockadmin.New(pool, &lockadmin.Options{Observer: observer}))
 	unlocked, err := operator.ForceUnlock(ctx, "close:2026-04", "Ada", "worker-1 hangs", nil)
 	must(err)
-	must(fence.Raise(ctx, unlocked.Burned))
+	must(fence.Raise(ctx, unlocked.Invalidated))
 	if err := lease.Renew(ctx); !errors.Is(err, lockclient.ErrForceUnlocked) {
 		t.Fatalf("cut, and still held: %v", err)
 	}
@@ -119,7 +119,7 @@ func TestCounts(t *testing.T) {
 	guard.Must(New(&Options{Meter: sdk.NewMeterProvider(sdk.WithReader(unused))}))
 	happen(t.Context(), t, pgtest.Pool(t), observer)
 	got := collect(t, reader)
-	// The burned token, 2, is the highest: it was admitted.
+	// The invalidated token, 2, is the highest: it was admitted.
 	want := map[string]int64{
 		"fencepost.acquisitions.attempted resource.prefix=close:":                                    2,
 		"fencepost.acquisitions.attempted resource.prefix=other":                                     1,

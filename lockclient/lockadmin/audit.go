@@ -31,9 +31,9 @@ type AuditRecord struct {
 	Actor        string `json:"actor"`
 	Reason       string `json:"reason"`
 	DatabaseUser string `json:"databaseUser"`
-	// RequestID is the request's; with Token, the burned claim's lease ID.
+	// RequestID is the request's; with Token, the invalidated claim's lease ID.
 	RequestID string `json:"requestId"`
-	// Token is the token that was burned.
+	// Token is the token that was invalidated.
 	Token guard.Token `json:"token"`
 	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
 	Cut LeaseInfo `json:"cut"`
@@ -51,7 +51,7 @@ func (r AuditRecord) Holder() (owner string, held bool) {
 // AuditOptions configures [Operator.Audit]. The zero value is the default.
 type AuditOptions struct {
 	// From and To bound the time of the records: from From up to but excluding
-	// To, by the server's clock. A zero time is no bound.
+	// To, by the server's clock. A zero time means no bound.
 	From, To time.Time
 	// Before is the ID that all records are below; 0 begins with the latest.
 	Before int64

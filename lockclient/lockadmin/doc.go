@@ -9,7 +9,7 @@
 //
 // # What it does not
 //
-// ForceUnlock does not stop the cut holder from writing; raising the burned
+// ForceUnlock does not stop the cut holder from writing; raising the mark to the invalidated
 // claim at the resource does.
 //
 // # Use
@@ -18,7 +18,7 @@
 //	for lease, err := range op.List(ctx, "tenant_123:billing-close:*", nil) { ... }
 //	cut, err := op.ForceUnlock(ctx, resource, "ada", "worker-7 hangs since 02:10",
 //		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: lease.LeaseID})
-//	err = marks.Raise(ctx, cut.Burned) // until then the cut holder still writes
+//	err = marks.Raise(ctx, cut.Invalidated) // until then the cut holder still writes
 //
 // The command fencectl offers these calls on the command line, and "fencectl
 // help runbook" is the runbook: symptoms, what to look at, what to do.
@@ -56,7 +56,7 @@
 //     the timeline is the same;
 //   - two standbys were promoted without a common WAL archive: both are on one
 //     timeline;
-//   - the rows alone were copied into a schema that was migrated before, by a
+//   - only the rows were copied into a schema that was migrated before, by a
 //     dump of the data only or by logical replication;
 //   - a dump was restored that is older than a failover, an earlier restore or a
 //     call of RaiseEpoch: it does not contain the epochs since. Call it until

@@ -30,8 +30,8 @@ type Epoch struct {
 	Floor guard.Token `json:"floor"`
 	// Hidden says what the server does not show, in its own words; empty if
 	// everything can be read. If the timeline is hidden, a failover is not
-	// noticed; if the identifier is, a copy is recognised by its object numbers
-	// alone; if the server's start time is, another server is noticed on new
+	// noticed; if the identifier is, a copy is recognised only by its object
+	// numbers; if the server's start time is, another server is noticed on new
 	// connections only, not behind a pooler. Then call [Operator.RaiseEpoch] after
 	// every failover and restore.
 	Hidden string `json:"hidden,omitempty"`
@@ -104,7 +104,7 @@ const MaxAdvance guard.Token = 1<<62 - 1
 // It returns what every later grant is above: the given token or more. The
 // change is on disk when it returns, and calling it again is harmless. A token
 // of 2^40 or more is in a later epoch; then all resources continue from that
-// epoch, because otherwise lost tokens could not be told from new ones after a
+// epoch, because otherwise lost tokens could not be distinguished from new ones after a
 // failover.
 //
 // Errors: guard.ErrInvalid (also above [MaxAdvance]; nothing was sent);

@@ -76,7 +76,7 @@ func TestOperatorEvents(t *testing.T) {
 		}
 		switch step.name {
 		case "force unlock":
-			if len(events) != 1 || events[0].Op != guard.OpForceUnlock || events[0].Surface != "lock" || events[0].Claim != done.Burned || events[0].Err != nil || events[0].Duration <= 0 {
+			if len(events) != 1 || events[0].Op != guard.OpForceUnlock || events[0].Surface != "lock" || events[0].Claim != done.Invalidated || events[0].Err != nil || events[0].Duration <= 0 {
 				t.Errorf("%s: observed %+v", step.name, events)
 			}
 		case "force unlock of nothing":
@@ -161,7 +161,7 @@ func TestUnanswered(t *testing.T) {
 		},
 		"force unlock": func(ctx context.Context, o *Operator) (any, error) {
 			got, err := o.ForceUnlock(ctx, "r", "a", "b", nil)
-			return got.Burned.Resource, err
+			return got.Invalidated.Resource, err
 		},
 	} {
 		for what, got := range map[string]func() (any, error){

@@ -76,7 +76,7 @@ func ExampleOperator_Advance() {
 	// token 1099511627777
 }
 
-// A worker hangs. An operator cuts its lease, and raises the burned claim where
+// A worker hangs. An operator cuts its lease, and raises the invalidated claim where
 // the worker writes, so that it is fenced at once.
 func ExampleOperator_ForceUnlock() {
 	ctx := context.Background()
@@ -107,7 +107,7 @@ func ExampleOperator_ForceUnlock() {
 		log.Fatal(err)
 	}
 	store := guard.NewMemory(nil) // instead of the resource's own marks
-	if _, err := store.Admit(ctx, done.Burned); err != nil {
+	if _, err := store.Admit(ctx, done.Invalidated); err != nil {
 		log.Fatal(err)
 	}
 	_, err = store.Admit(ctx, lease.Claim())

@@ -57,10 +57,10 @@ type ForceUnlockOptions struct {
 
 // ForceUnlocked is what [Operator.ForceUnlock] did.
 type ForceUnlocked struct {
-	// Burned is a claim that nobody holds, with a token above the cut holder's.
+	// Invalidated is a claim that nobody holds, with a token above the cut holder's.
 	// Its lease ID is the request's. Raise it at the resource: until then the
 	// cut holder still writes there.
-	Burned guard.Claim `json:"burned"`
+	Invalidated guard.Claim `json:"invalidated"`
 	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
 	Cut LeaseInfo `json:"cut"`
 	// AuditID is the number of its record in [Operator.Audit].
@@ -72,24 +72,24 @@ type ForceUnlocked struct {
 }
 
 // ForceUnlock ends the lease on resource, whoever has it: it raises the
-// issuer's token by at least one and frees the lease, so that the next in line
-// is granted it at once. The audit record, with actor and reason, is written in
+// issuer's token by at least one and frees the lease, so that the next in the
+// queue is granted it at once. The audit record, with actor and reason, is written in
 // the same statement; there is no force unlock without one. The holder's next
 // renewal finds its lease lost, with [lockclient.ErrForceUnlocked] as the
 // cause; waiters are woken. opts may be nil.
 //
 // It does not stop the cut holder from writing: the resource does not know
-// until a higher token arrives there. Either raise the burned claim at the
+// until a higher token arrives there. Either raise the mark to the invalidated claim at the
 // resource (Raise of sqlfence's DB, of httpfence's Middleware or of s3fence's
 // Objects, or guard.Store.Admit), after which every write of the cut holder is
 // refused as stale, or wait for the next holder to do so. An expired or free
-// lease can be force-unlocked too, for the burned claim: a paused holder may
+// lease can be force-unlocked too, for the invalidated claim: a paused holder may
 // come back to any of them.
 //
 // Actor is who does it, 1 to 128 bytes, reason is why, 1 to 1000 bytes; neither
 // may be only spaces.
 //
-// An attempt whose answer is lost is repeated under the same request ID.
+// An attempt whose response is lost is repeated under the same request ID.
 // Errors: guard.ErrInvalid (actor, reason, an ID; also a request ID that was
 // used for another resource); guard.ErrNotFound (the resource was never leased,
 // or purged); [ErrLeaseChanged]; guard.ErrUnavailable (nothing was changed);
@@ -106,11 +106,11 @@ func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason stri
 	return done, err
 }
 
-// forceUnlock retries when the row is contended or the answer is lost.
+// forceUnlock retries when the row is contended or the response is lost.
 func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (ForceUnlocked, error) {
 	var a unlockAnswer
 	err := o.retry(ctx, true, func() (err error) {
-		if a, err = o.burn(ctx, r); err == nil && a.status == unlockMoved {
+		if a, err = o.invalidate(ctx, r); err == nil && a.status == unlockMoved {
 			err = guard.Unavailable("force unlock", r.claim(), errRaced)
 		}
 		return err
@@ -197,7 +197,7 @@ func renamed(err error, field string) error {
 func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUnlocked, err error, took time.Duration) {
 	claim := r.claim()
 	if err == nil {
-		claim = done.Burned
+		claim = done.Invalidated
 		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
 			slog.String("actor", r.actor), slog.String("reason", r.reason),
 			slog.String("fencingToken", claim.Token.String()), slog.String("requestId", r.requestID),
@@ -220,30 +220,30 @@ var forceUnlockSQL = `SELECT $1::pg_catalog.text, coalesce(o_cut_token, 0), coal
   o_status, coalesce(o_id, 0), coalesce(o_token, 0), o_at
 FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::pg_catalog.text::integer, $8::pg_catalog.timestamptz, $9::bigint::pg_catalog.oid)`
 
-func (o *Operator) burn(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
+func (o *Operator) invalidate(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		// So that the burned token is above any that a failover may have lost.
+		// So that the invalidated token is above any that a failover may have lost.
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
 		if err != nil {
 			return pglease.Harmless(err)
 		}
-		burn := func(topic *string) error {
+		invalidate := func(topic *string) error {
 			a = unlockAnswer{}
-			a.done.Burned = guard.Claim{Resource: r.resource, LeaseID: r.requestID}
+			a.done.Invalidated = guard.Claim{Resource: r.resource, LeaseID: r.requestID}
 			return o.scanCut(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
 				topic, lockTimeout, zeronull.Timestamptz(in.Started), int64(in.Leases)),
-				&a.done.Cut, (*string)(&a.status), &a.done.AuditID, (*int64)(&a.done.Burned.Token), (*zeronull.Timestamptz)(&a.done.At))
+				&a.done.Cut, (*string)(&a.status), &a.done.AuditID, (*int64)(&a.done.Invalidated.Token), (*zeronull.Timestamptz)(&a.done.At))
 		}
 		named := pglease.Topic(r.resource)
-		err = burn(&named)
+		err = invalidate(&named)
 		switch pg := pglease.Error(err); {
 		case pg == nil || !pglease.NothingWritten(pg):
 		case pg.Code == "54000" || pg.Code == "22023":
-			// Neither a full notification queue nor a channel that is no name, which a
+			// Neither a full notification queue nor a channel that is not a name, which a
 			// waiter can write into the row, stops an operator.
-			err = burn(nil)
+			err = invalidate(nil)
 		case pg.Code == "23505": // the request ID was used for another resource at the same moment: the retry sees it
-			err = burn(&named)
+			err = invalidate(&named)
 		}
 		if err == nil && a.status == unlockMoved {
 			_, err = o.server.Reenter(ctx, conn, pglease.Raise{}, lockTimeout)

@@ -11,7 +11,7 @@ import (
 )
 
 // TestForceUnlockLostAnswer: a request whose answer is lost is found again by
-// its ID, by the call itself or by a later one, and burns only one token. The
+// its ID, by the call itself or by a later one, and invalidates only one token. The
 // control, a later call under another ID, cuts the successor.
 func TestForceUnlockLostAnswer(t *testing.T) {
 	t.Parallel()
@@ -31,7 +31,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 	mustTry(t, client, "once", time.Minute)
 	proxy.Cut.Store(1)
 	done, err := o.ForceUnlock(t.Context(), "once", "a", "b", nil)
-	if err != nil || !done.Repeated || done.Burned.Token != 2 || len(auditOf(t, o, "once")) != 1 {
+	if err != nil || !done.Repeated || done.Invalidated.Token != 2 || len(auditOf(t, o, "once")) != 1 {
 		t.Errorf("one answer lost: %+v, %v", done, err)
 	}
 
@@ -51,7 +51,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 	eventually(t, "the server does it (the control)", func() bool { return tokenOf(t, direct, "r") == 2 })
 	successor := mustTry(t, client, "r", time.Minute)
 	done, err = o.ForceUnlock(t.Context(), "r", "a", "b", &ForceUnlockOptions{RequestID: failed.Claim.LeaseID})
-	if err != nil || !done.Repeated || done.Burned.Token != 2 || done.Cut.LeaseID != lease.ID() {
+	if err != nil || !done.Repeated || done.Invalidated.Token != 2 || done.Cut.LeaseID != lease.ID() {
 		t.Errorf("asked again: %+v, %v", done, err)
 	}
 	if err := successor.Renew(t.Context()); err != nil {
@@ -66,7 +66,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 }
 
 // TestForceUnlockAtOnce: of many concurrent requests under one ID only one
-// acts; of many under different IDs each burns a token of its own.
+// acts; of many under different IDs each invalidates a token of its own.
 func TestForceUnlockAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
@@ -83,7 +83,7 @@ func TestForceUnlockAtOnce(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				tokens = append(tokens, done.Burned.Token)
+				tokens = append(tokens, done.Invalidated.Token)
 				if !done.Repeated {
 					acted++
 				}

@@ -44,7 +44,7 @@ func all[T any](seq iter.Seq2[T, error]) (got []T, err error) {
 	return got, nil
 }
 
-// TestForceUnlock: it burns a token, records itself, wakes a waiter, and the
+// TestForceUnlock: it invalidates a token, records itself, wakes a waiter, and the
 // holder learns from a renewal or a release who cut it and why.
 func TestForceUnlock(t *testing.T) {
 	t.Parallel()
@@ -80,15 +80,15 @@ func TestForceUnlock(t *testing.T) {
 			t.Errorf("the waiter was sent %+v, %v", heard, err)
 		}
 		ear.Release()
-		if done.Burned.Resource != how || done.Burned.Token != lease.Token()+1 || done.Burned.LeaseID == "" || done.Burned.LeaseID == lease.ID() ||
+		if done.Invalidated.Resource != how || done.Invalidated.Token != lease.Token()+1 || done.Invalidated.LeaseID == "" || done.Invalidated.LeaseID == lease.ID() ||
 			done.Cut.LeaseID != lease.ID() || done.Cut.Owner != lease.Owner() || done.Cut.State != StateHeld || done.Cut.Token != lease.Token() || done.Repeated {
 			t.Errorf("%+v", done)
 		}
 		if done.Cut.HeldFor <= 0 || done.Cut.HeldFor != done.At.Sub(done.Cut.AcquiredAt) || done.Cut.Remaining <= 0 || done.Cut.Remaining > time.Minute {
 			t.Errorf("the cut lease had been held for %v, with %v left", done.Cut.HeldFor, done.Cut.Remaining)
 		}
-		if successor.Token() != done.Burned.Token+1 {
-			t.Errorf("the successor has token %v after %v was burned", successor.Token(), done.Burned.Token)
+		if successor.Token() != done.Invalidated.Token+1 {
+			t.Errorf("the successor has token %v after %v was invalidated", successor.Token(), done.Invalidated.Token)
 		}
 		err = end(lease)
 		var cut *lockclient.ForceUnlockedError
@@ -98,8 +98,8 @@ func TestForceUnlock(t *testing.T) {
 			t.Errorf("%s: %v", how, err)
 		}
 		records := auditOf(t, o, how)
-		if len(records) != 1 || records[0].ID != done.AuditID || records[0].Action != "force_unlock" || records[0].Token != done.Burned.Token ||
-			records[0].RequestID != done.Burned.LeaseID || records[0].Actor != "Ada" || records[0].Cut != done.Cut {
+		if len(records) != 1 || records[0].ID != done.AuditID || records[0].Action != "force_unlock" || records[0].Token != done.Invalidated.Token ||
+			records[0].RequestID != done.Invalidated.LeaseID || records[0].Actor != "Ada" || records[0].Cut != done.Cut {
 			t.Errorf("audit: %+v", records)
 		}
 		if r := rowOf(t, pool, how); !r.Live || *r.LeaseID != successor.ID() {
@@ -124,7 +124,7 @@ func TestForceUnlockSpends(t *testing.T) {
 	mustTry(t, client, "r", time.Minute)
 }
 
-// TestForceUnlockFences is P1: with the burned claim raised at the resource the
+// TestForceUnlockFences is P1: with the invalidated claim raised at the resource the
 // cut holder's writes are stale at once. The control does not raise, and the cut
 // holder still writes.
 func TestForceUnlockFences(t *testing.T) {
@@ -143,7 +143,7 @@ func TestForceUnlockFences(t *testing.T) {
 		}
 		if raise {
 			for range 2 { // once more is harmless
-				if _, err := store.Admit(t.Context(), done.Burned); err != nil {
+				if _, err := store.Admit(t.Context(), done.Invalidated); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -178,11 +178,11 @@ func TestForceUnlockOfNobody(t *testing.T) {
 		token guard.Token
 	}{"expired": {StateExpired, 2}, "free": {StateFree, 2}, "advanced": {StateFree, 8}} {
 		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "to be sure", nil)
-		if err != nil || done.Cut.State != want.state || done.Burned.Token != want.token {
+		if err != nil || done.Cut.State != want.state || done.Invalidated.Token != want.token {
 			t.Errorf("%s: %+v, %v", resource, done, err)
 		}
 		// Nobody held it, and the answer, the audit, the remaining row and, when it
-		// is cut again, the burned token's owner say so.
+		// is cut again, the invalidated token's owner say so.
 		left, err := o.Get(t.Context(), resource)
 		if err != nil || left.Owner != "" || !left.AcquiredAt.IsZero() || left.LeaseID != "" || left.Token != want.token {
 			t.Errorf("%s is left as %+v, %v", resource, left, err)
@@ -210,8 +210,8 @@ func TestForceUnlockOfNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	done, err := o.ForceUnlock(t.Context(), "free", "Ada", "after a restore", nil)
-	if err != nil || done.Burned.Token != epoch.Floor+1 {
-		t.Errorf("%v above the floor %v, %v", done.Burned, epoch.Floor, err)
+	if err != nil || done.Invalidated.Token != epoch.Floor+1 {
+		t.Errorf("%v above the floor %v, %v", done.Invalidated, epoch.Floor, err)
 	}
 }
 

@@ -78,7 +78,7 @@ type Inspection struct {
 	// Blocker is the server process of a transaction that has been open for
 	// more than a second with a lock that keeps Purge, RaiseEpoch and
 	// AdvanceFloor out; 0 if there is none, or none that the role may see: a
-	// role without pg_read_all_stats sees its own transactions alone.
+	// role without pg_read_all_stats sees only its own transactions.
 	Blocker int `json:"blocker,omitempty"`
 	// Locker is a server process that has a lock on the leases, or waits for one, which
 	// keeps everybody out, as VACUUM FULL and most of ALTER TABLE do; 0 if there is none.
@@ -264,7 +264,7 @@ func (in *Inspection) findings() []Finding {
 	add(len(in.RowSecurity) > 0, SeverityError, "row-level security", "is on for "+strings.Join(in.RowSecurity, ", ")+": the statements of issuers to which it applies are refused",
 		"ALTER TABLE fencepost.... DISABLE ROW LEVEL SECURITY; rights per column (roles) are what is needed")
 	add(in.SnapshotAge > snapshotWorthTelling, SeverityWarning, "old snapshot",
-		fmt.Sprintf("server process %d has a snapshot for %s: no dead version of a row is cleaned meanwhile, and busy leases become slow", in.Snapshot, in.SnapshotAge.Round(time.Second)),
+		fmt.Sprintf("server process %d has a snapshot for %s: until it ends no dead version of a row is cleaned, and busy leases become slow", in.Snapshot, in.SnapshotAge.Round(time.Second)),
 		"end the transaction if it is forgotten; let long reports and dumps run on a standby")
 	add(in.Hidden != "", SeverityWarning, "timeline", "the server does not show everything, so a failover may go unnoticed: "+in.Hidden,
 		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")

@@ -39,13 +39,13 @@ type LeaseInfo struct {
 	Name string `json:"name"`
 	// State is held, expired or free, by the server's clock.
 	State LeaseState `json:"state"`
-	// Token is the last token granted or burned.
+	// Token is the last token granted or invalidated.
 	Token guard.Token `json:"token"`
 	// LeaseID is the holder's, or the last one's if the lease expired; empty if
 	// the state is free.
 	LeaseID string `json:"leaseId,omitempty"`
 	// Owner is the owner to whom Token was granted; empty if it was granted to
-	// nobody, because it was burned or advanced.
+	// nobody, because it was invalidated or advanced.
 	Owner string `json:"owner,omitempty"`
 	// AcquiredAt and ExpiresAt are by the server's clock, from the year 1 to 9999;
 	// zero if there is no such moment. For a free lease, ExpiresAt is when it was
@@ -90,7 +90,7 @@ type ListOptions struct {
 // write "%2A" for a literal "*". List reads page by page, each by one statement
 // on a range of the primary key that looks at no more than 5,000 rows: it starts
 // at once and uses the same memory however many leases there are. Leases that
-// come and go meanwhile may be missed; none is listed twice.
+// come and go in the meantime may be missed; none is listed twice.
 //
 // An error ends the sequence: guard.ErrInvalid (pattern, States,
 // After) or guard.ErrUnavailable. opts may be nil.

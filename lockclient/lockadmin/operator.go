@@ -83,8 +83,8 @@ func (o *Operator) do(ctx context.Context, run pglease.Statement) error {
 	return o.server.On(ctx, o.server.Pool, o.server.OpTimeout, run)
 }
 
-// look runs a query that writes nothing, with names resolved in pg_catalog
-// alone: a schema on the search_path may have functions or operators of another
+// look runs a query that writes nothing, with names resolved only in
+// pg_catalog: a schema on the search_path may have functions or operators of another
 // role, which would run with the operator's rights.
 func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
 	if _, err := conn.PgConn().Exec(ctx, "BEGIN READ ONLY; SET LOCAL search_path = pg_catalog, pg_temp").ReadAll(); err != nil {
@@ -96,10 +96,10 @@ func look(ctx context.Context, conn *pgx.Conn, query func() error) error {
 }
 
 // retry repeats an attempt while locks are in its way, and with repeatable also if
-// its answer was lost, for at most as long as one statement may take.
+// its response was lost, for at most as long as one statement may take.
 func (o *Operator) retry(ctx context.Context, repeatable bool, attempt func() error) error {
 	began := time.Now()
-	var lost error // the first attempt whose answer was lost
+	var lost error // the first attempt whose response was lost
 	for n := 0; ; n++ {
 		err := attempt()
 		if repeatable && lost == nil && errors.Is(err, guard.ErrOutcomeUnknown) {

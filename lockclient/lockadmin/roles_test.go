@@ -114,7 +114,7 @@ func TestRolesSuffice(t *testing.T) {
 	}
 	for name, o := range map[string]*Operator{"operator": operator, "reader": reader} {
 		records, err := all(o.Audit(t.Context(), "", nil))
-		if err != nil || len(records) != 1 || records[0].DatabaseUser != names.Operator || records[0].Token != done.Burned.Token {
+		if err != nil || len(records) != 1 || records[0].DatabaseUser != names.Operator || records[0].Token != done.Invalidated.Token {
 			t.Errorf("%s: %+v, %v", name, records, err)
 		}
 		if list, err := all(o.List(t.Context(), "", nil)); err != nil || len(list) != 2 {
@@ -353,11 +353,11 @@ func TestForceUnlockedNeedsItsLease(t *testing.T) {
 	for what, got := range map[string][]string{
 		"another resource": read("other", lease.ID(), lease.Token()),
 		"a guessed ID":     read("r", "guessed", lease.Token()),
-		"no ID":            read("r", "", done.Burned.Token),
+		"no ID":            read("r", "", done.Invalidated.Token),
 		"a prefix":         read("r", lease.ID()[:8]+"%", lease.Token()),
-		"a request's ID":   read("r", done.Burned.LeaseID, done.Burned.Token),
+		"a request's ID":   read("r", done.Invalidated.LeaseID, done.Invalidated.Token),
 		"a guessed token":  read("r", lease.ID(), lease.Token()+1),
-		"of nobody":        read("r", again.Burned.LeaseID, again.Cut.Token),
+		"of nobody":        read("r", again.Invalidated.LeaseID, again.Cut.Token),
 	} {
 		if len(got) != 0 {
 			t.Errorf("%s: %q", what, got)

@@ -56,7 +56,7 @@ func TestWorstRows(t *testing.T) {
 			t.Errorf("%q: %v", resource, err)
 		}
 		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "it hangs", nil)
-		if readable(done.Cut); err != nil || done.Burned.Token != 2 || done.Cut.LeaseID != info.LeaseID {
+		if readable(done.Cut); err != nil || done.Invalidated.Token != 2 || done.Cut.LeaseID != info.LeaseID {
 			t.Errorf("%q: %+v, %v", resource, done, err)
 		}
 		cut++

@@ -61,7 +61,7 @@ type recordBody struct {
 
 // unlockedBody answers a force unlock.
 type unlockedBody struct {
-	// Burned is the claim that must be raised at the resource.
+	// Invalidated is the claim that must be raised at the resource.
 	Resource     string      `json:"resource"`
 	LeaseID      string      `json:"leaseId"`
 	FencingToken int64       `json:"fencingToken"`
@@ -255,7 +255,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	return nil
 }
 
-// unlock force-unlocks a resource and raises the burned claim, if the server
+// unlock force-unlocks a resource and raises the invalidated claim, if the server
 // can.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
 	if !id.Operator {
@@ -282,21 +282,21 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	defer s.work.End() // after the raise, or Close would end between the two
 	began := s.now()
 	// Once begun it is finished, even if the operator's browser goes away: a token that
-	// is burned and not raised leaves the cut holder able to write.
+	// is invalidated and not raised leaves the cut holder able to write.
 	ctx = context.WithoutCancel(ctx)
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
 	}, nil)
-	s.observe(ctx, guard.OpForceUnlock, done.Burned, began, err)
+	s.observe(ctx, guard.OpForceUnlock, done.Invalidated, began, err)
 	if err != nil {
 		return body, &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
 	}
 	body = unlockedBody{
-		Resource: resource, LeaseID: done.Burned.LeaseID, FencingToken: int64(done.Burned.Token), Token: done.Burned.Token,
+		Resource: resource, LeaseID: done.Invalidated.LeaseID, FencingToken: int64(done.Invalidated.Token), Token: done.Invalidated.Token,
 		Cut: s.lock(done.Cut, id), AuditID: done.AuditID, Repeated: done.Repeated,
 	}
 	if s.opts.Raise != nil {
-		_, err := within(ctx, s, "raise", done.Burned, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Burned) }, nil)
+		_, err := within(ctx, s, "raise", done.Invalidated, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Invalidated) }, nil)
 		// A mark that is already there, or higher, also stops the cut holder.
 		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
 		if !body.Raised {

@@ -103,11 +103,11 @@ func (b between) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 
 func (b between) ForceUnlock(_ context.Context, resource, _, _ string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error) {
 	b.then()
-	return lockadmin.ForceUnlocked{Burned: guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}}, nil
+	return lockadmin.ForceUnlocked{Invalidated: guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}}, nil
 }
 
 // TestCloseBetweenTwo: Close waits for a request of two exchanges until both are
-// done: a burned claim is raised, and the lease of a readiness probe released.
+// done: an invalidated claim is raised, and the lease of a readiness probe released.
 func TestCloseBetweenTwo(t *testing.T) {
 	t.Parallel()
 	for _, request := range []struct{ method, path, body, answer string }{
@@ -135,7 +135,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 			t.Error(err)
 		}
 		if request.method == "POST" && raised.Load() != 1 {
-			t.Error("the burned claim was not raised")
+			t.Error("the invalidated claim was not raised")
 		}
 		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "ready", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
 			t.Errorf("the probe's lease: %v", err)

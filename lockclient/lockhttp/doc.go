@@ -86,7 +86,7 @@
 //     to it under an ID that the server made is released. Under an ID of the
 //     client's own it is kept, since the client may come back, and runs out with
 //     its TTL.
-//   - A release or a force unlock that was received is carried out, and the burned
+//   - A release or a force unlock that was received is carried out, and the invalidated
 //     claim is raised, even if the client does not wait for the answer.
 //   - To give up under an ID of the client's own: DELETE with the resource, without the token.
 //     Nothing is granted under that ID any more, not even to a request in

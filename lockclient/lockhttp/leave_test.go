@@ -99,18 +99,18 @@ func TestWatchesEnd(t *testing.T) {
 type cutting struct{ lockhttp.Admin }
 
 func (cutting) ForceUnlock(ctx context.Context, resource, _, _ string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error) {
-	burned := guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}
+	invalidated := guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}
 	select {
 	case <-time.After(trip):
-		return lockadmin.ForceUnlocked{Burned: burned}, nil
+		return lockadmin.ForceUnlocked{Invalidated: invalidated}, nil
 	case <-ctx.Done():
-		return lockadmin.ForceUnlocked{}, guard.OutcomeUnknown("force unlock", burned, context.Cause(ctx))
+		return lockadmin.ForceUnlocked{}, guard.OutcomeUnknown("force unlock", invalidated, context.Cause(ctx))
 	}
 }
 
 // TestSentAndGone: a worker sends its release and exits without waiting for the
 // answer, and an operator's browser goes away. What they sent is carried out: the
-// lease is free, the token is burned and the mark is raised.
+// lease is free, the token is invalidated and the mark is raised.
 func TestSentAndGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -119,10 +119,10 @@ func TestSentAndGone(t *testing.T) {
 		raised := guard.NoToken
 		h, err := lockhttp.New(&distant{counting: counting{Issuer: server.Issuer()}}, everybody, &lockhttp.Options{
 			Admin: cutting{},
-			Raise: func(ctx context.Context, burned guard.Claim) error {
+			Raise: func(ctx context.Context, invalidated guard.Claim) error {
 				select {
 				case <-time.After(trip):
-					raised = burned.Token
+					raised = invalidated.Token
 					return nil
 				case <-ctx.Done():
 					return context.Cause(ctx)

@@ -56,10 +56,10 @@ type Options struct {
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
 	// signed is not returned.
 	Signer Signer
-	// Raise raises the claim that a force unlock burned at the resource, after
+	// Raise raises the claim that a force unlock invalidated at the resource, after
 	// which the cut holder can no longer write there; nil leaves that to the
 	// operator, who is told to do so. It is called within Timeout.
-	Raise func(ctx context.Context, burned guard.Claim) error
+	Raise func(ctx context.Context, invalidated guard.Claim) error
 	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange that
 	// is not answered is given up a tenth of a second later. Most requests are one
 	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz

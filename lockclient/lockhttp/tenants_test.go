@@ -160,8 +160,8 @@ func TestForceUnlockRaises(t *testing.T) {
 	for _, raises := range []bool{true, false} {
 		opts := &lockhttp.Options{Admin: operator, Timeout: time.Minute}
 		if raises {
-			opts.Raise = func(ctx context.Context, burned guard.Claim) error {
-				_, err := marks.Admit(ctx, burned)
+			opts.Raise = func(ctx context.Context, invalidated guard.Claim) error {
+				_, err := marks.Admit(ctx, invalidated)
 				return err
 			}
 		}

@@ -58,7 +58,7 @@ func (a *app) root() *cli.Command {
 			},
 			&cli.DurationFlag{
 				Name: "timeout", Sources: cli.EnvVars("FENCECTL_TIMEOUT"), Value: 5 * time.Second, Validator: validTimeout,
-				Usage: "longest wait for an answer",
+				Usage: "longest wait for a response",
 			},
 		},
 		Commands: []*cli.Command{
@@ -94,8 +94,8 @@ func (a *app) root() *cli.Command {
 }
 
 // prepare marks a command's errors, to distinguish them from those of its
-// command line, which the library prints with a page of help unless told not
-// to.
+// command line, which the library prints with a page of help by
+// default.
 func (a *app) prepare(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		message := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag ", 1)
@@ -214,8 +214,8 @@ func (a *app) printJSON(v any) error {
 // object is a small result for programs.
 type object map[string]any
 
-// answer prints one result, for programs or for people.
-func (a *app) answer(cmd *cli.Command, v any, format string, args ...any) error {
+// print prints one result, for programs or for people.
+func (a *app) print(cmd *cli.Command, v any, format string, args ...any) error {
 	if asJSON(cmd) {
 		return a.printJSON(v)
 	}

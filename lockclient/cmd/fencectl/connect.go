@@ -82,7 +82,7 @@ func open(ctx context.Context, cmd *cli.Command, components []string, names ...s
 	return given, s, err
 }
 
-// bounded adds the timeout: a server that was reached may stop answering.
+// bounded adds the timeout: a server that was reached may stop responding.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)
 }

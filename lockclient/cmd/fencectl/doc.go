@@ -35,14 +35,14 @@
 //
 // watch, and list, show or long-held with --watch, print repeatedly, in place
 // on a terminal and one below the other elsewhere, until Ctrl-C, which then
-// gives exit code 0. If the server is down meanwhile, they say so and ask
+// gives exit code 0. If the server is down by then, they say so and ask
 // again.
 //
 // # Confirmation
 //
 // Commands that cannot be undone (force-unlock, marks raise, reset and retire,
 // epoch raise, advance, purge) ask for a "yes" if standard input is a terminal,
-// and require --yes otherwise: they never wait for an answer in a script.
+// and require --yes otherwise: a script is never asked.
 // force-unlock shows whose lease it is about to cut, and cuts that lease or none.
 //
 // # Exit codes

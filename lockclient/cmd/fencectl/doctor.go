@@ -23,8 +23,8 @@ func (a *app) doctorCommand() *cli.Command {
 		Name: "doctor", Category: categoryLook,
 		Usage: "acquire, renew and release a lease, and check the settings that matter",
 		Description: "Leases " + doctorResource + " a few times for the end-to-end test, and changes\n" +
-			"nothing else. Ends with exit code 10 if something must be repaired; warnings\n" +
-			"alone are 0.",
+			"nothing else. Ends with exit code 10 if something must be repaired, and with 0\n" +
+			"if there are only warnings.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "resource", Value: doctorResource, Usage: "`NAME` to lease for the test"},
 			&cli.DurationFlag{Name: "slow", Value: 250 * time.Millisecond, Usage: "warn when a step takes longer than this"},

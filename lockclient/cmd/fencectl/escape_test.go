@@ -98,7 +98,7 @@ func TestWorstRows(t *testing.T) {
 		}
 		printable(t, must(t, url, "show", name))
 		r := fencectl(t, url, "force-unlock", name, "--actor", "ana", "--reason", "it hangs", "--yes")
-		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "burned token:     2\n") {
+		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
 			t.Errorf("%q: %+v", name, r)
 		}
 	}

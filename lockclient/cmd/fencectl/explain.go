@@ -24,7 +24,7 @@ func (a *app) explainCommand() *cli.Command {
 	}
 }
 
-// explanation is what a fence would answer to a claim.
+// explanation is what a fence would decide about a claim.
 type explanation struct {
 	Claim guard.Claim `json:"claim"`
 	// Issued is the highest token granted for the resource, or the floor that

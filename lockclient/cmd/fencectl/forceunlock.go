@@ -19,14 +19,14 @@ func (a *app) forceUnlockCommand() *cli.Command {
 	return &cli.Command{
 		Name: "force-unlock", Category: categoryAct, ArgsUsage: "RESOURCE",
 		Usage: "take a lease away from its holder, whoever that is",
-		Description: "Burns a token: the next holder's is above it. The cut holder does not learn\n" +
+		Description: "Invalidates a token: the next holder's is above it. The cut holder does not learn\n" +
 			"of it before its next renewal, and it MAY STILL WRITE until a higher token\n" +
 			"arrives at the resource. With --raise that is done at once, for what is fenced by\n" +
 			"sqlfence's marks. Recorded in the audit, with --actor and --reason.",
 		Flags: append(accountFlags(),
-			&cli.BoolFlag{Name: "raise", Usage: "and fence the cut holder: raise the burned claim at the mark"},
+			&cli.BoolFlag{Name: "raise", Usage: "and fence the cut holder: raise the mark to the invalidated claim"},
 			raiseTimeoutFlag(),
-			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut; a successor's lease is left alone"},
+			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut; a successor's lease is not cut"},
 			&cli.StringFlag{Name: "request-id", Usage: "`ID` of this request: repeated under the same one it is done once"},
 			yesFlag(),
 		),
@@ -37,10 +37,10 @@ func (a *app) forceUnlockCommand() *cli.Command {
 // unlocked is the result for programs.
 type unlocked struct {
 	lockadmin.ForceUnlocked
-	// Raised says that no holder below the burned token can write any more
+	// Raised says that no holder below the invalidated token can write any more
 	// where sqlfence's marks are compared.
 	Raised bool `json:"raised"`
-	// Mark is the resource's mark afterwards, if it was raised: the burned
+	// Mark is the resource's mark afterwards, if it was raised: the invalidated
 	// claim or a newer holder's.
 	Mark *guard.Mark `json:"mark,omitempty"`
 	// Warning says who can still write.
@@ -84,21 +84,21 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 	result := unlocked{ForceUnlocked: done}
 	var raising error
 	if cmd.Bool("raise") {
-		result.Mark, raising = s.raiseBurned(ctx, cmd, done.Burned)
+		result.Mark, raising = s.raiseInvalidated(ctx, cmd, done.Invalidated)
 		result.Raised = raising == nil
 	}
-	again := raiseCommand(done.Burned)
+	again := raiseCommand(done.Invalidated)
 	if !result.Raised {
 		result.Warning = stillWrites(done.Cut) + ": " + again
 	}
 	printing := a.printUnlocked(cmd, result)
 	if raising != nil {
-		return &coded{exitPartial, "partial", fmt.Errorf("the token was burned and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
+		return &coded{exitPartial, "partial", fmt.Errorf("the token is invalidated and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
 	}
 	return printing
 }
 
-// stillWrites says who may still write until the burned claim is raised, unless
+// stillWrites says who may still write until the mark is raised to the invalidated claim, unless
 // the resource's mark refuses it already.
 func stillWrites(cut lockadmin.LeaseInfo) string {
 	who := "whoever had a lower token"
@@ -130,7 +130,7 @@ func accountable(what, actor, reason string) error {
 }
 
 // confirmUnlock shows whose lease is cut. Only the lease that the operator has
-// seen is cut: a successor that comes while the question is open is left alone.
+// seen is cut: a successor that comes while the question is open is not cut.
 func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, resource string, opts *lockadmin.ForceUnlockOptions) error {
 	if cmd.Bool("yes") || !isTerminal(a.in) {
 		return a.confirm(ctx, cmd, "")
@@ -139,7 +139,7 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 	if err != nil {
 		return noSuchLease(err, resource)
 	}
-	question := fmt.Sprintf("Burn a token on %s: it is %s, nobody holds it.", shown(resource), now.State)
+	question := fmt.Sprintf("Invalidate a token of %s: it is %s, nobody holds it.", shown(resource), now.State)
 	if now.State == lockadmin.StateHeld {
 		question = fmt.Sprintf("Cut the lease on %s.\n  held by %s for %s\n  token %s, lease %s",
 			shown(resource), shown(now.Owner), span(now.HeldFor), now.Token, shown(now.LeaseID))
@@ -161,14 +161,14 @@ func (a *app) confirmUnlock(ctx context.Context, cmd *cli.Command, s *session, r
 	return err
 }
 
-// raiseBurned raises the burned claim. A mark that is already above it, a newer
+// raiseInvalidated raises the mark to the invalidated claim. A mark that is already above it, a newer
 // holder's, also fences the cut holder.
-func (s *session) raiseBurned(ctx context.Context, cmd *cli.Command, burned guard.Claim) (*guard.Mark, error) {
-	err := s.raise(ctx, cmd, burned)
+func (s *session) raiseInvalidated(ctx context.Context, cmd *cli.Command, invalidated guard.Claim) (*guard.Mark, error) {
+	err := s.raise(ctx, cmd, invalidated)
 	var refused *guard.RejectedError
 	switch {
 	case err == nil:
-		return &guard.Mark{Token: burned.Token, LeaseID: burned.LeaseID}, nil
+		return &guard.Mark{Token: invalidated.Token, LeaseID: invalidated.LeaseID}, nil
 	case errors.Is(err, guard.ErrStale) && errors.As(err, &refused):
 		return &refused.Mark, nil
 	}
@@ -189,13 +189,13 @@ func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
 	}
 	repeated := orNothing(u.Repeated, " (done before, under the same request ID)")
 	if err := fields(a.out,
-		"resource", shown(u.Burned.Resource)+repeated,
+		"resource", shown(u.Invalidated.Resource)+repeated,
 		"was", was,
 		"held by", holderOf(u.Cut),
 		"token then", u.Cut.Token.String(),
 		"lease ID then", leaseID(u.Cut.LeaseID),
-		"burned token", u.Burned.Token.String(),
-		"burned lease ID", leaseID(u.Burned.LeaseID),
+		"invalidated token", u.Invalidated.Token.String(),
+		"invalidated lease ID", leaseID(u.Invalidated.LeaseID),
 		"audit record", fmt.Sprint(u.AuditID),
 		"mark", mark); err != nil {
 		return err

@@ -99,14 +99,14 @@ func TestP1ForceUnlockRaise(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &said); err != nil {
 		t.Fatal(err)
 	}
-	if !said.Raised || said.Warning != "" || said.Mark == nil || said.Mark.Token != said.Burned.Token || said.Burned.Token <= lease.Token() ||
+	if !said.Raised || said.Warning != "" || said.Mark == nil || said.Mark.Token != said.Invalidated.Token || said.Invalidated.Token <= lease.Token() ||
 		said.Cut.LeaseID != lease.ID() || said.Cut.Owner != "worker-1" {
 		t.Errorf("%+v", said)
 	}
-	// The next holder is above the burned token, and works.
+	// The next holder is above the invalidated token, and works.
 	next := hold(t, pool, "worker-2", "billing", time.Hour)
-	if next.Token() <= said.Burned.Token {
-		t.Errorf("token %s was granted after %s was burned", next.Token(), said.Burned.Token)
+	if next.Token() <= said.Invalidated.Token {
+		t.Errorf("token %s was granted after %s was invalidated", next.Token(), said.Invalidated.Token)
 	}
 	if err := w.once(t.Context(), fenced(t, pool), next.Claim()); err != nil {
 		t.Error(err)
@@ -193,7 +193,7 @@ func TestForceUnlockThatCannotRaise(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	mark, err := fenced(t, pool).Mark(t.Context(), "billing")
-	if err != nil || mark.Token != said.Burned.Token {
+	if err != nil || mark.Token != said.Invalidated.Token {
 		t.Errorf("the mark is %v, %v", mark, err)
 	}
 }

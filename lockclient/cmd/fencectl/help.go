@@ -35,7 +35,7 @@ func (a *app) helpCommand() *cli.Command {
 			return cli.ShowCommandHelp(ctx, at, topic[len(topic)-1])
 		},
 		ShellComplete: func(_ context.Context, cmd *cli.Command) {
-			for _, topic := range []string{"exit-codes:what each exit code means", "runbook:which command answers what"} {
+			for _, topic := range []string{"exit-codes:what each exit code means", "runbook:which command helps with what"} {
 				_ = a.say("%s\n", topic)
 			}
 			for _, c := range cmd.Root().VisibleCommands() {
@@ -52,7 +52,7 @@ func (a *app) printExitCodes(cmd *cli.Command) error {
 			reasons = strings.Split(e.reasons, ", ")
 		}
 		text := strings.Join(wrapped(e.meaning+orNothing(e.reasons != "", " ("+e.reasons+")"), 74), "\n     ")
-		if err := a.answer(cmd, object{"code": e.code, "reasons": reasons, "meaning": e.meaning}, "%3d  %s\n", e.code, text); err != nil {
+		if err := a.print(cmd, object{"code": e.code, "reasons": reasons, "meaning": e.meaning}, "%3d  %s\n", e.code, text); err != nil {
 			return err
 		}
 	}

@@ -144,7 +144,7 @@ func (a *app) advance(ctx context.Context, cmd *cli.Command) error {
 	if resource != "" {
 		result["resource"] = resource
 	}
-	return a.answer(cmd, result, "every later token is above %s\n", reached)
+	return a.print(cmd, result, "every later token is above %s\n", reached)
 }
 
 func (a *app) purgeCommand() *cli.Command {
@@ -152,7 +152,7 @@ func (a *app) purgeCommand() *cli.Command {
 		Name: "purge", Category: categoryAct,
 		Usage: "delete the rows of leases that have been free for long",
 		Description: "No token is lowered: every later one, on any resource, is above those that\n" +
-			"were deleted. Works in small batches beside running holders.",
+			"were deleted. Works in small batches while holders run.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "older-than", Value: 7 * 24 * time.Hour, DefaultText: "7 days", Usage: "how long it has been free", Sources: cli.EnvVars("FENCECTL_PURGE_OLDER_THAN")},
 			&cli.IntFlag{Name: "batch", Value: 100, Usage: "rows per transaction, at most 1000"},
@@ -188,5 +188,5 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 	}
 	result := object{"purged": purged.Count, "floor": purged.Floor, "blocked": purged.Blocked}
 	above := orNothing(purged.Floor != guard.NoToken, ", every later token is above "+purged.Floor.String())
-	return a.answer(cmd, result, "%s deleted%s\n", count(purged.Count, "row"), above)
+	return a.print(cmd, result, "%s deleted%s\n", count(purged.Count, "row"), above)
 }

@@ -88,7 +88,7 @@ func leaseCells(l lockadmin.LeaseInfo) []string {
 }
 
 // stateOf marks the leases that somebody waits for, and says how many processes
-// do if they stand in line.
+// do if they are in the queue.
 func stateOf(l lockadmin.LeaseInfo) string {
 	switch {
 	case l.Waiters > 0:

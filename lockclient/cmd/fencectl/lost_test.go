@@ -150,7 +150,7 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	}
 	out := must(t, database, append(unlock, "--request-id", id[1])...)
 	var done unlocked
-	if err := json.Unmarshal([]byte(out), &done); err != nil || !done.Repeated || done.Burned.LeaseID != id[1] {
+	if err := json.Unmarshal([]byte(out), &done); err != nil || !done.Repeated || done.Invalidated.LeaseID != id[1] {
 		t.Errorf("%v: %s", err, out)
 	}
 	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.audit"); n != 1 {

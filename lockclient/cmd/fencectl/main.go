@@ -86,7 +86,7 @@ var exitCodes = []struct {
 	{exitRefused, "held, lease_changed, stale, spent, conflict, mark_ahead, unfenced", "the state is not what the command expects, such as the lease ID of a successor: nothing was changed"},
 	{exitNoRights, "no_rights", "the server does not let this role do it"},
 	{exitUnavailable, "unavailable", "no connection, a timeout, a standby: nothing was changed, trying again is safe"},
-	{exitUnknown, "outcome_unknown", "the answer was lost and the change may have been made: look before trying again"},
+	{exitUnknown, "outcome_unknown", "the response was lost and the change may have been made: look before trying again"},
 	{exitSchema, "schema_missing, schema_older, schema_newer, setup", "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
 	{exitCancelled, "cancelled", "the operator did not confirm: nothing was sent"},
 	{exitUnhealthy, "unhealthy", "doctor found something that must be repaired"},
@@ -123,7 +123,7 @@ func notFound(format string, args ...any) error {
 }
 
 // interrupted says that the operator ended the command, if no more is known: it
-// does not hide an outcome that was learned, or could not be.
+// does not hide an outcome that is known, or known to be unknown.
 func interrupted(err error) error {
 	var own *coded
 	code, _ := classify(err)

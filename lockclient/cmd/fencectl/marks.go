@@ -32,7 +32,7 @@ func (a *app) marksCommand() *cli.Command {
 			{
 				Name: "raise", ArgsUsage: "RESOURCE TOKEN", Usage: "put a claim in the place of a lower mark, and fence older holders",
 				Description: "Waits for the fenced transactions of older holders. Take the claim of the\n" +
-					"holder (fencectl show), or one that force-unlock burned.",
+					"holder (fencectl show), or one that force-unlock invalidated.",
 				Flags: []cli.Flag{
 					&cli.BoolFlag{Name: "above-issuer", Usage: "though no such token was granted: every holder is refused then"},
 					raiseTimeoutFlag(),
@@ -135,7 +135,7 @@ func (a *app) markRaise(ctx context.Context, cmd *cli.Command) error {
 	if err := s.raise(ctx, cmd, claim); err != nil {
 		return err
 	}
-	return a.answer(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
+	return a.print(cmd, markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
 }
 
 // leaseOf returns the lease ID of the claim's token, if the issuer or its audit has
@@ -375,7 +375,7 @@ func (a *app) marksReset(ctx context.Context, cmd *cli.Command) error {
 		}
 		return err
 	}
-	return a.answer(cmd, markJSON{resource, to.Token, to.LeaseID}, "the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
+	return a.print(cmd, markJSON{resource, to.Token, to.LeaseID}, "the mark of %s is %s, was %s\n", shown(resource), to.Token, from.Token)
 }
 
 // completeReset takes the lease IDs that were not given from the mark and from the
@@ -453,7 +453,7 @@ func (s *session) withBlockers(ctx context.Context, claim guard.Claim, err error
 		said = append(said, fmt.Sprintf("%d of role %s", pid, shown(role))+orNothing(application != "", " ("+shown(application)+")"))
 		return nil
 	})
-	if asking != nil || len(said) == 0 { // gone meanwhile, or not known: all that is left is to try again
+	if asking != nil || len(said) == 0 { // gone by now, or not known: all that is left is to try again
 		return err
 	}
 	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), first)

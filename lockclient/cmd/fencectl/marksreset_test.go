@@ -67,7 +67,7 @@ func TestMarksReset(t *testing.T) {
 }
 
 // TestRaiseFillsInTheLease: without --lease-id a raise takes the lease ID of the
-// lease that has the token, or the one that was burned with it, so that its holder
+// lease that has the token, or the one that was invalidated with it, so that its holder
 // is admitted. The control says that there is none, and locks the holder out.
 func TestRaiseFillsInTheLease(t *testing.T) {
 	t.Parallel()
@@ -78,9 +78,9 @@ func TestRaiseFillsInTheLease(t *testing.T) {
 		t.Error("the raise locked the holder out")
 	}
 	must(t, url, "force-unlock", "billing", "--actor", "a", "--reason", "r", "--request-id", "INC-9", "--yes")
-	burned := lease.Token() + 1
-	must(t, url, "marks", "raise", "billing", burned.String(), "--yes")
-	if mark, err := fenced(t, pool).Mark(t.Context(), "billing"); err != nil || mark.LeaseID != "INC-9" || mark.Token != burned {
+	invalidated := lease.Token() + 1
+	must(t, url, "marks", "raise", "billing", invalidated.String(), "--yes")
+	if mark, err := fenced(t, pool).Mark(t.Context(), "billing"); err != nil || mark.LeaseID != "INC-9" || mark.Token != invalidated {
 		t.Errorf("%+v, %v", mark, err)
 	}
 	control := hold(t, pool, "worker-2", "control", time.Hour)

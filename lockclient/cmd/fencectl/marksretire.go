@@ -126,7 +126,7 @@ func (a *app) printRetired(cmd *cli.Command, r guard.Retired) error {
 	if r.Count > 0 {
 		said = fmt.Sprintf("%s retired, the floor is %s", count(r.Count, "mark"), r.Floor)
 	}
-	return a.answer(cmd, object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
+	return a.print(cmd, object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
 }
 
 const stateLockTimeout = "55P03"

@@ -17,7 +17,7 @@ func (a *app) migrateCommand() *cli.Command {
 	return &cli.Command{
 		Name: "migrate", Category: categorySetup,
 		Usage: "bring the schema to this build's version, or print its SQL",
-		Description: "Upgrades in place beside running holders, and does nothing where nothing is\n" +
+		Description: "Upgrades in place while holders run, and does nothing where nothing is\n" +
 			"missing. --print connects to nothing; what it prints is for an empty database.\n" +
 			"For psql it begins and ends its transactions; for goose it is one file with both\n" +
 			"directions, for golang-migrate the file of one direction. --down removes marks\n" +
@@ -63,7 +63,7 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 			was = fmt.Sprintf("was %d", before[name])
 		}
 		result := object{"component": name, "before": before[name], "version": after[name]}
-		if err := a.answer(cmd, result, "%s: version %d, %s\n", name, after[name], was); err != nil {
+		if err := a.print(cmd, result, "%s: version %d, %s\n", name, after[name], was); err != nil {
 			return err
 		}
 	}
@@ -87,7 +87,7 @@ func (a *app) printSchema(cmd *cli.Command) error {
 	case tool == "goose":
 		const begin, end = "-- +goose StatementBegin\n", "-- +goose StatementEnd\n"
 		text := "-- +goose Up\n" + begin + strings.Join(up, "\n") + end + "\n-- +goose Down\n" + begin + strings.Join(down, "\n") + end
-		return a.answer(cmd, object{"sql": text}, "%s", text)
+		return a.print(cmd, object{"sql": text}, "%s", text)
 	default:
 		return usage("--for %q: want psql, goose or golang-migrate", tool)
 	}
@@ -134,7 +134,7 @@ func (a *app) roles(_ context.Context, cmd *cli.Command) error {
 // and after it.
 func (a *app) printSQL(cmd *cli.Command, before, after string, scripts ...string) error {
 	for i, name := range components {
-		if err := a.answer(cmd, object{"component": name, "sql": scripts[i]}, "-- %s\n%s%s\n%s", name, before, scripts[i], after); err != nil {
+		if err := a.print(cmd, object{"component": name, "sql": scripts[i]}, "-- %s\n%s%s\n%s", name, before, scripts[i], after); err != nil {
 			return err
 		}
 	}

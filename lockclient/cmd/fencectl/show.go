@@ -68,18 +68,18 @@ type view struct {
 // The verdicts: what mark and lease say together. Each sentence is tested by
 // presenting the claims that it mentions to a fence.
 var verdicts = map[string]string{
-	"unmarked":   "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
-	"floor_only": "the resource has no mark here: any claim above the floor of retired marks is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
-	"unread":     "the mark could not be read",
-	"current":    "the mark is the holder's claim: the holder is admitted, every older one is refused",
-	"expired":    "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
-	"released":   "the mark has the token of a lease that was given back: its claim is still admitted, until a higher token arrives; every older one is refused",
-	"ungranted":  "the mark has a token that was raised or burned at the issuer and never granted: its claim is still admitted, until a higher token arrives; every older one is refused",
-	"burned":     "the mark is the burned claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
-	"behind":     "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
-	"ahead":      "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
-	"mark_ahead": "THE MARK IS AHEAD OF THE ISSUER: every grant up to its token is refused there; see fencectl help runbook, \"A backup was restored\"",
-	"conflict":   "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
+	"unmarked":    "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
+	"floor_only":  "the resource has no mark here: any claim above the floor of retired marks is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
+	"unread":      "the mark could not be read",
+	"current":     "the mark is the holder's claim: the holder is admitted, every older one is refused",
+	"expired":     "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
+	"released":    "the mark has the token of a lease that was given back: its claim is still admitted, until a higher token arrives; every older one is refused",
+	"ungranted":   "the mark has a token that was raised or invalidated at the issuer and never granted: its claim is still admitted, until a higher token arrives; every older one is refused",
+	"invalidated": "the mark is the invalidated claim, which nobody holds: every claim that was granted is refused; the next grant is admitted",
+	"behind":      "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
+	"ahead":       "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
+	"mark_ahead":  "THE MARK IS AHEAD OF THE ISSUER: every grant up to its token is refused there; see fencectl help runbook, \"A backup was restored\"",
+	"conflict":    "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
 }
 
 const (
@@ -88,7 +88,7 @@ const (
 )
 
 // look reads the mark first: a claim is granted before it is admitted, so a mark
-// above the issuer's later answer is ahead of the issuer, and not a takeover
+// above what the issuer says later is ahead of the issuer, and not a takeover
 // that happened in between.
 func (s *session) look(ctx context.Context, resource string) (*view, error) {
 	v := &view{}
@@ -154,7 +154,7 @@ func (v *view) verdict() string {
 	case lease.State == lockadmin.StateFree:
 		for _, r := range v.Audit {
 			if r.Token == v.Mark.Token && r.RequestID == v.Mark.LeaseID {
-				return "burned"
+				return "invalidated"
 			}
 		}
 		if lease.Owner == "" { // an advance or a force-unlock wrote the row
@@ -170,7 +170,7 @@ func (v *view) verdict() string {
 }
 
 // claim returns the claim that has the lease's token: the holder's, or the one
-// that a force-unlock burned and nobody raised.
+// that a force-unlock invalidated and nobody raised.
 func (v *view) claim() (claim guard.Claim, known bool) {
 	claim = guard.Claim{Resource: v.Lease.Resource, Token: v.Lease.Token, LeaseID: v.Lease.LeaseID}
 	if v.Lease.State == lockadmin.StateFree && len(v.Audit) > 0 && v.Audit[0].Token == claim.Token {
@@ -192,7 +192,7 @@ func (v *view) print(w io.Writer) error {
 		state += ": it ran out and was not released"
 	}
 	state += orNothing(l.Awaited, "; somebody waits for it")
-	state += orNothing(l.Waiters > 0, ", "+strconv.Itoa(l.Waiters)+" in line")
+	state += orNothing(l.Waiters > 0, ", "+strconv.Itoa(l.Waiters)+" in the queue")
 	state += orNothing(l.Metadata != "", "; its holder says "+shown(l.Metadata))
 	mark := "-"
 	switch {
@@ -204,7 +204,7 @@ func (v *view) print(w io.Writer) error {
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
 	}
 	so := verdicts[v.Verdict]
-	// A burned token means that a holder was cut, and it may not have written
+	// An invalidated token means that a holder was cut, and it may not have written
 	// yet.
 	if claim, known := v.claim(); known && (v.Verdict == "behind" || (v.Verdict == "unmarked" || v.Verdict == "floor_only") && l.State == lockadmin.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)

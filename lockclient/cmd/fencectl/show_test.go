@@ -100,8 +100,8 @@ func TestVerdictsAreTrue(t *testing.T) {
 			l.Release(t.Context())
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token(), LeaseID: "never granted"})
 		}, truth{mark: true, next: true}},
-		{"burned", "burned", func(l *lockclient.Lease) { raise(l.Claim()); cut(l, "--raise") }, truth{mark: true, next: true}},
-		{"burned-free", "burned", func(l *lockclient.Lease) { l.Release(t.Context()); cut(l, "--raise") }, truth{mark: true, next: true}},
+		{"invalidated", "invalidated", func(l *lockclient.Lease) { raise(l.Claim()); cut(l, "--raise") }, truth{mark: true, next: true}},
+		{"invalidated-free", "invalidated", func(l *lockclient.Lease) { l.Release(t.Context()); cut(l, "--raise") }, truth{mark: true, next: true}},
 		{"behind", "behind", func(l *lockclient.Lease) {
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() - 1, LeaseID: "old"})
 		}, truth{mark: true, lease: true, older: true, next: true}},
@@ -122,7 +122,7 @@ func TestVerdictsAreTrue(t *testing.T) {
 		{"ahead-by-one", "mark_ahead", func(l *lockclient.Lease) { // of two grants the second is admitted
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "made up"})
 		}, truth{mark: true}},
-		{"burned-otherwise", "ungranted", func(l *lockclient.Lease) {
+		{"invalidated-otherwise", "ungranted", func(l *lockclient.Lease) {
 			cut(l)
 			raise(guard.Claim{Resource: l.Resource(), Token: l.Token() + 1, LeaseID: "not the request's"})
 		}, truth{mark: true, next: true}},
@@ -196,7 +196,7 @@ func TestShowRaises(t *testing.T) {
 		_, command, found := strings.Cut(must(t, url, "show", resource), "to fence it now: fencectl ")
 		command, _, _ = strings.Cut(command, "\n")
 		if !found {
-			t.Fatal("show does not say how to raise the burned claim of " + resource)
+			t.Fatal("show does not say how to raise the invalidated claim of " + resource)
 		}
 		if !admits(t, pool, lease.Claim()) {
 			t.Errorf("control: the cut holder of %s is refused before", resource)
@@ -209,7 +209,7 @@ func TestShowRaises(t *testing.T) {
 }
 
 // TestOwnerOfFreeLeaseIsNotNamed: force-unlocking a lease that nobody holds
-// names nobody: not as cut, not in the audit, not as the owner of the burned
+// names nobody: not as cut, not in the audit, not as the owner of the invalidated
 // token, once or twice.
 func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 	t.Parallel()
@@ -217,7 +217,7 @@ func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 	hold(t, pool, "former", "free", time.Hour).Release(t.Context())
 	for range 2 {
 		r := fencectl(t, url, "force-unlock", "free", "--actor", "a", "--reason", "r", "--yes")
-		if r.code != exitOK || strings.Contains(r.out+r.errOut, "former") || strings.Contains(r.errOut, "cut holder") || !strings.Contains(r.out, "held by:          nobody\n") {
+		if r.code != exitOK || strings.Contains(r.out+r.errOut, "former") || strings.Contains(r.errOut, "cut holder") || !strings.Contains(r.out, "held by:               nobody\n") {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -232,7 +232,7 @@ func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 	hold(t, pool, "holder", "held", time.Hour) // the control
-	if out := must(t, url, "force-unlock", "held", "--actor", "a", "--reason", "r", "--yes"); !strings.Contains(out, "held by:          holder\n") {
+	if out := must(t, url, "force-unlock", "held", "--actor", "a", "--reason", "r", "--yes"); !strings.Contains(out, "held by:               holder\n") {
 		t.Errorf("%s", out)
 	}
 }

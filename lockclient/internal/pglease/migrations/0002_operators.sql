@@ -214,7 +214,7 @@ CREATE TABLE fencepost.audit (
   reason           text             NOT NULL,
   database_user    text             NOT NULL DEFAULT session_user,
   request_id       text COLLATE "C" NOT NULL,
-  token            bigint           NOT NULL,     -- the burned token
+  token            bigint           NOT NULL,     -- the invalidated token
   cut_state        text             NOT NULL,     -- what the resource was before: held, expired or free
   cut_token        bigint           NOT NULL,
   cut_lease_id     text COLLATE "C" NULL,
@@ -315,7 +315,7 @@ BEGIN
     IF o_lease_id IS NOT NULL THEN
       INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, o_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
     END IF;
-    WITH burned AS (
+    WITH invalidated AS (
       UPDATE fencepost.leases l SET lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = least(l.expires_at, clock_timestamp()),
         token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')),
         spent_until = CASE WHEN l.lease_id IS NULL THEN l.spent_until ELSE clock_timestamp() + interval '1 hour' END,
@@ -326,7 +326,7 @@ BEGIN
     INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token,
       cut_state, cut_token, cut_lease_id, cut_owner, cut_acquired_at, cut_expires_at)
     SELECT 'force_unlock', p_resource, p_actor, p_reason, p_request, b.token,
-      o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at FROM burned b
+      o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at FROM invalidated b
     RETURNING id, at, token INTO o_id, o_at, o_token;
   END IF;
 END $$;
