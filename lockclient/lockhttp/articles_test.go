@@ -112,18 +112,19 @@ func TestArticlesAPI(t *testing.T) {
 				t.Errorf("refused: %d %s", refused.status, refused.text)
 			}
 
-			for what, want := range map[string]struct {
-				head, body string
-				ttl        float64
+			// In this order: a renewal without a TTL has the grant's, not the last one's.
+			for _, want := range []struct {
+				what, head, body string
+				ttl              float64
 			}{
-				"with a TTL":   {head + isJSON, `{"ttlSeconds": 60}`, 60},
-				"without body": {head + "\nContent-Length: 0", "", 30},
-				"empty JSON":   {head + isJSON + "\nContent-Length: 0", "", 30},
-				"empty object": {head + isJSON, `{}`, 30},
+				{"with a TTL", head + isJSON, `{"ttlSeconds": 60}`, 60},
+				{"without body", head + "\nContent-Length: 0", "", 30},
+				{"empty JSON", head + isJSON + "\nContent-Length: 0", "", 30},
+				{"empty object", head + isJSON, `{}`, 30},
 			} {
 				got := raw(t, web.URL, "acme-1", "POST /v1/locks/"+id+"/renew HTTP/1.1"+want.head, want.body)
 				if got.status != 200 || got.str("state") != "extended" || got.body["ttlSeconds"] != want.ttl || got.body["fencingToken"] != float64(1) || got.str("resource") != resource {
-					t.Errorf("renew %s: %d %s", what, got.status, got.text)
+					t.Errorf("renew %s: %d %s", want.what, got.status, got.text)
 				}
 			}
 
