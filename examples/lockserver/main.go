@@ -181,7 +181,7 @@ func (f flags) tls() (*tls.Config, error) {
 
 func tryThis(url, token string) string {
 	return fmt.Sprintf(`
-# What is in flow.sh, step by step; the page asks for the token. LEASE_ID and PROOF are in the first answer.
+# What is in flow.sh, step by step; the page asks for the token. LEASE_ID and PROOF are in the first response.
 export URL=%s TOKEN=%s
 curl -s -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' $URL/v1/locks/acquire \
   -d '{"resource":"demo:billing-close:2026-04","ownerId":"worker-a","ttlSeconds":60}'

@@ -94,12 +94,12 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
 		return nil
 	}
-	s.answer(w, body)
+	s.respond(w, body)
 	return nil
 }
 
 // closing reports whether Close was called. It waits for renewals and releases that
-// arrive meanwhile; if it did so for acquires, it could wait without end.
+// arrive while it waits; if it did so for acquires, it could wait without end.
 func (s *Server) closing() bool {
 	select {
 	case <-s.closed:

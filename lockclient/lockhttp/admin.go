@@ -59,7 +59,7 @@ type recordBody struct {
 	Cut       lockBody    `json:"cut"`
 }
 
-// unlockedBody answers a force unlock.
+// unlockedBody is the response to a force unlock.
 type unlockedBody struct {
 	// Invalidated is the claim that must be raised at the resource.
 	Resource     string      `json:"resource"`
@@ -112,7 +112,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) erro
 	if err != nil {
 		return err
 	}
-	s.answer(w, listBody{locks, next, time.Now()})
+	s.respond(w, listBody{locks, next, time.Now()})
 	return nil
 }
 
@@ -218,14 +218,14 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining
 		}
 	}
-	s.answer(w, struct {
+	s.respond(w, struct {
 		lockBody
 		ServerTime time.Time `json:"serverTime"`
 	}{body, time.Now()})
 	return nil
 }
 
-// readOnly: a read that did not answer in time has written nothing.
+// readOnly: a read without a response in time has written nothing.
 func readOnly(op string, err error) error {
 	if errors.Is(err, guard.ErrOutcomeUnknown) {
 		return guard.Unavailable(op, guard.Claim{}, errors.New(err.Error()))
@@ -251,7 +251,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	if err != nil {
 		return err
 	}
-	s.answer(w, body)
+	s.respond(w, body)
 	return nil
 }
 
@@ -319,7 +319,7 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) err
 	if err != nil {
 		return err
 	}
-	s.answer(w, auditBody{records, next, time.Now()})
+	s.respond(w, auditBody{records, next, time.Now()})
 	return nil
 }
 

@@ -25,7 +25,7 @@ const (
 	look = 2 * time.Second
 )
 
-// stream is an answer of server-sent events.
+// stream is a response of server-sent events.
 type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -91,7 +91,7 @@ func (s *Server) until(held *driver.HeldError) time.Duration {
 	return d
 }
 
-// blind is an onlooker's error. An issuer that cannot report changes at all says so
+// blind is a watcher's error. An issuer that cannot report changes at all says so
 // with nothing around the error: then it does not help to ask again.
 func blind(err error) error {
 	if err == driver.ErrNoWatch {
@@ -199,9 +199,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	return nil
 }
 
-// takeTurn waits for a waiter's turn and meanwhile sends it who has the lease. passed
+// takeTurn waits for a waiter's turn and until then sends it who has the lease. passed
 // is closed when the turn is over before its time; ok is false if the stream is. An
-// onlooker, which has no place, needs no turn.
+// watcher, which has no place, needs no turn.
 func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) (passed <-chan struct{}, ok bool) {
 	if place == nil {
 		return nil, true
@@ -260,7 +260,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, id *Identity) er
 	for _, resource := range resources {
 		defer s.feeds.leave(s.feeds.join(s, resource, changed), changed)
 	}
-	// An issuer that cannot report changes gets a status, which needs its first answer.
+	// An issuer that cannot report changes gets a status, which needs its first response.
 	for seen, version := s.feeds.now(resources[0]); ; seen, version = s.feeds.now(resources[0]) {
 		if seen.err == driver.ErrNoWatch {
 			return blind(seen.err)

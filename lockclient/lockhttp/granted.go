@@ -137,7 +137,7 @@ func ttlOf(leaseID string) time.Duration {
 
 // complete fills in the resource and the token of a claim that a request names by its
 // lease ID; what the request has must be the lease's. A lease on a resource that the
-// identity may not name is answered as one that does not run.
+// identity may not name gets the response of one that does not run.
 func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) (guard.Claim, error) {
 	if err := leaseID(claim.LeaseID); err != nil {
 		return claim, err
@@ -198,7 +198,7 @@ func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, er
 	}
 	f, ok := s.issuer.(driver.Finder)
 	if !ok {
-		return nil, guard.Invalid("resource", "", "is required: this server did not grant the lease, and its issuer cannot find one by its ID alone")
+		return nil, guard.Invalid("resource", "", "is required: this server did not grant the lease, and its issuer cannot find one by only its ID")
 	}
 	// One at a time: an issuer without an index of lease IDs reads all leases.
 	select {

@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// readyFor is how long an answer of /readyz is reused, since everybody may ask.
+// readyFor is how long a response of /readyz is reused, since everybody may ask.
 const readyFor = time.Second
 
 // readiness is what /readyz found last.
@@ -31,7 +31,7 @@ const probeOwner = "readyz"
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
 	if s.ready.at.IsZero() || time.Since(s.ready.at) > readyFor {
-		// Not the context of a single request: the answer is for all.
+		// Not the context of a single request: the response is for all.
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
 		s.ready.at = time.Now()
 	}
@@ -45,7 +45,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, &httpError{kind: k, err: err})
 		return
 	}
-	s.answer(w, map[string]bool{"ok": true})
+	s.respond(w, map[string]bool{"ok": true})
 }
 
 func (s *Server) probe(ctx context.Context) error {
@@ -68,16 +68,16 @@ func (s *Server) probe(ctx context.Context) error {
 	var held *driver.HeldError
 	switch {
 	case errors.As(err, &held) && (held.Owner == probeOwner || held.Remaining <= 0):
-		return nil // another server's probe has just written there, or freed it meanwhile
+		return nil // another server's probe has just written there, or has freed it since
 	case held != nil:
 		return err // that proves only that the issuer can be read
 	case errors.Is(err, driver.ErrLeaseIDSpent):
-		err = nil // an earlier release was carried out, although its answer was lost
+		err = nil // an earlier release was carried out, although its response was lost
 	}
 	_, released := within(ctx, s, "release", q.Claim(), func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
 		defer cancel()
-		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // even if the acquire was not answered
+		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // even if no response to the acquire came
 	}, nil)
 	if released == nil {
 		s.ready.leaseID = ""

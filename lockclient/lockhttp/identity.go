@@ -173,7 +173,7 @@ type usage struct {
 type counted struct {
 	token guard.Token // NoToken until it is granted
 	until time.Time   // the lease's end; zero until it is granted
-	asked time.Time   // when a request that has no answer yet can no longer be granted; zero if there is none
+	asked time.Time   // when a request without a response yet can no longer be granted; zero if there is none
 }
 
 func (c counted) over(now time.Time) bool { return !c.until.After(now) && !c.asked.After(now) }
@@ -204,7 +204,7 @@ func (u *usage) wait(id *Identity) (done func(), ok bool) {
 
 // hold counts a lease that is about to be requested, named by a claim without a
 // token. It returns false, and counts nothing, if that would be one too many.
-// undo removes what this call added, unless the lease was granted meanwhile.
+// undo removes what this call added, unless the lease has been granted since.
 func (u *usage) hold(id *Identity, lease guard.Claim, until time.Time) (undo func(), ok bool) {
 	if id.Limits.Leases <= 0 {
 		return func() {}, true

@@ -77,7 +77,7 @@ func (i *Issuer) Close() error {
 	return nil
 }
 
-// learn records the server's time, read between sent and now. The answer took
+// learn records the server's time, read between sent and now. The response took
 // some time, so what is computed from it is early rather than late.
 func (i *Issuer) learn(at time.Time, sent time.Duration) {
 	if at.IsZero() {
@@ -98,11 +98,11 @@ func (i *Issuer) serverTime(at time.Duration) (time.Time, bool) {
 	return time.Unix(0, int64(at+i.ahead)).UTC(), i.known
 }
 
-// answerMost bounds the size of an answer.
-const answerMost = 1 << 20
+// responseMost bounds the size of a response.
+const responseMost = 1 << 20
 
-// do sends one request and reads its answer into out. Anything other than an
-// answer of the server is an error with an unknown outcome.
+// do sends one request and reads its response into out. Anything other than a
+// response of the server is an error with an unknown outcome.
 func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -128,7 +128,7 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 		return i.unsent(op, claim, err)
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, answerMost))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, responseMost))
 	if err != nil {
 		return guard.OutcomeUnknown(op, claim, err)
 	}
@@ -137,7 +137,7 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	}
 	var told timeBody
 	if err := errors.Join(json.Unmarshal(text, out), json.Unmarshal(text, &told)); err != nil {
-		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is not this server's: %w", err))
+		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is not this server's: %w", err))
 	}
 	i.learn(told.ServerTime, sent)
 	return nil
@@ -153,7 +153,7 @@ func (i *Issuer) unsent(op string, claim guard.Claim, err error) error {
 	return guard.OutcomeUnknown(op, claim, err)
 }
 
-// isProblem reports whether an answer has the type of a problem.
+// isProblem reports whether a response has the type of a problem.
 func isProblem(text []byte) bool {
 	var p problem
 	return json.Unmarshal(text, &p) == nil && p.Type != ""
@@ -168,7 +168,7 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 	}
 	if !ours { // a proxy's
 		i.pace.refused(resp)
-		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the answer is %s, and not this server's", resp.Status))
+		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
 	var said error = fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
@@ -237,7 +237,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		}, &g)
 		switch {
 		case errors.Is(err, driver.ErrLate) && attempt == 0 && driver.Now() < from+r.Timeout && ctx.Err() == nil:
-			// The server's clock may have stepped, which its answer has shown.
+			// The server's clock may have stepped, which its response has shown.
 			continue
 		case err != nil:
 			return driver.Grant{}, err
@@ -250,7 +250,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
-		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the answer belongs to another request"))
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the response belongs to another request"))
 	}
 }
 
@@ -275,7 +275,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		return
 	}
 	if err == nil && len(answer.Results) != len(renewals) {
-		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the answer belongs to another request"))
+		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the response belongs to another request"))
 	}
 	for n, r := range renewals {
 		switch {
@@ -283,7 +283,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 			results[n] = driver.Renewed{Err: err}
 			continue
 		case answer.Results[n].Resource != r.Claim.Resource || answer.Results[n].LeaseID != r.Claim.LeaseID || answer.Results[n].Token != r.Claim.Token:
-			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the answer belongs to another request"))}
+			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
 			continue
 		}
 		switch got := answer.Results[n]; got.State {
@@ -308,7 +308,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 }
 
-// Release frees the claim's lease; without a token it spends the lease ID.
+// Release frees the claim's lease; without a token it invalidates the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i.proofs.end(claim) // a claim without a token has none
 	in := map[string]any{"resource": claim.Resource, "leaseId": claim.LeaseID}
@@ -321,7 +321,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	case is(err, &kindOver):
 		return false, nil
 	case err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID):
-		err = guard.OutcomeUnknown("release", claim, errors.New("the answer is not this server's"))
+		err = guard.OutcomeUnknown("release", claim, errors.New("the response is not this server's"))
 	}
 	return err == nil, err
 }
@@ -370,14 +370,14 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, answerMost))
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, responseMost))
 		err := i.refusal("watch", claim, resp, text, sent)
 		if errors.Is(err, guard.ErrOutcomeUnknown) {
 			err = guard.Unavailable("watch", claim, errors.New(err.Error())) // it wrote nothing
 		}
 		return fail(err)
 	}
-	events := bufio.NewReader(io.LimitReader(resp.Body, answerMost))
+	events := bufio.NewReader(io.LimitReader(resp.Body, responseMost))
 	name, data, err := nextEvent(events)
 	var first holderEvent
 	if err == nil && (name != "holder" || json.Unmarshal(data, &first) != nil || first.Resource != w.Resource) {
@@ -387,7 +387,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		resp.Body.Close()
 		return fail(guard.Unavailable("watch", claim, err))
 	}
-	if !stop() { // ctx has ended meanwhile
+	if !stop() { // ctx has ended by now
 		resp.Body.Close()
 		return fail(guard.Unavailable("watch", claim, context.Cause(ctx)))
 	}

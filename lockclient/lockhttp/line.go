@@ -30,7 +30,7 @@ type line struct {
 	mu   sync.Mutex
 	held *driver.HeldError // the refusal of the last to ask
 	// since is when the first of the latest failures in a row began; 0 if the
-	// last to ask had an answer.
+	// last to ask had a response.
 	since time.Duration
 }
 

@@ -56,7 +56,7 @@ func (p *pace) wait(ctx context.Context, op string, claim guard.Claim) error {
 	if left <= 0 {
 		return nil
 	}
-	err := fmt.Errorf("a proxy has answered %s, and nothing is sent for %v", why, left.Round(time.Millisecond))
+	err := fmt.Errorf("a proxy responded with %s, and nothing is sent for %v", why, left.Round(time.Millisecond))
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= left {
 		return guard.Unavailable(op, claim, err)
 	}

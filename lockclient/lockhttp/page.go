@@ -235,7 +235,7 @@ func (s *Server) survey(r *http.Request, v *view) {
 		v.Audit, _, err = s.audited(r.Context(), v.Identity, "", 0, 20)
 	}
 	if err != nil {
-		v.Problem = "The issuer does not answer. What is shown is not up to date."
+		v.Problem = "The issuer does not respond. What is shown is not up to date."
 	}
 	for _, l := range locks {
 		if containsFold(l.Resource, v.Filter) || containsFold(l.Owner, v.Filter) || containsFold(l.Metadata, v.Filter) {

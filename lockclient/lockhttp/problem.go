@@ -17,13 +17,13 @@ import (
 // URIs (RFC 4151) identify without promising that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// kind is a row of the table of errors: the answer, and its meaning to the Go
+// kind is a row of the table of errors: the response, and its meaning to the Go
 // client.
 type kind struct {
 	name   string
 	status int
 	title  string
-	// detail is what the answer says unless the client caused the error and its
+	// detail is what the response says unless the client caused the error and its
 	// text says more. It reveals no internals of the server.
 	detail string
 	// nothing says that nothing was written and nothing will be.
@@ -45,7 +45,7 @@ var (
 	kindMediaType     = kind{"unsupported_media_type", http.StatusUnsupportedMediaType, "Unsupported media type", "Send JSON, with Content-Type: application/json.", true}
 	kindTooMany       = kind{"too_many_requests", http.StatusTooManyRequests, "Too many requests", "This identity asks more often, or waits for more at once, than it may.", true}
 	kindTooManyLeases = kind{"too_many_leases", http.StatusTooManyRequests, "Too many leases", "This identity holds as many leases as it may.", true}
-	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It could not be learned whether it was done. Repeat it with the same leaseId, or release that.", false}
+	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It is unknown whether it was done. Repeat it with the same leaseId, or release that.", false}
 	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
 	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
 	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
@@ -59,7 +59,7 @@ var kinds = []*kind{
 	&kindUnsupported, &kindBehind, &kindSetup, &kindUnavailable,
 }
 
-// httpError is an error that is answered as its kind says.
+// httpError is an error that becomes the response of its kind.
 type httpError struct {
 	*kind
 	err     error
@@ -130,7 +130,7 @@ func cutOf(e *driver.ForceUnlockedError) *cut {
 	return &cut{e.Actor, e.Reason, e.At}
 }
 
-// fail answers with a problem. Internal errors are logged and not shown.
+// fail responds with a problem. Internal errors are logged and not shown.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	k := kindOf(err)
 	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
@@ -159,8 +159,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	s.write(w, k.status, p)
 }
 
-// answer is every other answer but the refusal of a lease that another has.
-func (s *Server) answer(w http.ResponseWriter, body any) { s.answerWith(w, http.StatusOK, body) }
+// respond writes every other response but the refusal of a lease that another has.
+func (s *Server) respond(w http.ResponseWriter, body any) { s.answerWith(w, http.StatusOK, body) }
 
 func (s *Server) answerWith(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
@@ -175,7 +175,7 @@ func (s *Server) write(w http.ResponseWriter, status int, body any) {
 	if err != nil {
 		// Tokens are valid and strings can be encoded: only an issuer that
 		// breaks its promises gets here.
-		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The answer could not be written."}`)
+		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The response could not be written."}`)
 		h.Set("Content-Type", "application/problem+json")
 	}
 	writeInTime(w)

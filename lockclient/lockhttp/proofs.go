@@ -24,7 +24,7 @@ type proven struct {
 	until time.Duration // the lease's end, by driver.Now
 }
 
-// keep remembers a proof. If answers arrive out of order, the one whose lease
+// keep remembers a proof. If responses arrive out of order, the one whose lease
 // lasts longer counts.
 func (p *proofs) keep(claim guard.Claim, proof string, until time.Duration) {
 	if proof == "" {

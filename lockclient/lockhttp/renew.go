@@ -75,12 +75,12 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 		over.cut = s.cutOf(r.Context(), renewal.Claim)
 		return over
 	}
-	s.answer(w, results[0])
+	s.respond(w, results[0])
 	return nil
 }
 
-// cutOf returns who ended a lease by force; nil if nobody did, or it cannot be
-// learned.
+// cutOf returns who ended a lease by force; nil if nobody did, or nobody knows
+// that.
 func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.ForceUnlockedError) {
 	if e, ok := s.issuer.(driver.Explainer); ok {
 		_, err := within(ctx, s, "why", claim, func(ctx context.Context) (none, error) { return none{}, e.Why(ctx, claim) }, nil)
@@ -89,7 +89,7 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 	return cut
 }
 
-// why answers who ended a lease by force. It changes nothing.
+// why says who ended a lease by force. It changes nothing.
 func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	claim, err := s.readClaim(w, r, id, true)
 	if err == nil {
@@ -98,7 +98,7 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error
 	if err != nil {
 		return err
 	}
-	s.answer(w, whyBody{cutOf(s.cutOf(r.Context(), claim)), time.Now()})
+	s.respond(w, whyBody{cutOf(s.cutOf(r.Context(), claim)), time.Now()})
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 			bodies[place] = results[n]
 		}
 	}
-	s.answer(w, batchBody{bodies, time.Now()})
+	s.respond(w, batchBody{bodies, time.Now()})
 	return nil
 }
 
@@ -262,7 +262,7 @@ func (s *Server) running(ctx context.Context, id *Identity, claim guard.Claim) b
 	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
 }
 
-// free releases a lease. A claim with a resource and no token is given up: see
+// free releases a lease. A claim with a resource and no token is abandoned: see
 // [driver.Issuer]. One without a resource is that of a lease that runs.
 func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
 	if claim.Resource == "" {
@@ -296,6 +296,6 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}
 	s.log(r.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", id.Subject))
-	s.answer(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})
+	s.respond(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})
 	return nil
 }

@@ -26,7 +26,7 @@ import (
 )
 
 // Authenticate returns who sent a request: by its bearer token, its client
-// certificate, its cookie. An error is answered with 401, one that is
+// certificate, its cookie. An error becomes a 401, one that is
 // guard.ErrUnavailable with 503; its text is logged and not shown. It is called
 // once for every request but those for health and the description, from many
 // goroutines.
@@ -50,7 +50,7 @@ type Signer interface {
 // Options configures [New]. The zero value is the default.
 type Options struct {
 	// Admin lists, force-unlocks and reads the audit; if nil, these requests
-	// are answered with 501, and /ui shows nothing.
+	// get a 501, and /ui shows nothing.
 	Admin Admin
 	// Signer signs each claim that is granted or extended, for the identity's
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
@@ -58,10 +58,10 @@ type Options struct {
 	Signer Signer
 	// Raise raises the claim that a force unlock invalidated at the resource, after
 	// which the cut holder can no longer write there; nil leaves that to the
-	// operator, who is told to do so. It is called within Timeout.
+	// operator, whom the page asks to do so. It is called within Timeout.
 	Raise func(ctx context.Context, invalidated guard.Claim) error
-	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange that
-	// is not answered is given up a tenth of a second later. Most requests are one
+	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange
+	// without a response is abandoned a tenth of a second later. Most requests are one
 	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz
 	// and /ui are several.
 	Timeout time.Duration
@@ -73,7 +73,7 @@ type Options struct {
 	// else holds it the server is not ready, so no identity should be able to.
 	ReadyResource string
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
-	// attribute event, with their subjects, lock_request_failed for each answer of 500 and more and
+	// attribute event, with their subjects, lock_request_failed for each response of 500 and more and
 	// lock_unauthenticated; nil means slog.Default() for the last two and none
 	// for the rest.
 	Logger *slog.Logger
@@ -85,13 +85,13 @@ type Options struct {
 const (
 	defaultTimeout = 1500 * time.Millisecond
 	defaultMaxWait = time.Minute
-	// grace is how long an exchange may go on after its time: the answer is
+	// grace is how long an exchange may go on after its time: the response is
 	// nearly always in flight.
 	grace = 100 * time.Millisecond
 	// readTimeout bounds how long a request's body may take to arrive.
 	readTimeout = 10 * time.Second
-	// writeTimeout bounds how long an answer or an event may take to be read. It
-	// is longer, since an answer waits for the body.
+	// writeTimeout bounds how long a response or an event may take to be read. It
+	// is longer, since a response waits for the body.
 	writeTimeout = 15 * time.Second
 	// batchMost is how many renewals one request may have.
 	batchMost = 100
@@ -99,7 +99,7 @@ const (
 
 // Server is the lock server's [http.Handler]. Make one with [New]. It is safe
 // for concurrent use, and starts nothing until there are requests. Close it
-// after the http.Server has been told to shut down.
+// after the http.Server was asked to shut down.
 type Server struct {
 	issuer       driver.Issuer
 	limits       driver.Limits
@@ -173,10 +173,10 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	return s, nil
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
-		// Even if nobody reads the body: net/http waits for it before it answers.
+		// Even if nobody reads the body: net/http waits for it before it responds.
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout)) // a test's recorder has none
 	}
 	s.router.ServeHTTP(w, r)
@@ -190,7 +190,7 @@ func writeInTime(w http.ResponseWriter) {
 
 // Close ends waiting requests and streams, refuses new acquires, with 503, and then
 // waits for the exchanges in flight until ctx ends. After that nothing is sent to the issuer, and
-// requests are answered with 503.
+// requests get a 503.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	s.feeds.close()
@@ -201,7 +201,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// handler answers a request of an identity, or returns why not.
+// handler serves a request of an identity, or returns why not.
 type handler func(w http.ResponseWriter, r *http.Request, id *Identity) error
 
 func (s *Server) routes() chi.Router {
@@ -216,7 +216,7 @@ func (s *Server) routes() chi.Router {
 		s.fail(w, r, &httpError{kind: &kindMethod})
 	})
 	for _, path := range []string{"/health", "/healthz"} {
-		top.Get(path, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, map[string]bool{"ok": true}) })
+		top.Get(path, func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
 	}
 	top.Get("/readyz", s.readyz)
 	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
@@ -248,7 +248,7 @@ func (s *Server) routes() chi.Router {
 	return top
 }
 
-// authenticated makes h answer for the identity that sent the request.
+// authenticated makes h serve the identity that sent the request.
 func (s *Server) authenticated(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, err := s.identify(r)
@@ -478,6 +478,6 @@ func (s *Server) time(w http.ResponseWriter, r *http.Request, _ *Identity) error
 	if err := queryOf(r).end(); err != nil {
 		return err
 	}
-	s.answer(w, timeBody{time.Now()})
+	s.respond(w, timeBody{time.Now()})
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// turnFor is how long the first try is reserved for a client that was told to
+// turnFor is how long the first try is reserved for a client that was notified to
 // ask.
 const turnFor = time.Second
 
@@ -20,7 +20,7 @@ const placeFor = 5 * time.Second
 const placesMost = 1000
 
 // turns are the clients that wait by GET /v1/watch, by resource. The first for
-// a resource watches at the issuer and is told to ask; the others wait for
+// a resource watches at the issuer and is notified to ask; the others wait for
 // their turn, so that a release wakes one of them and costs the issuer one
 // attempt.
 type turns struct {
@@ -36,9 +36,9 @@ type queue struct {
 	tickets  []*ticket // in the order of their numbers
 	next     int       // the next new number
 	left     map[waiter]departed
-	held     *driver.HeldError // what the last client to be first was told
+	held     *driver.HeldError // what the last client to be first got to know
 	seen     time.Duration     // when, by driver.Now
-	called   *ticket           // the one that was told to ask and has not yet
+	called   *ticket           // the one that was notified to ask and has not yet
 	timer    *time.Timer       // ends called
 	until    time.Duration
 }
@@ -63,7 +63,7 @@ type ticket struct {
 }
 
 // join takes the last place, or the one that the client had until a moment ago: it
-// watches again, or was told to ask and somebody else was faster.
+// watches again, or was notified to ask and somebody else was faster.
 func (all *turns) join(resource, subject, leaseID string) *ticket {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -167,7 +167,7 @@ func (t *ticket) note(held *driver.HeldError) {
 	t.queue.held, t.queue.seen = held, driver.Now()
 }
 
-// known returns who has the lease as far as the first was told; for a lease that
+// known returns who has the lease as far as the first knows; for a lease that
 // may be free, that others have waited longer for it.
 func (t *ticket) known() *driver.HeldError {
 	q := t.queue
@@ -187,7 +187,7 @@ func kept(resource string, remaining time.Duration) *driver.HeldError {
 	return &driver.HeldError{Resource: resource, ExpiresAt: time.Now().Add(remaining), Remaining: remaining}
 }
 
-// call reserves the first try for this client, which is told to ask. It returns
+// call reserves the first try for this client, which is notified to ask. It returns
 // false if another has come back to the first place.
 func (t *ticket) call() bool {
 	q := t.queue
@@ -247,7 +247,7 @@ func (q *queue) end() {
 	q.called = nil
 }
 
-// pass gives the first its turn, unless a client has been told to ask.
+// pass gives the first its turn, unless a client has been notified to ask.
 func (q *queue) pass() {
 	switch {
 	case q.called != nil:

@@ -54,7 +54,7 @@ func parseSeconds(text string) (time.Duration, bool) {
 	return time.Duration(sec)*time.Second + time.Duration(micro)*time.Microsecond, true
 }
 
-// grantBody answers an acquire. A token is there twice: as a number, and as
+// grantBody is the response to an acquire. A token is there twice: as a number, and as
 // text, since readers that have only floats lose digits above 2^53.
 type grantBody struct {
 	Acquired     bool        `json:"acquired"`
@@ -109,7 +109,7 @@ func (h *holder) held(resource string) *driver.HeldError {
 	}
 }
 
-// renewedBody answers a renewal; in a batch it is one item.
+// renewedBody is the response to a renewal; in a batch it is one item.
 type renewedBody struct {
 	Resource     string      `json:"resource,omitempty"`
 	LeaseID      string      `json:"leaseId,omitempty"`
@@ -129,7 +129,7 @@ type batchBody struct {
 	ServerTime time.Time     `json:"serverTime"`
 }
 
-// releasedBody names the lease: a gateway's own answer confirms nothing.
+// releasedBody names the lease: a gateway's own response confirms nothing.
 type releasedBody struct {
 	Released   bool      `json:"released"`
 	Resource   string    `json:"resource"`
