@@ -365,7 +365,7 @@ func TestWorstRows(t *testing.T) {
 	if got := ask(t, web.URL, "root", "GET", "/v1/locks?limit=1000", ""); got.status != 200 || len(got.body["locks"].([]any)) != len(names) {
 		t.Errorf("%d, of %d names: %s", got.status, len(names), got.text)
 	}
-	if got := ask(t, web.URL, "root", "GET", "/ui/live", ""); got.status != 200 || strings.Count(got.text, "data-down") < len(names)-2 || strings.Contains(got.text, "does not answer") {
+	if got := ask(t, web.URL, "root", "GET", "/ui/live", ""); got.status != 200 || strings.Count(got.text, "data-down") < len(names)-2 || strings.Contains(got.text, "does not respond") {
 		t.Errorf("the page: %d %s", got.status, got.text)
 	}
 	for _, name := range names {

@@ -247,8 +247,8 @@ func TestAStalledCallHoldsUpNoOther(t *testing.T) {
 			close(given)
 			return status.FromContextError(ctx.Err()).Err()
 		})
-		if _, err := i.Acquire(t.Context(), ask("foreign", "a")); !errors.Is(err, guard.ErrUnavailable) {
-			t.Errorf("%v; want ErrUnavailable", err)
+		if _, err := i.Acquire(t.Context(), ask("foreign", "a")); !errors.Is(err, guard.ErrSetup) {
+			t.Errorf("%v; want ErrSetup", err)
 		}
 		select {
 		case <-given:
