@@ -27,9 +27,9 @@
 //   - Once a claim with token T was admitted for a resource, [Middleware.Admit]
 //     admits no request under a lower token, on any replica that shares the
 //     store (promise P1 at admission); the same token under another lease ID is
-//     a conflict (P4), unless [Options.TokenOnly] gives that up.
+//     a conflict (P4), unless [Options.TokenOnly] is set.
 //   - A claim for another resource is refused with both names and raises
-//     nothing (P9), unless [Options.InsecureAnyResource] gives that up.
+//     nothing (P9), unless [Options.InsecureAnyResource] is set.
 //   - Behind [TxMiddleware.InTx] no write under a lower token takes effect (P1),
 //     and a client sees success only after COMMIT. A failure that the
 //     handler reports by a status, however late, by [Rollback], by a panic or by
@@ -47,8 +47,8 @@
 //   - [Transport] sends tokens to the origins it was given and to no others,
 //     begins no request once the lease is over by the holder's clock (P7), and
 //     does not replay a write.
-//   - A refused request leaves no state behind, and a handler's request is the
-//     server's own in all that outlives the handler, such as the files of a form.
+//   - A refused request leaves no state behind. What a handler puts on its request,
+//     such as the files of a form, the server cleans up as without the fence.
 //
 // # What it does not
 //
@@ -59,8 +59,9 @@
 //     admitted again. PROXIES.md says which settings repeat what;
 //     examples/idempotency has the order for idempotency keys.
 //   - [net/http.TimeoutHandler] sends 503 while the handler continues, and may
-//     still write. Around InTx it rolls back what has not reached its COMMIT; about
-//     a COMMIT in flight the 503 says nothing. It does not belong inside InTx.
+//     still write. Around InTx it rolls back what has not reached its COMMIT; while a
+//     COMMIT is in flight, the 503 does not say whether it took effect. It does not
+//     belong inside InTx.
 //   - A token proves nothing about its sender. Authenticate first, take the
 //     tenant from the identity, and verify who issued the token
 //     ([Options.Verify]): whoever can send a high token can lock others out, and

@@ -29,7 +29,7 @@
 //     never stale. A body is stored whole or not at all.
 //   - P6: every reason is reported separately, with the token and the mark.
 //   - P9: a claim for another resource than the key's is refused before anything
-//     is sent, unless [ObjectsOptions].InsecureAnyResource gives that up.
+//     is sent, unless [ObjectsOptions].InsecureAnyResource is set.
 //   - A pointer's data exists while the pointer names it and a grace period more.
 //
 // # What it does not
@@ -92,8 +92,8 @@
 // # Requests and permissions
 //
 // A write takes one request if this [Bucket] knows the object's state, two if not,
-// and a pointer one more for the data. Raising takes two where the body is written
-// too. Reading an empty Plain or foreign object takes one more. Reads ask for the
+// and a pointer one more for the data. A raise that rewrites the body takes
+// two. Reading an empty Plain or foreign object takes one more. Reads ask for the
 // store's own response, so no cache or compressing proxy may be between.
 //
 // s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, InsecureDelete,

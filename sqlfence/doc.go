@@ -11,7 +11,7 @@
 //		return err
 //	})
 //	if errors.Is(err, guard.ErrStale) {
-//		return err // succeeded by a newer holder: stop
+//		return err // superseded by a newer holder: stop
 //	}
 //
 // Three packages: this one has the schema's marks and the transactions that compare
@@ -35,9 +35,9 @@
 //   - The fence needs advisory locks that exclude and READ COMMITTED that sees what was
 //     committed, as PostgreSQL 13 to 18 have. sqladmin's Migrate and Verify try them out,
 //     and refuse servers that only speak its protocol; opening a [DB] does not.
-//   - A writer that only presents its claim locks its rows first and the resource at
-//     the end of each statement, InTx the other way round: on the same rows they may
-//     deadlock, and one gets 40P01, ErrUnavailable.
+//   - A writer that only presents its claim locks its rows first, and the resource at
+//     the end of each statement. InTx locks the resource first. On the same rows the two
+//     may deadlock; then one of them gets 40P01, ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
 //   - What a callback of InTx does outside its transaction is not fenced.
@@ -49,7 +49,7 @@
 //
 //   - One row of a table of your own: package sqlrow, which needs no schema.
 //   - A fenced transaction, [DB.InTx]: everything written in it under the resource,
-//     also rows that do not exist yet.
+//     including rows that do not exist yet.
 //   - Triggers on a table, by sqladmin's InstallTrigger: every writer that presents no
 //     current claim in its transaction is refused, even an ORM or a person at psql.
 //     [Options].PresentClaims makes InTx present its claim, other code calls

@@ -59,6 +59,6 @@
 // change until version 1; the format will not.
 //
 // It is not read by a JOSE library, because package guard has no dependencies and
-// because a library accepts more: go-jose takes a payload of any spelling. The suite
+// because a library accepts more: go-jose accepts any spelling of the payload. The suite
 // internal/suites/http shows that what passes here means the same to go-jose.
 package proof

@@ -21,8 +21,8 @@
 //
 // # What it guarantees
 //
-// What [httpfence.Middleware.Admit] does: nobody below the mark is admitted,
-// and the mark is raised. A unary call is checked before its handler, and a
+// What [httpfence.Middleware.Admit] does: no claim below the mark is
+// admitted, and the mark is raised. A unary call is checked before its handler, and a
 // stream again for each message it receives, because a stream may outlive its
 // claim: the first message under a claim that is stale by then ends the stream,
 // whatever the handler returns. A stream that ends before its first message is

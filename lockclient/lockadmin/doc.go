@@ -9,8 +9,8 @@
 //
 // # What it does not
 //
-// ForceUnlock does not stop the cut holder from writing; raising the mark to the invalidated
-// claim at the resource does.
+// ForceUnlock does not stop the cut holder from writing. Raising the resource's mark to
+// the invalidated claim does.
 //
 // # Use
 //
@@ -75,7 +75,7 @@
 // # Rows
 //
 // The table keeps a row for every resource name that was ever leased, until
-// [Operator.Purge] deletes those long free, by call or in an
+// [Operator.Purge] deletes those that have been free for long, by call or in an
 // [Operator.PurgeLoop]. A purge raises the floor, the token that every later
 // grant is above. [Operator.AdvanceFloor] only raises the floor, and must be
 // called before guard.Store.Retire.

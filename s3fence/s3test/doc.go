@@ -39,7 +39,7 @@
 //
 //	// Half of all PUTs are applied, and their responses lost.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Probability: 0.5, Fault: s3test.LoseResponse()})
-//	// The first PUT of k fails with 503, the second conflicts, the third is well.
+//	// The first PUT of k fails with 503, the second conflicts, the third succeeds.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: "k",
 //		Script: []s3test.Fault{s3test.Respond(503), s3test.Respond(409)}})
 //	// A store that loses the race between comparing and writing.

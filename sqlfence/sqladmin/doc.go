@@ -23,8 +23,10 @@
 //
 //   - Triggers do not stop the owner of a table or a role with the privilege TRIGGER on
 //     it, as by GRANT ALL: the application's role must be neither. A session that sets
-//     fencepost.guard_... or makes up claims deceives them: they are against mistakes.
-//   - What a logical subscription or pg_restore --disable-triggers writes fires none.
+//     fencepost.guard_... or makes up claims gets past them: triggers protect against
+//     mistakes, not against attackers.
+//   - Writes of a logical subscription and of pg_restore --disable-triggers fire no
+//     triggers.
 //   - [Admin.Verify] says what it does not look at.
 //   - A Go program only migrates the schema forward; [DownSQL] is for people.
 //

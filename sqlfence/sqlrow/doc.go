@@ -13,15 +13,15 @@
 //	err = closes.Update(ctx, rows, claim, sqlrow.Key{"tenant_123", "2026-04"},
 //		sqlrow.Set{"status": "closed", "closed_at": sqlrow.Raw("now()")})
 //	if errors.Is(err, guard.ErrStale) {
-//		return err // succeeded by a newer holder: stop
+//		return err // superseded by a newer holder: stop
 //	}
 //
 // # What it guarantees
 //
 // P1, no stale write: once a row's mark is T, no [Table] writes it under a lower
 // token. P2, no lost takeover: a holder that calls [Table.Raise] before it reads loses
-// no acknowledged update of an older holder. P5, P6 and P9 as the README says; P4, that
-// two leases with one token are distinguished, only with [TableOptions].LeaseColumn.
+// no acknowledged update of an older holder. P5, P6 and P9 as the README says. P4, one
+// lease for each token, needs [TableOptions].LeaseColumn.
 //
 // # What it does not
 //
@@ -48,9 +48,9 @@
 // would be lost. [Table.Delete] keeps the mark in a tombstone. [Table.Where] adds a
 // condition.
 //
-// [DB.In] runs the same statements in a transaction. The mark of a row is not that of
-// sqlfence's InTx and Raise: this package has a handle of its own, so that the one is
-// not taken for the other.
+// [DB.In] runs the same statements in a transaction. A row's mark and
+// the mark that sqlfence's InTx and Raise use are different marks. This package has its
+// own DB type, so that the two cannot be confused.
 //
 // # Errors
 //

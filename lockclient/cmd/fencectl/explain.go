@@ -118,9 +118,9 @@ func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool
 	case given && !held:
 		return fmt.Sprintf("ADMITTED, ALTHOUGH LEASE %s HAS THIS TOKEN, whose holder is refused from then on", shown(lease.LeaseID))
 	case mark.Token == token && held && lease.State == lockadmin.StateExpired:
-		return "the mark is this claim: its lease has run out, and nobody has got a higher token to the resource yet"
+		return "the mark is this claim: its lease has expired, and no higher token has reached the resource yet"
 	case mark.Token == token && !held:
-		return "the mark is this claim: " + over + ", and nobody has got a higher token to the resource yet"
+		return "the mark is this claim: " + over + ", and no higher token has reached the resource yet"
 	case mark.Token == token:
 		return "the mark is this claim, and its holder has the lease"
 	case held && lease.State == lockadmin.StateHeld:

@@ -38,7 +38,7 @@ func TestExplainIsTrue(t *testing.T) {
 		{"expired", func(l *lockclient.Lease) {
 			raiseLease(l)
 			exec1(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = $1", l.Resource())
-		}, 0, "", "", "its lease has run out"},
+		}, 0, "", "", "its lease has expired"},
 		{"released", func(l *lockclient.Lease) { raiseLease(l); l.Release(t.Context()) }, 0, "", "", "the mark is this claim: its lease is over"},
 		{"released-unmarked", func(l *lockclient.Lease) { l.Release(t.Context()) }, 0, "", "", "the resource has no mark"},
 		{"advanced", func(l *lockclient.Lease) {

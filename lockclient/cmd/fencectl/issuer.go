@@ -68,7 +68,7 @@ func (a *app) printEpoch(cmd *cli.Command, e lockadmin.Epoch) error {
 	if asJSON(cmd) {
 		return a.printJSON(e)
 	}
-	hidden := "nothing: failovers are noticed"
+	hidden := "none"
 	if e.Hidden != "" {
 		hidden = oneLine(e.Hidden) + " (run fencectl epoch raise after every failover and restore)"
 	}
@@ -78,7 +78,7 @@ func (a *app) printEpoch(cmd *cli.Command, e lockadmin.Epoch) error {
 		"timeline", orDash(e.Timeline != 0, strconv.FormatInt(e.Timeline, 10)),
 		"system identifier", orDash(e.SystemIdentifier != "", e.SystemIdentifier),
 		"floor", orDash(e.Floor != guard.NoToken, e.Floor.String()),
-		"hidden by the server", hidden)
+		"undetectable failovers", hidden)
 }
 
 func orDash(ok bool, s string) string {

@@ -128,7 +128,7 @@ var (
 	errUndelivered = errors.New("LISTEN was accepted, but a test notification did not arrive; waiters poll (a pooler in transaction mode?)")
 	// errPooler: a pooler may give the connection's server process to another
 	// client with its next transaction, which would then be the one that listens.
-	errPooler = errors.New("the connection comes from a pooler, since its server process is not the one of the handshake; it does not listen, waiters poll")
+	errPooler = errors.New("the backend PID differs from the handshake's (a pooler): the connection does not listen, and waiters poll")
 )
 
 func (i *Issuer) newListener(owner string, wake Wake) *listener {
