@@ -508,7 +508,7 @@ func TestAbandonedReleaseIsReported(t *testing.T) {
 			var log leasetest.Text
 			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			ctx, cancel := context.WithCancel(t.Context())
-			server.LoseAnswers(1)
+			server.LoseResponses(1)
 			server.FailReleases(fails)
 			go func() { time.Sleep(time.Millisecond); cancel() }()
 			if lease, err := client.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}); err == nil {

@@ -112,9 +112,9 @@ func (s *Server) FailRenewals(n int) { s.fail(memory.Renew, memory.Refuse, n) }
 // FailReleases refuses the next n releases, which leaves the lease to its TTL.
 func (s *Server) FailReleases(n int) { s.fail(memory.Release, memory.Refuse, n) }
 
-// LoseAnswers carries out the next n acquires, renewals and releases each and
+// LoseResponses carries out the next n acquires, renewals and releases each and
 // loses their responses. The client repeats them and finds what it did.
-func (s *Server) LoseAnswers(n int) {
+func (s *Server) LoseResponses(n int) {
 	for _, op := range []memory.Op{memory.Acquire, memory.Renew, memory.Release} {
 		s.fail(op, memory.Lose, n)
 	}

@@ -76,7 +76,7 @@ func TestServer(t *testing.T) {
 		if _, err := client.TryAcquire(t.Context(), "r", acquire); !errors.Is(err, guard.ErrUnavailable) {
 			t.Error(err)
 		}
-		server.LoseAnswers(2)
+		server.LoseResponses(2)
 		lease, err := client.TryAcquire(t.Context(), "r", acquire)
 		if err != nil || lease.Token() != 1 {
 			t.Fatal(err)
