@@ -29,10 +29,10 @@ type explanation struct {
 	Claim guard.Claim `json:"claim"`
 	// Issued is the highest token granted for the resource, or the floor that
 	// every grant is above.
-	Issued guard.Token  `json:"issued"`
-	Mark   *guard.Mark  `json:"mark"`
-	Answer guard.Reason `json:"answer"` // empty if it is admitted
-	Why    string       `json:"why"`
+	Issued   guard.Token  `json:"issued"`
+	Mark     *guard.Mark  `json:"mark"`
+	Decision guard.Reason `json:"decision"` // empty if it is admitted
+	Why      string       `json:"why"`
 }
 
 func (a *app) explain(ctx context.Context, cmd *cli.Command) error {
@@ -85,7 +85,7 @@ func (s *session) explain(ctx context.Context, claim guard.Claim, exact bool) (*
 		e.Mark = &mark
 	}
 	refused := guard.Decide(guard.SameOrNewer, mark, claim)
-	e.Answer = guard.ReasonOf(refused)
+	e.Decision = guard.ReasonOf(refused)
 	e.Why = e.why(mark, lease, given)
 	return e, nil
 }
@@ -105,13 +105,13 @@ func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool
 		above = "it is above the floor of retired marks"
 	}
 	switch {
-	case e.Answer == guard.ReasonStale && mark.Floor:
+	case e.Decision == guard.ReasonStale && mark.Floor:
 		return fmt.Sprintf("the resource has no mark, and the floor of retired marks is %v: tokens up to it are refused", mark.Token)
-	case e.Answer == guard.ReasonStale:
+	case e.Decision == guard.ReasonStale:
 		return fmt.Sprintf("the mark is %v: a newer holder has written or raised it; whoever has token %v must stop", mark.Token, token)
-	case e.Answer == guard.ReasonConflict:
+	case e.Decision == guard.ReasonConflict:
 		return fmt.Sprintf("the mark has this token under lease %s: two holders have one token; see fencectl help runbook", shown(mark.LeaseID))
-	case e.Answer != guard.ReasonNone:
+	case e.Decision != guard.ReasonNone:
 		return "the rule refuses it"
 	case token > e.Issued:
 		return fmt.Sprintf("ADMITTED, ALTHOUGH IT WAS NEVER ISSUED: the highest is %v; a fence does not ask who issued a token, see httpfence.Options.Verify", e.Issued)
@@ -133,9 +133,9 @@ func (e *explanation) why(mark guard.Mark, lease lockadmin.LeaseInfo, given bool
 }
 
 func (e *explanation) print(w io.Writer) error {
-	answer := "admitted"
-	if e.Answer != guard.ReasonNone {
-		answer = "refused: " + string(e.Answer)
+	decision := "admitted"
+	if e.Decision != guard.ReasonNone {
+		decision = "refused: " + string(e.Decision)
 	}
 	mark := "-"
 	if e.Mark != nil {
@@ -146,7 +146,7 @@ func (e *explanation) print(w io.Writer) error {
 		"claim", "token "+e.Claim.Token.String()+", lease "+leaseID(e.Claim.LeaseID),
 		"issued", "up to "+e.Issued.String(),
 		"mark", mark,
-		"answer", answer,
+		"decision", decision,
 		"because", e.Why,
 		"as of", clockTime(time.Now()))
 }

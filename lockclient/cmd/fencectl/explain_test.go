@@ -65,11 +65,11 @@ func TestExplainIsTrue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Answer != c.answer || !strings.Contains(e.Why, c.why) {
-			t.Errorf("%s: %q because %s; expected %q because ... %s", c.name, e.Answer, e.Why, c.answer, c.why)
+		if e.Decision != c.answer || !strings.Contains(e.Why, c.why) {
+			t.Errorf("%s: %q because %s; expected %q because ... %s", c.name, e.Decision, e.Why, c.answer, c.why)
 		}
-		if got := admits(t, pool, e.Claim); got != (e.Answer == guard.ReasonNone) {
-			t.Errorf("%s: explain says %q, the fence admits: %v", c.name, e.Answer, got)
+		if got := admits(t, pool, e.Claim); got != (e.Decision == guard.ReasonNone) {
+			t.Errorf("%s: explain says %q, the fence admits: %v", c.name, e.Decision, got)
 		}
 		said[e.Why] = true
 	}
