@@ -5,15 +5,15 @@
 #
 #   URL=http://127.0.0.1:12345 TOKEN=... sh examples/lockserver/flow.sh
 #
-# It stops at the first answer that is not the expected one.
+# It stops at the first response that is not the expected one.
 set -eu
 
 period=${PERIOD:-flow-$$}
 resource=demo:billing-close:$period
-answer=$(mktemp)
-trap 'rm -f "$answer"' EXIT
+response=$(mktemp)
+trap 'rm -f "$response"' EXIT
 
-# request METHOD PATH STATUS [BODY] [CURL OPTION...]: the answer is kept.
+# request METHOD PATH STATUS [BODY] [CURL OPTION...]: the response is kept.
 request() {
 	method=$1 path=$2 status=$3 body=${4-}
 	shift 3
@@ -21,8 +21,8 @@ request() {
 	if [ -n "$body" ]; then
 		set -- -H 'Content-Type: application/json' --data-binary "$body" "$@"
 	fi
-	got=$(curl -sS -o "$answer" -w '%{http_code}' -X "$method" -H "Authorization: Bearer $TOKEN" "$@" "$URL$path")
-	[ "$got" = "$status" ] || fail "$method $path: $got instead of $status: $(cat "$answer")"
+	got=$(curl -sS -o "$response" -w '%{http_code}' -X "$method" -H "Authorization: Bearer $TOKEN" "$@" "$URL$path")
+	[ "$got" = "$status" ] || fail "$method $path: $got instead of $status: $(cat "$response")"
 }
 
 fail() {
@@ -30,11 +30,11 @@ fail() {
 	exit 1
 }
 
-# has TEXT: the answer has it.
-has() { grep -qF -- "$1" "$answer" || fail "no $1 in: $(cat "$answer")"; }
+# has TEXT: the response has it.
+has() { grep -qF -- "$1" "$response" || fail "no $1 in: $(cat "$response")"; }
 
-# text NAME: a member of the answer that is a string.
-text() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" "$answer"; }
+# text NAME: a member of the response that is a string.
+text() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" "$response"; }
 
 acquire() { # status, owner, seconds, more members
 	request POST /v1/locks/acquire "$1" "{\"resource\":\"$resource\",\"ownerId\":\"$2\",\"ttlSeconds\":$3${4-}}"
@@ -51,7 +51,7 @@ acquire 200 worker-a 5
 has '"acquired":true'
 a=$(text leaseId) a_token=$(text token) a_proof=$(text proof)
 
-echo "2. worker-b contends: refused, and told who has it"
+echo "2. worker-b contends: refused; the response says who has it"
 acquire 409 worker-b 60
 has '"acquired":false'
 has '"ownerId":"worker-a"'

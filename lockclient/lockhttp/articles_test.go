@@ -236,6 +236,17 @@ func TestByIDWithoutFinder(t *testing.T) {
 	if got := ask(t, a.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.text)
 	}
+	for _, c := range []struct{ verb, path, query, body string }{ // it is over now
+		{"POST", "/v1/locks/" + id + "/renew", "", `{"resource":"r","fencingToken":1}`},
+		{"DELETE", "/v1/locks/" + id, "?resource=r", ""},
+	} {
+		if got := ask(t, a.URL, "", c.verb, c.path, ""); got.status != 400 || got.str("field") != "resource" || !strings.Contains(got.str("detail"), "as one that runs") {
+			t.Errorf("%s: %d %s", c.verb, got.status, got.text)
+		}
+		if got := ask(t, a.URL, "", c.verb, c.path+c.query, c.body); got.status != 404 || got.problem() != "lease_over" {
+			t.Errorf("%s with the resource: %d %s", c.verb, got.status, got.text)
+		}
+	}
 }
 
 // finder counts the leases that are looked for.

@@ -7,6 +7,19 @@
 // a stale writer is refused because of its token, compared at the resource by
 // sqlfence, httpfence or s3fence.
 //
+// The server:
+//
+//	issuer, err := lockclient.NewIssuer(pool, nil) // or etcd, Redis, memory
+//	operator, err := lockadmin.New(pool, nil)
+//	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
+//	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
+//
+// A worker:
+//
+//	issuer, err := lockhttp.NewIssuer("https://locks.example.com", httpClient)
+//	client, err := lockclient.NewWith(issuer, "worker-7", nil)
+//	err = client.Hold(ctx, "acme:billing-close:2026-04", ...)
+//
 // # What it guarantees
 //
 // Its issuer's guarantees, over HTTP: tokens only grow (P3), one token has one
@@ -24,21 +37,6 @@
 // its TTL.
 //
 // # Use
-//
-// The server:
-//
-//	issuer, err := lockclient.NewIssuer(pool, nil) // or etcd, Redis, memory
-//	operator, err := lockadmin.New(pool, nil)
-//	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
-//	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
-//
-// A worker:
-//
-//	issuer, err := lockhttp.NewIssuer("https://locks.example.com", httpClient)
-//	client, err := lockclient.NewWith(issuer, "worker-7", nil)
-//	err = client.Hold(ctx, "acme:billing-close:2026-04", ...)
-//
-// # Requests
 //
 // GET /openapi.json describes them (OpenAPI 3.1).
 //

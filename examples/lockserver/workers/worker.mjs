@@ -25,7 +25,7 @@ async function call(path, body) {
 class Lease {
   static async acquire(resource, owner) {
     const lease = new Lease();
-    // A lease ID of one's own: the request can be repeated after a lost answer.
+    // A lease ID of one's own: the request can be repeated after a lost response.
     Object.assign(lease, { resource, id: `node-${randomUUID()}` });
     for (;;) {
       const sent = performance.now();

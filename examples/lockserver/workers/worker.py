@@ -27,7 +27,7 @@ TTL = float(env.get("TTL", "30"))
 
 
 def request(method, url, body=None, headers=None):
-    """Returns status, body and headers; an error status is an answer as well."""
+    """Returns status, body and headers; an error status is a response as well."""
     r = urllib.request.Request(url, data=body, method=method, headers=headers or {})
     try:
         with urllib.request.urlopen(r, timeout=90) as answer:
@@ -44,7 +44,7 @@ class Lease:
     """A lease that a thread renews until it is released or lost."""
 
     def __init__(self, resource, owner):
-        # A lease ID of one's own: the request can be repeated after a lost answer.
+        # A lease ID of one's own: the request can be repeated after a lost response.
         self.resource, self.id = resource, "py-" + secrets.token_hex(16)
         while True:
             sent = time.monotonic()
