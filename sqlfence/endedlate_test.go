@@ -153,7 +153,7 @@ func TestEnterDuringAReset(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = <-entered
-			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (!mayRetry(err) || !strings.Contains(err.Error(), "the mark was retired or reset meanwhile")) {
+			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (!mayRetry(err) || !strings.Contains(err.Error(), "the mark was retired or reset in the meantime")) {
 				t.Errorf("reset to %d: got %v, want %s", to, err, want)
 			}
 			if mark, err := e.db.Mark(t.Context(), "r"); err != nil || int64(mark.Token) != to {

@@ -85,6 +85,9 @@ func checkWords(text string) (problems []string) {
 	return problems
 }
 
+// sqlProse is a literal of more than one word, or a comment behind a statement.
+var sqlProse = regexp.MustCompile(`'[^']* [^']*'|--.*`)
+
 type passage struct {
 	line int
 	text string
@@ -109,6 +112,9 @@ func prose(file string) (texts []passage, err error) {
 			if comment, there := strings.CutPrefix(text, "--"); sql && there {
 				text = strings.TrimSpace(comment)
 			} else if sql {
+				for _, said := range sqlProse.FindAllString(text, -1) {
+					texts = append(texts, passage{i + 1, said})
+				}
 				text = ""
 			}
 			if text != "" {

@@ -21,7 +21,7 @@ const (
 	onlyGrows = "42501 fencepost: UPDATE of fencepost.leases is refused: a token only grows"
 	tooLong   = " of fencepost.leases is refused: a lease lasts 24 hours at most"
 	skips     = " of fencepost.leases is refused: a grant takes the next token"
-	theFloor  = " of fencepost.leases is refused: the floor is raised by an operator alone"
+	theFloor  = " of fencepost.leases is refused: only an operator raises the floor"
 	longMark  = " of fencepost.leases is refused: a wake mark lasts a minute at most"
 	longSpent = " of fencepost.leases is refused: a lease ID is spent for an hour"
 	insert    = "INSERT INTO fencepost.leases (resource, token, expires_at, wake_until) VALUES "

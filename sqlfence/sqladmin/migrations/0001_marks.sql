@@ -203,7 +203,7 @@ BEGIN
   END IF;
   PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
   PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
-  FOR tries IN 1..10 LOOP -- again if the mark was retired meanwhile
+  FOR tries IN 1..10 LOOP -- again if the mark was retired in the meantime
     IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
       RETURN;
     END IF;
@@ -312,7 +312,7 @@ BEGIN
   END IF;
   IF mine IS NULL THEN -- raised, retired or reset before the lock was there
     PERFORM fencepost.judge(p_resource, p_token, p_lease, true);
-    RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'fencepost: the mark was retired or reset meanwhile';
+    RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'fencepost: the mark was retired or reset in the meantime';
   END IF;
   IF mine <> pg_current_xact_id()::xid THEN
     RAISE EXCEPTION USING ERRCODE = 'SF006', MESSAGE = 'fencepost: entering inside a savepoint or subtransaction is refused: rolling back to it would free the fence';

@@ -317,7 +317,7 @@ BEGIN
   ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_table) THEN
     RETURN format('is a partition or child of %s, which must be guarded instead', (SELECT inhparent::regclass FROM pg_inherits WHERE inhrelid = p_table LIMIT 1));
   ELSIF EXISTS (SELECT FROM pg_inherits WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table))) THEN
-    RETURN (SELECT format('has the child %s, which is also one of %s: writes through that one cost a check for each row', inhrelid::regclass, inhparent::regclass) FROM pg_inherits
+    RETURN (SELECT format('has the child %s, which also inherits from %s: writes through that one cost a check for each row', inhrelid::regclass, inhparent::regclass) FROM pg_inherits
       WHERE inhrelid IN (SELECT fencepost.guard_tree(p_table)) AND inhparent NOT IN (SELECT fencepost.guard_tree(p_table)) LIMIT 1);
   ELSIF EXISTS (SELECT FROM pg_class WHERE oid IN (SELECT fencepost.guard_tree(p_table)) AND relkind NOT IN ('r', 'p')) THEN
     RETURN 'has a foreign table as a partition or child, whose writes triggers cannot fully see';

@@ -394,7 +394,7 @@ BEGIN
   ELSIF pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), 'USAGE') THEN
     RETURN NULL;
   ELSIF NEW.resource = '' THEN
-    v_why := 'the floor is raised by an operator alone';
+    v_why := 'only an operator raises the floor';
   ELSIF NEW.token > 1 + greatest(v_token, (SELECT max(f.token) FROM fencepost.leases f WHERE f.resource = '')) THEN
     v_why := 'a grant takes the next token';
   ELSIF NEW.wake_until > clock_timestamp() + interval '1 minute' THEN

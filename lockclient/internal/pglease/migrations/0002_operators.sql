@@ -141,7 +141,7 @@ BEGIN
            OR e.base + v_shift < p_epoch OR p_more > 0;
   IF o_raised THEN
     INSERT INTO fencepost.epoch DEFAULT VALUES ON CONFLICT (one) DO NOTHING;
-    SELECT * INTO e FROM fencepost.epoch FOR UPDATE; -- somebody else may have done it meanwhile
+    SELECT * INTO e FROM fencepost.epoch FOR UPDATE; -- somebody else may have done it by now
   END IF;
   o_moved := coalesce(e.leases <> o_leases OR e.database <> v_database OR e.system_identifier <> o_system_identifier, false);
   IF o_raised THEN
