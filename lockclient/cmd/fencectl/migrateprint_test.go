@@ -4,10 +4,14 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // psql sends a script as psql does with a file: statement by statement, going on
@@ -73,6 +77,39 @@ func TestPrintedSchema(t *testing.T) {
 	r := fencectl(t, url, "migrate")
 	if r.code != exitSchema || !strings.Contains(r.errOut, "half of a script") {
 		t.Errorf("on half a schema: %d, %s", r.code, r.errOut)
+	}
+}
+
+// TestPrintedDownInUse: psql goes on after an error, and removes neither leases nor
+// marks while one of them is in use. The control is the part that is not in use, by
+// itself: it is removed.
+func TestPrintedDownInUse(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	down := must(t, url, "migrate", "--print", "--down")
+	refused := func(why string) {
+		t.Helper()
+		before := value[int64](t, pool, "SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace")
+		if out := psql(t, url, down); !strings.Contains(out, why) {
+			t.Errorf("psql says %s, want %s", out, why)
+		}
+		if after := value[int64](t, pool, "SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace"); after != before {
+			t.Errorf("%s: of %d relations %d are left", why, before, after)
+		}
+	}
+	held := hold(t, pool, "worker", "held", time.Hour)
+	refused("the lease of 'held' runs")
+	if err := held.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exec1(t, pool, "CREATE TABLE invoices (tenant text NOT NULL)")
+	trigger := sqladmin.Trigger{Table: []string{"invoices"}, Resource: guard.Must(guard.NewTemplate("{tenant}")), Columns: map[string]string{"tenant": "tenant"}}
+	if err := sqladmin.Pgx(pool).InstallTrigger(t.Context(), trigger); err != nil {
+		t.Fatal(err)
+	}
+	refused("1 tables have triggers")
+	if out := psql(t, url, "BEGIN;"+lockclient.DownSQL()+"COMMIT;"); out != "" {
+		t.Errorf("the control: psql says %s", out)
 	}
 }
 

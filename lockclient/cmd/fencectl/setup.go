@@ -78,8 +78,13 @@ func (a *app) printSchema(cmd *cli.Command) error {
 		chosen = down
 	}
 	switch tool := cmd.String("for"); {
+	case tool == "psql" && cmd.Bool("down"):
+		// psql goes on after an error: in a transaction of its own each part would be
+		// removed although the other is in use.
+		text := "BEGIN;\n" + strings.Join(down, "\n") + "COMMIT;\n"
+		return a.print(cmd, object{"sql": text}, "%s", text)
 	case tool == "psql":
-		return a.printSQL(cmd, "BEGIN;\n", "COMMIT;\n", chosen...)
+		return a.printSQL(cmd, "BEGIN;\n", "COMMIT;\n", up...)
 	case tool == "golang-migrate":
 		return a.printSQL(cmd, "", "", chosen...)
 	case tool == "goose" && cmd.Bool("down"):
