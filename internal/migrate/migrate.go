@@ -217,7 +217,19 @@ func (c Component) Script() string {
 
 // Down returns a script that removes the component, to be run in one transaction as
 // [Component.Script] is.
-func (c Component) Down() string { return Pin + owned + c.Removal + unpin }
+func (c Component) Down() string {
+	forget := "DELETE FROM fencepost.migrations WHERE component = '" + c.Name + "';\n"
+	return Pin + owned + c.Removal + forget + last + unpin
+}
+
+// last removes the schema with its last component.
+const last = `DO $last$ BEGIN
+  IF NOT EXISTS (SELECT FROM fencepost.migrations) THEN
+    DROP TABLE fencepost.migrations;
+    DROP SCHEMA fencepost;
+  END IF;
+END $last$;
+`
 
 // Conn runs SQL on one connection. Exec takes several statements at once.
 type Conn interface {

@@ -1,5 +1,7 @@
 -- Removes the part of schema fencepost that belongs to package sqlfence. The marks are
 -- gone after this, and no older holder is refused any more: stop every writer first.
+-- A transaction that is still open may use it: the check waits for that.
+LOCK TABLE fencepost.guarded IN ACCESS EXCLUSIVE MODE;
 DO $in_use$
 DECLARE
   why text := (SELECT format('%s tables have triggers of this schema, remove these first', count(*))
@@ -20,10 +22,3 @@ DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencep
   fencepost.guard_table, fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle,
   fencepost.guard_triggers, fencepost.guard_problems, fencepost.drop_guard_function, fencepost.lock_guards,
   fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard, fencepost.guard_status;
-DELETE FROM fencepost.migrations WHERE component = 'sqlfence';
-DO $last$ BEGIN
-  IF NOT EXISTS (SELECT FROM fencepost.migrations) THEN
-    DROP TABLE fencepost.migrations;
-    DROP SCHEMA fencepost;
-  END IF;
-END $last$;

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os/exec"
 	"strings"
 	"testing"
@@ -110,6 +111,44 @@ func TestPrintedDownInUse(t *testing.T) {
 	refused("1 tables have triggers")
 	if out := psql(t, url, "BEGIN;"+lockclient.DownSQL()+"COMMIT;"); out != "" {
 		t.Errorf("the control: psql says %s", out)
+	}
+}
+
+// TestPrintedDownWaits: a transaction that is still open when down begins may grant a
+// lease or install a trigger. Down waits for it, and is refused then.
+func TestPrintedDownWaits(t *testing.T) {
+	t.Parallel()
+	const grant = `SELECT FROM fencepost.acquire(ARRAY['held'], ARRAY['late'], ARRAY['worker'], ARRAY[''], ARRAY[3600000000], ARRAY[clock_timestamp() + interval '1 minute'], ARRAY[false], '', '5s', NULL, 'fencepost.leases'::regclass::oid::bigint)`
+	trigger, err := sqladmin.TriggerSQL(sqladmin.Trigger{Table: []string{"invoices"}, Resource: guard.Must(guard.NewTemplate("{tenant}")), Columns: map[string]string{"tenant": "tenant"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for use, why := range map[string]string{grant: "the lease of 'held' runs", trigger: "1 tables have triggers"} {
+		url, pool := database(t)
+		down := must(t, url, "migrate", "--print", "--down")
+		exec1(t, pool, "CREATE TABLE invoices (tenant text NOT NULL)")
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), use); err != nil {
+			t.Fatal(err)
+		}
+		out := make(chan string, 1)
+		go func() { out <- psql(t, url, down) }()
+		for value[int64](t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0") == 0 && len(out) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if said := <-out; !strings.Contains(said, why) {
+			t.Errorf("psql says %q, want %s", said, why)
+		}
+		if relations, _ := left(t, pool); relations < 9 {
+			t.Errorf("%s: %d relations are left", why, relations)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 -- Removes the part of schema fencepost that belongs to package lockclient. Tokens begin
 -- again at 1 after this, and marks that are kept elsewhere would refuse them: before
 -- leases are granted again, advance the issuer above the highest mark.
+-- A transaction that is still open may use it: the check waits for that.
+LOCK TABLE fencepost.leases IN ACCESS EXCLUSIVE MODE;
 DO $in_use$
 DECLARE
   why text := (SELECT format('the lease of %L runs, release or force-unlock it first', min(resource))
@@ -16,10 +18,3 @@ DROP FUNCTION fencepost.is_spent, fencepost.late, fencepost.check_isolation, fen
   fencepost.check_lease, fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch,
   fencepost.adopt_epoch, fencepost.enter_epoch, fencepost.refuse_change, fencepost.follow_audit,
   fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease;
-DELETE FROM fencepost.migrations WHERE component = 'lockclient';
-DO $last$ BEGIN
-  IF NOT EXISTS (SELECT FROM fencepost.migrations) THEN
-    DROP TABLE fencepost.migrations;
-    DROP SCHEMA fencepost;
-  END IF;
-END $last$;
