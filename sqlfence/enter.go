@@ -119,9 +119,10 @@ type Execer interface {
 // EnterOn is [DB.Enter] for a transaction that can only run a statement. tx
 // must be a transaction: on anything else the fence would end with its own
 // statement, which is refused with ErrInvalid. A [*sql.DB] or [*sql.Conn] is sent
-// nothing; on a type that hides one a claim above the mark has been raised by then. Inside a [DB.InTx] only its own claims
-// are taken, whatever tx is. The statement has no
-// placeholders, since such code has its own placeholder syntax.
+// nothing; on a type that hides one, the mark may have been raised to the claim
+// before the refusal. Inside a [DB.InTx] only its own claims are taken, whatever tx
+// is. The statement has no placeholders, since such code has its own placeholder
+// syntax.
 func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
 	send := func(s statement) error {
 		_, err := tx.ExecContext(ctx, inlined(s))

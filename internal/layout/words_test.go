@@ -35,6 +35,8 @@ var unwanted = []struct {
 	{whole(`for ever`), "forever"},
 	{whole(`spends?`), "invalidate"},
 	{whole(`in line`), "in the queue"},
+	{whole(`(joins?|left|in|out of) the line`), "the queue"},
+	{whole(`by only`), "only by, or without the word"},
 	{whole(`says the server`), "a subject first"},
 }
 

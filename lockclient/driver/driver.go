@@ -71,8 +71,8 @@ type Issuer interface {
 	// A request under the lease ID of a lease that runs gets that lease again,
 	// extended, if the owner is the same; else the error is [LeaseIDInUse].
 	//
-	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease was freed
-	// by then, and short if it is kept for a process that has waited longer);
+	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease has been
+	// freed since, and short if it is kept for a process that has waited longer);
 	// [ErrLeaseIDSpent]; guard.ErrInvalid from [LeaseIDInUse];
 	// guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by itself) or
 	// [ErrLate] (the request came after its timeout); guard.ErrOutcomeUnknown, after which the lease may have been granted.
@@ -243,7 +243,7 @@ type Clock interface {
 	OnStep(f func()) (stop func())
 }
 
-// Finder is an issuer that can find running leases by only their ID.
+// Finder is an issuer that can find running leases by their ID, without the resource.
 type Finder interface {
 	// Find returns the claims of the leases that run under the ID, with their tokens; at
 	// most a hundred. What it cannot see is an error, and not a lease that is over. It may read every lease. An error is guard.ErrUnavailable or

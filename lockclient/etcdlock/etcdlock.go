@@ -51,7 +51,7 @@
 // whole seconds, at least one and a half election timeouts (2 s by default), are
 // checked twice a second, and are extended by a leader change. So an acquire
 // that is delayed in the network may take effect up to two and a half seconds
-// after its timeout, or later if a leader was lost by then. A lease ID that
+// after its timeout, or later if a leader is lost before that. A lease ID that
 // was released without a token is never granted, however late.
 //
 // # Failure by failure
@@ -431,7 +431,7 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 }
 
 // Release ends the claim's lease: it revokes the etcd lease, or deletes the key
-// that this claim created, never a key by only its name. Without a token it
+// that this claim created, never a key of that name that another created. Without a token it
 // invalidates the lease ID first.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	i.mu.Lock()

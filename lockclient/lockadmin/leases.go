@@ -90,7 +90,7 @@ type ListOptions struct {
 // write "%2A" for a literal "*". List reads page by page, each by one statement
 // on a range of the primary key that looks at no more than 5,000 rows: it starts
 // at once and uses the same memory however many leases there are. Leases that
-// come and go in the meantime may be missed; none is listed twice.
+// come and go while List reads may be missed; none is listed twice.
 //
 // An error ends the sequence: guard.ErrInvalid (pattern, States,
 // After) or guard.ErrUnavailable. opts may be nil.

@@ -208,7 +208,7 @@ func (a *acquiring) abandon() {
 // run asks, and waits if the request allows it.
 func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
 	// A client that presents a lease ID may have the lease already. Any other
-	// joins the line if there is one.
+	// joins the queue if there is one.
 	told := &driver.HeldError{Resource: a.Resource}
 	if a.Waiting && a.wait == 0 {
 		if d := a.s.turns.before(a.Resource, a.id.Subject, a.LeaseID); d > 0 {
@@ -246,7 +246,7 @@ func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		g, held, err := a.try(ctx)
 		failed := err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError
 		if l.failing(failed, began) >= a.s.opts.Timeout || failed && a.Timeout >= a.s.opts.Timeout {
-			// Otherwise each in the line would wait for the timeouts of those
+			// Otherwise each in the queue would wait for the timeouts of those
 			// ahead. A request with less time proves nothing about the issuer.
 			a.s.lines.fail(l, lineError(a.Resource, err))
 		}

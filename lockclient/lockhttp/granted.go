@@ -198,7 +198,7 @@ func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, er
 	}
 	f, ok := s.issuer.(driver.Finder)
 	if !ok {
-		return nil, guard.Invalid("resource", "", "is required: this server does not know the lease as one that runs, and its issuer cannot find one by only its ID")
+		return nil, guard.Invalid("resource", "", "is required: this server does not know the lease as one that runs, and its issuer cannot find leases by ID")
 	}
 	// One at a time: an issuer without an index of lease IDs reads all leases.
 	select {

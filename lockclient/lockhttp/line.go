@@ -69,7 +69,7 @@ func (all *lines) leave(l *line) {
 	}
 }
 
-// fail ends the wait of everybody in the line; those that come later begin
+// fail ends the wait of everybody in the queue; those that come later begin
 // another.
 func (all *lines) fail(l *line, err error) {
 	all.mu.Lock()

@@ -451,7 +451,7 @@ func (i *Issuer) wake(resource string) {
 }
 
 // Advance raises the resource's counter to at least above. The counter is lost
-// with the server's data; unless the clock is above it by then, repeat Advance.
+// with the server's data: repeat Advance after that, unless the clock is above it.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
 	response, err := i.call(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())

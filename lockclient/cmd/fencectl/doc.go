@@ -35,8 +35,7 @@
 //
 // watch, and list, show or long-held with --watch, print repeatedly, in place
 // on a terminal and one below the other elsewhere, until Ctrl-C, which then
-// gives exit code 0. If the server is down by then, they say so and ask
-// again.
+// gives exit code 0. While the server is down they say so and ask again.
 //
 // # Confirmation
 //

@@ -72,7 +72,7 @@ type Harness struct {
 // Network can hold requests in transit.
 type Network interface {
 	// Hold holds requests from now on, including those whose sender gives up or
-	// closes its connection. New connections are refused until then.
+	// closes its connection, and refuses new connections.
 	Hold()
 	// Holding reports whether a request is being held.
 	Holding() bool

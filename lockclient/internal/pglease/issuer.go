@@ -27,7 +27,7 @@ type Issuer struct {
 	slots    chan struct{} // has room for what uses own
 	others   chan struct{} // has room for what uses own besides renewals
 	grants   chan struct{} // has room for grants on own
-	process  string        // names this issuer in the line of waiters
+	process  string        // names this issuer in the queue of waiters
 	listener *listener
 	time     serverTime
 	acquires *combiner[attempt, driver.Grant]
@@ -558,7 +558,7 @@ func (i *Issuer) watch(ctx context.Context, q interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, w driver.Watch, lockTimeout string) (*driver.HeldError, error) {
 	var h holder
-	var marked *bool // nil: the line is full
+	var marked *bool // nil: the queue is full
 	err := q.QueryRow(ctx, watchSQL, w.Resource, w.LeaseID, i.process, lockTimeout).
 		Scan(&h.token, &h.leaseID, &h.owner, &h.metadata, &h.expiresAt, &h.remaining, &marked, new(bool))
 	switch {

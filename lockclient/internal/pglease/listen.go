@@ -220,7 +220,7 @@ func (l *listener) left(s *subscription) {
 			delete(l.leaving, s.topic)
 			return
 		}
-		p.done = make(chan struct{}) // who waits from now on joins the line anew, after this
+		p.done = make(chan struct{}) // who waits from now on joins the queue again, after this
 		l.wg.Go(func() {
 			l.unwatch(l.ctx, s.resource) // if it fails, the mark runs out soon
 			l.mu.Lock()
@@ -241,7 +241,7 @@ func (l *listener) waits(topic string) bool {
 	return false
 }
 
-// granted forgets a place: who is granted the lease has left the line.
+// granted forgets a place: who is granted the lease has left the queue.
 func (l *listener) granted(resource string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -102,7 +102,7 @@ func Ended(ctx context.Context, op string, claim guard.Claim) error {
 
 // Interrupted adds to the error of an operation during which ctx ended why it
 // ended, because a driver says no more than "context canceled". So a lease that
-// was lost by then is reported as lost if nothing was written. If that is not
+// was lost is reported as lost if nothing was written. If that is not
 // known, only the text has the cause, because ErrLeaseLost would promise it.
 func Interrupted(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {

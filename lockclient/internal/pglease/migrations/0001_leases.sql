@@ -338,7 +338,7 @@ BEGIN
          OR p_lease_id <> '' AND l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
 END $$;
 
--- unwatch takes a process out of the line: none of its waiters is there any more.
+-- unwatch takes a process out of the queue: none of its waiters is there any more.
 -- Otherwise the lease would be kept for it, once for each such process. The change need
 -- not reach the disk.
 CREATE FUNCTION fencepost.unwatch(p_resource text, p_process text, p_wait_ms text)
