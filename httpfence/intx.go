@@ -315,13 +315,22 @@ func (h *handling) handle(ctx context.Context) error {
 // status for such a request, as if it were upgraded, and a client could have a
 // panic pass as a success.
 func ignoreUpgrade(header http.Header) {
-	upgrade := func(field string) bool { return strings.EqualFold(field, "Upgrade") }
-	fields := header["Connection"]
-	if !slices.ContainsFunc(fields, upgrade) {
+	var others []string // a proxy or browser may name several in one field
+	removed := false
+	for field := range strings.SplitSeq(strings.Join(header["Connection"], ","), ",") {
+		switch field = strings.TrimSpace(field); {
+		case strings.EqualFold(field, "Upgrade"):
+			removed = true
+		case field != "":
+			others = append(others, field)
+		}
+	}
+	if !removed {
 		return
 	}
-	if header["Connection"] = slices.DeleteFunc(fields, upgrade); len(header["Connection"]) == 0 {
-		delete(header, "Connection")
+	delete(header, "Connection")
+	if others != nil {
+		header["Connection"] = []string{strings.Join(others, ", ")}
 	}
 }
 

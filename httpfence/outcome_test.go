@@ -152,7 +152,7 @@ func TestLateFailures(t *testing.T) {
 // which InTx cannot grant. The controls are a request without that field, and
 // a handler that does not panic.
 func TestUpgrade(t *testing.T) {
-	for _, fields := range [][]string{nil, {"Upgrade"}, {"Upgrade", "X-Other"}} {
+	for _, fields := range [][]string{nil, {"Upgrade"}, {"Upgrade", "X-Other"}, {"X-Other, upgrade"}, {"Upgrade ,X-Other"}} {
 		for _, first := range []int{0, 201} {
 			for _, inside := range []bool{true, false} {
 				for _, bug := range []bool{true, false} {
@@ -160,7 +160,7 @@ func TestUpgrade(t *testing.T) {
 					fence := newTx(f, byPath, nil)
 					h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						write(r.Context(), "row")
-						if got := r.Header["Connection"]; len(fields) == 2 && !slices.Equal(got, fields[1:]) {
+						if got := strings.Join(r.Header["Connection"], ", "); got != "" && got != "X-Other" {
 							t.Errorf("the handler got %q", got)
 						}
 						if first != 0 {
