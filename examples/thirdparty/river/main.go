@@ -136,8 +136,11 @@ func firstWorker(ctx context.Context, encoded string, out io.Writer) error {
 	}
 }
 
-// run tells the story on an empty database.
+// run tells the story on an empty database, in some five seconds. A story that does
+// not go on ends with an error, and with it the stopped worker.
 func run(ctx context.Context, pool *pgxpool.Pool, fenced bool, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
 	atPause, goOn := make(chan struct{}), make(chan struct{})
 	worker, err := newInvoicer(pool, fenced, "worker b", out, func(context.Context) error {
 		close(atPause)
@@ -233,10 +236,11 @@ func rescue(ctx context.Context, worker *invoicer, id int64) error {
 		return err
 	}
 	defer leader.StopAndCancel(context.WithoutCancel(ctx))
-	if err := poll(ctx, worker.pool, "SELECT state = 'retryable' FROM river_job WHERE id = $1", id); err != nil {
+	// River's scheduler may have it available before anybody sees that it is retryable.
+	if err := poll(ctx, worker.pool, "SELECT state IN ('retryable', 'available') FROM river_job WHERE id = $1", id); err != nil {
 		return err
 	}
-	_, err = leader.JobRetry(ctx, id) // River's scheduler would do it within 5 s
+	_, err = leader.JobRetry(ctx, id) // the scheduler would do it within 5 s
 	return err
 }
 
