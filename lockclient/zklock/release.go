@@ -23,7 +23,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 		return s.invalidate(ctx, claim)
 	}
 	if known, _ := s.knows(claim); !known {
-		h, err := s.holder(ctx, claim.Resource)
+		h, err := s.current(ctx, claim.Resource)
 		if err != nil {
 			return false, unavailable("release", claim, err)
 		}

@@ -49,7 +49,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}
 	var h *held
 	if err == nil {
-		h, err = s.holder(ctx, w.Resource)
+		h, err = s.current(ctx, w.Resource)
 	}
 	if err != nil {
 		i.unwatch(w.Resource, p)

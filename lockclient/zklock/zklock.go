@@ -42,6 +42,11 @@
 // was sent, and the deadline counts from the earlier one, which is one to two
 // ticks older than the renewal.
 //
+// # Reads
+//
+// A server answers reads from what it knows, which may be behind the leader. What
+// the issuer says of a lease that another session has is read after a sync.
+//
 // # Nodes
 //
 // Below the root, by default "/fencepost": base, beat-PROCESS (ephemeral), and
@@ -252,7 +257,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, unsent("acquire", r.Claim(), err)
 	}
 	if r.Waiting { // most likely the lease is held: a read instead of a write
-		h, err := s.holder(ctx, r.Resource)
+		h, err := s.current(ctx, r.Resource)
 		if err != nil {
 			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
 		}
@@ -453,7 +458,7 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	if !s.postpone(ctx, claim) {
 		return driver.Renewed{State: driver.Over}
 	}
-	h, err := s.holder(ctx, claim.Resource)
+	h, err := s.current(ctx, claim.Resource)
 	if err != nil {
 		return driver.Renewed{Err: unavailable("renew", claim, err)}
 	}
@@ -470,7 +475,17 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
 }
 
-// holder reads a lock's node; nil if there is none.
+// current is holder as of now: the session's server may be behind the leader, and
+// catches up first.
+func (s *session) current(ctx context.Context, resource string) (*held, error) {
+	if _, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(s.i.lockPath(resource)) }); err != nil {
+		return nil, err
+	}
+	return s.holder(ctx, resource)
+}
+
+// holder reads a lock's node; nil if there is none. It is at least as new as the
+// session's last write.
 func (s *session) holder(ctx context.Context, resource string) (*held, error) {
 	return s.read(ctx, s.i.lockPath(resource))
 }
