@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // request is one TryAcquire or Acquire with everything but the context.
@@ -93,8 +94,6 @@ func (c *Client) request(resource string, opts *AcquireOptions) (*request, error
 	}}, nil
 }
 
-const maxRaces = 10
-
 // try asks until there is a response. It makes one attempt unless a response is
 // lost, or the holder changes between two statements.
 func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
@@ -112,7 +111,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 		case errors.As(err, &held) && held.Remaining > 0:
 			return nil, held
 		case held != nil:
-			if races++; races < maxRaces && ctx.Err() == nil {
+			if races++; races < waiting.MaxRaces && ctx.Err() == nil {
 				continue
 			}
 			err = guard.Unavailable("acquire", r.Claim(), errRaced)

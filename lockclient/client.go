@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -33,7 +34,7 @@ type Client struct {
 	// room for it.
 	whereabouts string
 
-	waiters waiters
+	waiters waiting.Queues
 	keeper  keeper
 	renewal latencies // of all leases
 	offStep func()    // ends the issuer's clock notifications

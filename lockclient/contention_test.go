@@ -121,7 +121,7 @@ func TestRaceForFreeRow(t *testing.T) {
 				got <- token > 0
 			}()
 		}
-		waiting(t, pool, 4)
+		blocked(t, pool, 4)
 		tx.Rollback(t.Context())
 		for range 4 {
 			if <-got {
@@ -169,7 +169,7 @@ func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
 			}
 			got <- token
 		}()
-		waiting(t, pool, 1)
+		blocked(t, pool, 1)
 		if _, err := tx.Exec(t.Context(), "UPDATE fencepost.leases SET expires_at = clock_timestamp()"); err != nil { // after the other's moment
 			t.Fatal(err)
 		}

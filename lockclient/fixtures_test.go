@@ -181,12 +181,7 @@ func waits(t testing.TB, c *Client, resource string, ttl time.Duration) <-chan *
 }
 
 // refused reports whether a waiter of c has been told who has the lease.
-func refused(c *Client, resource string) bool {
-	c.waiters.mu.Lock()
-	defer c.waiters.mu.Unlock()
-	l := c.waiters.by[resource]
-	return l != nil && l.held != nil
-}
+func refused(c *Client, resource string) bool { return c.waiters.Noted(resource) != nil }
 
 // rests reports whether the wake mark is set, so the next release notifies.
 func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
@@ -307,8 +302,8 @@ func (c *child) say(t testing.TB, line string) {
 	}
 }
 
-// waiting waits until n connections of the database wait for a lock.
-func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
+// blocked waits until n connections of the database wait for a lock.
+func blocked(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	eventually(t, "they wait for a lock", func() bool {
 		var now int

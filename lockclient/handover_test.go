@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -143,7 +144,7 @@ func TestHandOver(t *testing.T) {
 				took, missed := handOver(t, pool, crowd, clients, byLength(12, 60))
 				p50, p99 := took[len(took)/2], took[len(took)*99/100]
 				t.Logf("%d hand-overs: p50 %v, p99 %v", len(took), p50, p99)
-				if p50 > lookAgain || missed > 0 {
+				if p50 > waiting.Look || missed > 0 {
 					t.Errorf("the median is %v, %d waiters slept through a release", p50, missed)
 				}
 			})
@@ -273,15 +274,6 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-func inLine(c *Client, resource string) int {
-	c.waiters.mu.Lock()
-	defer c.waiters.mu.Unlock()
-	if l := c.waiters.by[resource]; l != nil {
-		return len(l.places)
-	}
-	return 0
-}
-
 // TestLineOfWaiters: sixteen waiters of one client are granted in the order of
 // their arrival, and a release makes one of them ask.
 func TestLineOfWaiters(t *testing.T) {
@@ -309,7 +301,7 @@ func TestLineOfWaiters(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		eventually(t, "it stands in line", func() bool { return inLine(client, "r") == i+1 })
+		eventually(t, "it stands in line", func() bool { return client.waiters.Count("r") == i+1 })
 	}
 	eventually(t, "the first rests", func() bool { return rests(t, pool, "r") })
 	before := count.attempts.Load()
@@ -323,38 +315,6 @@ func TestLineOfWaiters(t *testing.T) {
 	// A waiter asks when its turn comes and when it is woken.
 	if n := count.attempts.Load() - before; n > 3*crowd {
 		t.Errorf("%d tries for %d grants", n, crowd)
-	}
-}
-
-// TestOrderAfterFailure: a failure gives everybody a turn, so that nobody waits
-// for the timeouts of the others.
-func TestOrderAfterFailure(t *testing.T) {
-	var w waiters
-	join := func() *place { p, _ := w.join("r"); return p }
-	places := []*place{join(), join(), join()}
-	turns := func() (s string) {
-		for _, p := range places {
-			s += fmt.Sprint(p.hasTurn, " ")
-		}
-		return s
-	}
-	if got := turns(); got != "true false false " {
-		t.Error(got)
-	}
-	places[1].leave(false)
-	places[0].leave(false)
-	if got := turns(); got != "true false true " {
-		t.Error(got)
-	}
-	places[0], places[1] = join(), join()
-	places[2].leave(true)
-	if got := turns(); got != "true true true " {
-		t.Error(got)
-	}
-	places[0].leave(false)
-	places[1].leave(false)
-	if len(w.by) != 0 {
-		t.Error("a line without waiters is left")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // sight is what Holders yielded, and when.
@@ -44,7 +45,7 @@ func TestHoldersLooksAgain(t *testing.T) {
 		steps       bool // at half past the change
 		least, most time.Duration
 	}{
-		"two seconds":   {0, time.Hour, false, false, lookAgain * 4 / 5, lookAgain},
+		"two seconds":   {0, time.Hour, false, false, waiting.Look * 4 / 5, waiting.Look},
 		"poll":          {10 * time.Second, time.Hour, false, false, 8 * time.Second, 10 * time.Second},
 		"runs out":      {0, 300 * time.Millisecond, false, false, 301 * time.Millisecond, 301 * time.Millisecond},
 		"woken":         {0, time.Hour, true, false, changes, changes},

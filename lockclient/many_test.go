@@ -147,7 +147,7 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 		stuck <- err
 	}()
 	go func() { stuck <- locked.Release(context.Background()) }()
-	waiting(t, pool, 2)
+	blocked(t, pool, 2)
 	var wg sync.WaitGroup
 	for n, l := range others {
 		wg.Go(func() {

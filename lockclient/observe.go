@@ -9,6 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // Holder is who has a lease. The zero value is nobody.
@@ -66,7 +67,7 @@ func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder,
 				continue
 			}
 			attempt = 0
-			nap := pause.Jitter(cmp.Or(c.limits.Poll, lookAgain), 5)
+			nap := pause.Jitter(cmp.Or(c.limits.Poll, waiting.Look), 5)
 			var holder Holder
 			if h := watching.Held; h != nil {
 				holder = Holder{

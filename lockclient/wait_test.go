@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -162,7 +163,7 @@ func (o *outrun) Release(context.Context, guard.Claim) (bool, error) { return tr
 // TestAcquireOutrun: a caller that does not wait is told after some attempts
 // that others come first each time; one that waits goes on.
 func TestAcquireOutrun(t *testing.T) {
-	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*maxRaces + 1}
+	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*waiting.MaxRaces + 1}
 	c := simulate(t, issuer, &Options{PollInterval: time.Millisecond})
 	defer c.Close(context.Background())
 	if _, err := c.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, errRaced) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // heldBy7 is a refusal that lasts.
@@ -289,10 +290,10 @@ func TestWaiterLooksAgain(t *testing.T) {
 		least, most time.Duration
 		wait        time.Duration // that the first watch is granted
 	}{
-		"two seconds":   {0, time.Hour, false, 2 * lookAgain * 4 / 5, 2 * lookAgain, lookAgain},
+		"two seconds":   {0, time.Hour, false, 2 * waiting.Look * 4 / 5, 2 * waiting.Look, waiting.Look},
 		"poll":          {10 * time.Second, time.Hour, false, 16 * time.Second, 20 * time.Second, 10 * time.Second},
 		"runs out":      {0, 400 * time.Millisecond, false, 600 * time.Millisecond, 610 * time.Millisecond, 400 * time.Millisecond},
-		"a moved clock": {0, time.Hour, true, 100 * time.Millisecond, 100 * time.Millisecond, lookAgain},
+		"a moved clock": {0, time.Hour, true, 100 * time.Millisecond, 100 * time.Millisecond, waiting.Look},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

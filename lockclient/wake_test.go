@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // marked is a server with one lease, a wake mark, a listening connection and a
@@ -289,7 +290,7 @@ func TestNoLostWakeUp(t *testing.T) {
 func sleepsThrough(t *testing.T, flaw, order string) (slept bool) {
 	synctest.Test(t, func(t *testing.T) {
 		client := simulate(t, newMarked(rand.New(rand.NewPCG(1, 1)), flaw, order), &Options{PollInterval: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
-		ctx, cancel := context.WithTimeout(t.Context(), lookAgain/2)
+		ctx, cancel := context.WithTimeout(t.Context(), waiting.Look/2)
 		defer cancel()
 		lease, err := client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Hour})
 		if slept = err != nil; !slept {

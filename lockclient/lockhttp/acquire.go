@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 // acquiring is one request for a lease.
@@ -27,7 +28,6 @@ type acquiring struct {
 	from     time.Duration // when the last attempt began, by the issuer's clock
 	at       time.Time     // and by the wall clock
 	lost     bool          // an attempt may have been granted unnoticed
-	hurried  int
 }
 
 func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) error {
@@ -53,8 +53,8 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	}
 	defer s.work.End() // after a release of what nobody got has begun
 	grant, held, err := a.run(r.Context())
-	if held == nil {
-		s.turns.asked(a.Resource, id.Subject, a.LeaseID)
+	if held == nil && !errors.Is(err, driver.ErrLate) { // it asks again, by the time in the response
+		s.waiters.Asked(a.Resource, waiting.Name{Subject: id.Subject, LeaseID: a.LeaseID})
 	}
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
 	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
@@ -206,77 +206,59 @@ func (a *acquiring) abandon() {
 }
 
 // run asks, and waits if the request allows it.
-func (a *acquiring) run(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
+func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.HeldError, err error) {
 	// A client that presents a lease ID may have the lease already. Any other
 	// joins the queue if there is one.
-	told := &driver.HeldError{Resource: a.Resource}
+	refusal := &driver.HeldError{Resource: a.Resource}
 	if a.Waiting && a.wait == 0 {
-		if d := a.s.turns.before(a.Resource, a.id.Subject, a.LeaseID); d > 0 {
+		if d := a.s.waiters.Reserved(a.Resource, waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID}); d > 0 {
 			return driver.Grant{}, kept(a.Resource, d), nil
 		}
 	}
-	if a.given || a.wait == 0 || !a.s.lines.busy(a.Resource) {
-		g, held, err := a.try(ctx)
-		if err != nil || held == nil || a.wait == 0 {
-			return g, held, err
+	if a.given || a.wait == 0 || a.s.waiters.Count(a.Resource) == 0 {
+		if grant, held, err = a.try(ctx); err != nil || held == nil || a.wait == 0 {
+			return grant, held, err
 		}
-		told = held
+		refusal = held
 	}
 	done, ok := a.s.usage.wait(a.id)
 	if !ok {
 		return driver.Grant{}, nil, &httpError{kind: &kindTooMany}
 	}
 	defer done()
-	waiting, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
+	limited, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
 	defer cancel()
-	l := a.s.lines.join(a.Resource)
-	defer a.s.lines.leave(l)
-	select {
-	case l.turn <- struct{}{}:
-		defer func() { <-l.turn }()
-	case <-l.failed:
-		return driver.Grant{}, nil, l.err
-	case <-waiting.Done():
-		return driver.Grant{}, cmp.Or(l.last(), told), nil
-	case <-a.s.closed:
+	over, known := a.s.waiters.Wait(limited, &waiting.Waiter{
+		Resource: a.Resource, LeaseID: a.LeaseID, Poll: a.s.limits.Poll, Nap: pollEvery, Watch: a.s.watchIssuer, Closed: a.s.closed,
+		Heard: func(h *driver.HeldError) { refusal = h },
+		Ask: func(context.Context) (waiting.Verdict, *driver.HeldError) { // the last try may end after the wait
+			switch grant, held, err = a.try(ctx); {
+			case held != nil:
+				return waiting.Refused, held
+			case err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError:
+				return waiting.Failed, nil
+			}
+			return waiting.Over, nil
+		},
+	})
+	switch {
+	case over:
+		return grant, nil, err
+	case limited.Err() == nil:
 		return driver.Grant{}, nil, errClosing
 	}
-	for {
-		began := driver.Now()
-		g, held, err := a.try(ctx)
-		failed := err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError
-		if l.failing(failed, began) >= a.s.opts.Timeout || failed && a.Timeout >= a.s.opts.Timeout {
-			// Otherwise each in the queue would wait for the timeouts of those
-			// ahead. A request with less time proves nothing about the issuer.
-			a.s.lines.fail(l, lineError(a.Resource, err))
-		}
-		if err != nil || held == nil {
-			return g, nil, err
-		}
-		l.note(held)
-		if err := a.rest(waiting, held); err != nil {
-			return driver.Grant{}, nil, err
-		}
-		if waiting.Err() != nil {
-			return driver.Grant{}, held, nil
-		}
-	}
+	return driver.Grant{}, cmp.Or(known, refusal), nil
 }
 
-// lineError is what those in a line get after another's failure: nothing was
-// asked about their own leases.
-func lineError(resource string, err error) error {
-	if kindOf(err) == &kindBehind {
-		return err
-	}
-	return guard.Unavailable("acquire", guard.Claim{Resource: resource}, errors.New(err.Error()))
+// pollEvery is the longest pause between two tries if the issuer reports no changes.
+const pollEvery = 100 * time.Millisecond
+
+// kept is the refusal of a lease that is kept for a longer-waiting client.
+func kept(resource string, remaining time.Duration) *driver.HeldError {
+	return &driver.HeldError{Resource: resource, ExpiresAt: time.Now().Add(remaining), Remaining: remaining}
 }
 
 var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the server is closing"))
-
-// maxRaces bounds how often an acquire retries at once when the holder changes
-// between two statements.
-const maxRaces = 10
 
 // try asks the issuer. It returns one of grant, refusal and error. The grant's TTL
 // counts from a.from.
@@ -296,7 +278,7 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		var held *driver.HeldError
 		switch {
 		case errors.As(err, &held):
-			if held.Remaining <= 0 && race < maxRaces && ctx.Err() == nil {
+			if held.Remaining <= 0 && race < waiting.MaxRaces && ctx.Err() == nil {
 				continue
 			}
 			return driver.Grant{}, held, nil
@@ -315,36 +297,4 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 		}
 		return g, nil, err
 	}
-}
-
-// rest returns when it is worth asking again or the wait is over.
-func (a *acquiring) rest(ctx context.Context, held *driver.HeldError) error {
-	const nap = 100 * time.Millisecond
-	watching, woken, err := a.s.look(ctx, driver.Watch{Resource: a.Resource, LeaseID: a.LeaseID})
-	d := pause.Jitter(nap, 2)
-	switch {
-	case err != nil: // the next try returns what is wrong
-		if held.Remaining > 0 {
-			d = min(d, held.Remaining+pause.Jitter(5*time.Millisecond, 1))
-		}
-	case watching.Held == nil:
-		watching.Stop()
-		if a.hurried++; a.hurried < maxRaces {
-			return nil
-		}
-	default:
-		defer watching.Stop()
-		a.hurried = 0
-		d = a.s.until(watching.Held)
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-woken:
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-a.s.closed:
-		return errClosing
-	}
-	return nil
 }

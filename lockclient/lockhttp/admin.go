@@ -80,17 +80,12 @@ func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
 		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
 		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
 		// The issuer counts processes, and this server is one of them.
-		Waiting: max(l.Waiters, s.waiting(l.Resource)),
+		Waiting: max(l.Waiters, s.waiters.Count(l.Resource)),
 	}
 	if id.sees() {
 		b.LeaseID, b.FencingToken, b.Token = l.LeaseID, int64(l.Token), l.Token
 	}
 	return b
-}
-
-// waiting returns how many requests wait in this server.
-func (s *Server) waiting(resource string) int {
-	return s.lines.count(resource) + s.turns.count(resource)
 }
 
 const pageMost = 1000
@@ -212,7 +207,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 			return blind(err)
 		}
 		watching.Stop()
-		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.waiting(resource)}
+		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.waiters.Count(resource)}
 		if h := holderOf(watching.Held, id.sees()); h != nil {
 			body.State, body.Owner, body.Metadata, body.LeaseID = string(lockadmin.StateHeld), h.Owner, h.Metadata, h.LeaseID
 			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining

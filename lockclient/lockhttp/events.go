@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
 const (
@@ -20,9 +21,6 @@ const (
 	heartbeat = 15 * time.Second
 	// followMost is how many resources one stream may follow.
 	followMost = 20
-	// look is the time after which a watch is restarted, unless the issuer says
-	// otherwise.
-	look = 2 * time.Second
 )
 
 // stream is a response of server-sent events.
@@ -63,32 +61,29 @@ func (s *stream) send(name string, data any) error {
 // again.
 func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, woken chan struct{}, err error) {
 	woken = make(chan struct{}, 1)
-	watching, err = within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, func(ctx context.Context) (driver.Watching, error) {
-		return s.issuer.Watch(ctx, w, func() {
-			select {
-			case woken <- struct{}{}:
-			default:
-			}
-		})
-	}, func(w driver.Watching, err error) {
-		if err == nil {
-			w.Stop()
+	watching, err = s.watchIssuer(ctx, w, func() {
+		select {
+		case woken <- struct{}{}:
+		default:
 		}
 	})
+	return watching, woken, err
+}
+
+// watchIssuer is the issuer's Watch as one exchange.
+func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	watching, err := within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID},
+		func(ctx context.Context) (driver.Watching, error) { return s.issuer.Watch(ctx, w, wake) },
+		func(w driver.Watching, err error) {
+			if err == nil {
+				w.Stop()
+			}
+		})
 	var failed *guard.FailedError
 	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
 		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that matters
 	}
-	return watching, woken, err
-}
-
-// until returns how long to wait for a watch to wake before the next look.
-func (s *Server) until(held *driver.HeldError) time.Duration {
-	d := pause.Jitter(cmp.Or(s.limits.Poll, look), 5)
-	if held != nil {
-		d = min(d, max(0, held.Remaining)+pause.Jitter(5*time.Millisecond, 1))
-	}
-	return d
+	return watching, err
 }
 
 // blind is a watcher's error. An issuer that cannot report changes at all says so
@@ -101,7 +96,8 @@ func blind(err error) error {
 }
 
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
-// has the lease, a second, "wake", that it is worth asking again.
+// has the lease, a second, "wake", that it is worth asking again. A waiter, which
+// names its lease ID, queues with the others of this server; a watcher does not.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
 	q := queryOf(r)
 	asked := driver.Watch{Resource: q.text("resource"), LeaseID: q.text("leaseId")}
@@ -121,23 +117,51 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	defer done()
 	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
 	defer cancel()
-	beat := time.NewTicker(heartbeat)
-	defer beat.Stop()
-	var out *stream
+	var out *stream // nil until the first event
 	tell := func(held *driver.HeldError) bool {
+		if out != nil {
+			return true
+		}
 		out = newStream(w)
 		return out.send("holder", holderEvent{asked.Resource, holderOf(held, id.sees()), time.Now()}) == nil
 	}
-	var place *ticket // a waiter's
-	if asked.LeaseID != "" {
-		place = s.turns.join(asked.Resource, id.Subject, asked.LeaseID)
-		defer place.leave()
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	rest := func(signal <-chan struct{}, after time.Duration) (signalled, alive bool) {
+		timer := time.NewTimer(after)
+		defer timer.Stop()
+		for {
+			select {
+			case <-signal:
+				return true, true
+			case <-timer.C:
+				return false, true
+			case <-beat.C:
+				if out.send("", nil) != nil {
+					return false, false
+				}
+			case <-ctx.Done():
+				return false, false
+			case <-s.closed:
+				return false, false
+			}
+		}
 	}
-	for ended := false; !ended; { // again when another waiter has come back to the first place
-		passed, ok := s.takeTurn(ctx, place, beat, func(held *driver.HeldError) bool { return out != nil || tell(held) },
-			func() bool { return out.send("", nil) == nil })
-		if !ok {
-			return nil
+	name := waiting.Name{Subject: id.Subject, LeaseID: asked.LeaseID}
+	var place *waiting.Place // a waiter's
+	if asked.LeaseID != "" {
+		place, _ = s.waiters.Join(asked.Resource, name)
+		defer place.Away()
+	}
+	var before *driver.HeldError // what a watcher saw first
+	for looked := false; ; looked = true {
+		for place != nil && place.Yield() {
+			if !tell(cmp.Or(s.waiters.Noted(asked.Resource), kept(asked.Resource, waiting.CallFor))) {
+				return nil
+			}
+			if _, alive := rest(place.Turn(), s.opts.MaxWait); !alive {
+				return nil
+			}
 		}
 		watching, woken, err := s.look(ctx, asked)
 		if err != nil && out == nil {
@@ -146,88 +170,31 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 		if err != nil {
 			return nil // the stream ends, and the client asks
 		}
-		first := watching.Held
-		if ended = out == nil && !tell(first); ended {
-			watching.Stop()
+		seen := watching.Held
+		alive, changed := tell(seen), false
+		switch {
+		case place != nil:
+			place.Note(seen)
+			changed = seen == nil
+		case !looked:
+			before = seen
+		default:
+			changed = (seen == nil) != (before == nil) || before != nil && seen.Token != before.Token
 		}
-		for overtaken := false; !ended && !overtaken; {
-			if place != nil {
-				place.note(watching.Held)
-			}
-			wake := place != nil && watching.Held == nil
-			if !wake {
-				timer := time.NewTimer(s.until(watching.Held))
-				select {
-				case <-woken:
-					wake = true
-				case <-timer.C:
-				case <-beat.C:
-					ended = out.send("", nil) != nil
-				case <-passed:
-					overtaken = true
-				case <-ctx.Done():
-					ended = true
-				case <-s.closed:
-					ended = true
-				}
-				timer.Stop()
-			}
-			watching.Stop()
-			if !wake && !ended && !overtaken {
-				if watching, woken, err = s.look(ctx, asked); err != nil {
-					return nil // the stream ends, and the client asks
-				}
-				wake = (watching.Held == nil) != (first == nil) || first != nil && watching.Held.Token != first.Token
-				if place != nil {
-					wake = watching.Held == nil
-				}
-			}
-			if !wake {
-				continue
-			}
-			watching.Stop()
-			if place != nil && !place.call() {
-				overtaken = true
-				continue
-			}
-			if out.send("wake", struct{}{}) != nil && place != nil {
-				s.turns.asked(asked.Resource, id.Subject, asked.LeaseID)
-			}
+		if alive && !changed {
+			changed, alive = rest(woken, waiting.Until(seen, s.limits.Poll))
+		}
+		watching.Stop()
+		if !alive {
 			return nil
 		}
-	}
-	return nil
-}
-
-// takeTurn waits for a waiter's turn and until then sends it who has the lease. passed
-// is closed when the turn is over before its time; ok is false if the stream is. An
-// watcher, which has no place, needs no turn.
-func (s *Server) takeTurn(ctx context.Context, place *ticket, beat *time.Ticker, tell func(*driver.HeldError) bool, alive func() bool) (passed <-chan struct{}, ok bool) {
-	if place == nil {
-		return nil, true
-	}
-	turn, passed := place.signals()
-	select {
-	case <-turn:
-		return passed, true
-	default:
-	}
-	if !tell(place.known()) {
-		return nil, false
-	}
-	for {
-		select {
-		case <-turn:
-			return passed, true
-		case <-beat.C:
-			if !alive() {
-				return nil, false
-			}
-		case <-ctx.Done():
-			return nil, false
-		case <-s.closed:
-			return nil, false
+		if !changed || place != nil && !place.Call() {
+			continue
 		}
+		if out.send("wake", struct{}{}) != nil && place != nil {
+			s.waiters.Asked(asked.Resource, name)
+		}
+		return nil
 	}
 }
 
@@ -414,7 +381,7 @@ func (f *feeds) run(ctx context.Context, s *Server, one *feed) {
 			continue
 		}
 		attempt = 0
-		timer := time.NewTimer(s.until(watching.Held))
+		timer := time.NewTimer(waiting.Until(watching.Held, s.limits.Poll))
 		select {
 		case <-woken:
 		case <-timer.C:

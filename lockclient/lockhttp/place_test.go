@@ -2,6 +2,7 @@ package lockhttp_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -36,7 +38,7 @@ func TestPlaceIsKept(t *testing.T) {
 
 func keepsPlace(t *testing.T, again func(stop, watch func())) {
 	issuer := &counting{Issuer: memory.NewServer().Issuer()}
-	connect := serveInBubble(t, issuer)
+	_, connect := serveInBubble(t, issuer)
 	holder := connect()
 	g, err := holder.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "held", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
 	if err != nil {
@@ -85,9 +87,64 @@ func keepsPlace(t *testing.T, again func(stop, watch func())) {
 	}
 }
 
+// TestOneQueue: requests that wait in the server and Go clients, which watch and are
+// notified to ask, are granted in the order in which they came.
+func TestOneQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server := memory.NewServer()
+		h, connect := serveInBubble(t, server.Issuer())
+		held := server.Steal("r", "holder", time.Hour)
+		var mu sync.Mutex
+		var order []int
+		var wg sync.WaitGroup
+		granted := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, n)
+		}
+		for n := range 8 {
+			if n%2 == 0 {
+				c, err := lockclient.NewWith(connect(), "worker", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				wg.Go(func() {
+					defer c.Close(context.Background())
+					lease, err := c.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					granted(n)
+					if err := lease.Release(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			} else {
+				wg.Go(func() {
+					id := fmt.Sprint("id-", n)
+					got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"waitSeconds":60,"leaseId":"`+id+`"}`)
+					if got.Code != 200 {
+						t.Errorf("%d: %s", n, got.Body)
+					}
+					granted(n)
+					record(h, "DELETE", "/v1/locks/"+id+"?resource=r", "", "")
+				})
+			}
+			time.Sleep(time.Second)
+		}
+		record(h, "DELETE", "/v1/locks/"+held.LeaseID+"?resource=r", "", "")
+		wg.Wait()
+		if !slices.IsSorted(order) || len(order) != 8 {
+			t.Errorf("granted in the order %v", order)
+		}
+	})
+}
+
 // serveInBubble runs a lock server in a bubble, and returns what makes clients with
 // connections of their own.
-func serveInBubble(t *testing.T, issuer driver.Issuer) (connect func() driver.Issuer) {
+func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, connect func() driver.Issuer) {
 	t.Helper()
 	h, err := lockhttp.New(issuer, everybody, nil)
 	if err != nil {
@@ -101,7 +158,7 @@ func serveInBubble(t *testing.T, issuer driver.Issuer) (connect func() driver.Is
 		}
 		server.Close()
 	})
-	return func() driver.Issuer {
+	return h, func() driver.Issuer {
 		i, err := lockhttp.NewIssuer("http://h", &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			near, far := net.Pipe()
 			listener.conns <- far

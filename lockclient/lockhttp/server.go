@@ -22,6 +22,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
@@ -111,8 +112,7 @@ type Server struct {
 	usage        usage
 	granted      granted
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
-	lines        lines
-	turns        turns
+	waiters      waiting.Queues
 	feeds        feeds
 	ready        readiness
 	activity     activity

@@ -44,8 +44,8 @@
 //
 // # Reads
 //
-// A server answers reads from what it knows, which may be behind the leader. What
-// the issuer says of a lease that another session has is read after a sync.
+// A server reads what it knows, which may be behind the leader. What the issuer says
+// of a lease that another session has is read after a sync.
 //
 // # Nodes
 //
@@ -78,7 +78,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,20 +137,6 @@ type Issuer struct {
 	lost     func(guard.Claim, error)
 	closed   bool
 	closing  sync.WaitGroup
-}
-
-// held is the value of a lock node.
-type held struct {
-	Version  int         `json:"v"`
-	ID       string      `json:"id"`
-	Owner    string      `json:"owner"`
-	Metadata string      `json:"metadata,omitempty"`
-	Base     int64       `json:"base,string"` // the token less the node's zxid
-	TTL      int64       `json:"ttl"`         // ms
-	Token    guard.Token `json:"token"`       // set if a session other than the first has the lease
-	At       int64       `json:"at,omitempty"`
-
-	session int64
 }
 
 var (
@@ -368,17 +353,6 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant d
 	return grant, true, nil
 }
 
-// heldBy returns who has the lease; if nobody has it, Remaining is 0. How long a
-// session has left is not known: it is at most the whole TTL.
-func heldBy(resource string, h *held) *driver.HeldError {
-	if h == nil {
-		return &driver.HeldError{Resource: resource, ExpiresAt: time.Now()}
-	}
-	remaining := time.Duration(h.TTL) * time.Millisecond
-	return &driver.HeldError{Resource: resource, Token: h.Token, LeaseID: h.ID, Owner: h.Owner, Metadata: h.Metadata,
-		Remaining: remaining, ExpiresAt: time.Now().Add(remaining)}
-}
-
 // Renew writes once for all leases of a session, and checks with the same
 // transaction that they are there and its own.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
@@ -475,39 +449,6 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
 }
 
-// current is holder as of now: the session's server may be behind the leader, and
-// catches up first.
-func (s *session) current(ctx context.Context, resource string) (*held, error) {
-	if _, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(s.i.lockPath(resource)) }); err != nil {
-		return nil, err
-	}
-	return s.holder(ctx, resource)
-}
-
-// holder reads a lock's node; nil if there is none. It is at least as new as the
-// session's last write.
-func (s *session) holder(ctx context.Context, resource string) (*held, error) {
-	return s.read(ctx, s.i.lockPath(resource))
-}
-
-func (s *session) read(ctx context.Context, path string) (*held, error) {
-	n, err := s.get(ctx, path)
-	if err != nil || n == nil {
-		return nil, err
-	}
-	h := &held{session: n.stat.EphemeralOwner}
-	if err := json.Unmarshal(n.value, h); err != nil || h.Version != 1 || h.ID == "" || h.Base < 0 || h.TTL <= 0 || n.stat.EphemeralOwner == 0 {
-		return nil, foreign{path, string(n.value)}
-	}
-	if h.Token == guard.NoToken && h.Base > int64(guard.MaxToken)-n.stat.Czxid {
-		return nil, foreign{path, string(n.value)}
-	}
-	if h.Token == guard.NoToken {
-		h.Token, h.At = guard.Token(h.Base+n.stat.Czxid), n.stat.Ctime
-	}
-	return h, nil
-}
-
 // take moves a running lease to this session: it deletes its two nodes and
 // creates them again. The version of the lease ID's node counts how often that
 // was done, so that the session that had the lease before notices. ok is false
@@ -570,46 +511,4 @@ func (s *session) take(ctx context.Context, resource string, h *held) (from time
 		return 0, false, nil
 	}
 	return 0, false, unavailable("acquire", claim, err)
-}
-
-// foreign is a value that this package did not write.
-type foreign struct{ path, value string }
-
-func (e foreign) Error() string {
-	return fmt.Sprintf("the node %q holds something else: %.64q", e.path, e.value)
-}
-
-// notSent is an error from before anything was sent.
-type notSent struct{ error }
-
-func (e notSent) Unwrap() error { return e.error }
-
-// unsent is for an error of a request that wrote nothing that matters.
-func unsent(op string, claim guard.Claim, err error) error {
-	if errors.Is(err, guard.ErrMarkAhead) {
-		return err
-	}
-	return unavailable(op, claim, err)
-}
-
-// unavailable is for an error of a request that wrote nothing that matters.
-func unavailable(op string, claim guard.Claim, err error) error {
-	for _, refusal := range []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL} {
-		if errors.Is(err, refusal) {
-			return guard.Setup(op, claim, err)
-		}
-	}
-	if errors.As(err, new(foreign)) {
-		return guard.Setup(op, claim, err)
-	}
-	return guard.Unavailable(op, claim, err)
-}
-
-// failed classifies the error of a write: servers refuse before they write.
-func failed(op string, claim guard.Claim, err error) error {
-	certain := []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError}
-	if errors.As(err, new(notSent)) || errors.As(err, new(foreign)) || slices.ContainsFunc(certain, func(e error) bool { return errors.Is(err, e) }) {
-		return unavailable(op, claim, err)
-	}
-	return guard.OutcomeUnknown(op, claim, err)
 }

@@ -1,0 +1,150 @@
+package waiting
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// turns says which places may ask.
+func turns(places ...*Place) (s string) {
+	for _, p := range places {
+		p.queue.all.mu.Lock()
+		s += fmt.Sprint(p.may, " ")
+		p.queue.all.mu.Unlock()
+	}
+	return s
+}
+
+// TestOrderAfterFailure: a failure gives everybody a turn, so that nobody waits
+// for the timeouts of the others. Those that are not the first give it back.
+func TestOrderAfterFailure(t *testing.T) {
+	t.Parallel()
+	var all Queues
+	join := func() *Place { p, _ := all.Join("r", Name{}); return p }
+	a, b, c := join(), join(), join()
+	if got := turns(a, b, c); got != "true false false " {
+		t.Error(got)
+	}
+	b.Leave(false)
+	a.Leave(false)
+	if got := turns(c); got != "true " {
+		t.Error(got)
+	}
+	a, b = join(), join()
+	c.Leave(true)
+	if got := turns(a, b); got != "true true " {
+		t.Error(got)
+	}
+	if a.Yield() || !b.Yield() {
+		t.Error("only the first keeps its turn")
+	}
+	if got := turns(a, b); got != "true false " {
+		t.Error(got)
+	}
+	a.Leave(false)
+	b.Leave(false)
+	if len(all.by) != 0 {
+		t.Error("a queue without waiters is left")
+	}
+}
+
+// TestPlaceIsForgotten: the place of a waiter that does not come back is kept for
+// some seconds, and then nothing is left of it.
+func TestPlaceIsForgotten(t *testing.T) {
+	t.Parallel()
+	for away, order := range map[time.Duration]string{placeFor - time.Second: "[1 2]", placeFor + time.Second: "[2 1]"} {
+		synctest.Test(t, func(t *testing.T) {
+			var all Queues
+			first, _ := all.Join("r", Name{"s", "1"})
+			second, _ := all.Join("r", Name{"s", "2"})
+			first.Away()
+			time.Sleep(away)
+			first, _ = all.Join("r", Name{"s", "1"})
+			var got []string
+			for _, one := range second.queue.places {
+				got = append(got, one.name.LeaseID)
+			}
+			if fmt.Sprint(got) != order {
+				t.Errorf("away for %v: the order is %v, want %s", away, got, order)
+			}
+			// Who had the first place meanwhile calls nobody, and gives up its turn.
+			if called := second.Call(); called != (order == "[2 1]") || !called && turns(first, second) != "true false " {
+				t.Errorf("away for %v: called %t, turns %s", away, called, turns(first, second))
+			}
+			first.Away()
+			second.Away()
+			time.Sleep(placeFor + CallFor + time.Second)
+			synctest.Wait()
+			if len(all.by) != 0 || len(all.left) != 0 {
+				t.Errorf("%d queues and places of %d subjects are left", len(all.by), len(all.left))
+			}
+		})
+	}
+}
+
+// TestPlacesAreBounded: a subject that joins for a moment under ever new names
+// leaves no more than placesMost places, and takes none from another subject.
+func TestPlacesAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var all Queues
+		for n := range 3 * placesMost {
+			p, _ := all.Join(fmt.Sprint("r", n), Name{"churns", "1"})
+			p.Away()
+		}
+		first, _ := all.Join("r", Name{"s", "1"})
+		second, _ := all.Join("r", Name{"s", "2"})
+		first.Away()
+		first, _ = all.Join("r", Name{"s", "1"})
+		if len(all.by) != placesMost+1 || all.left["churns"] != placesMost || first.Yield() || !second.Yield() {
+			t.Errorf("%d queues, %d places, turns %s", len(all.by), all.left["churns"], turns(first, second))
+		}
+		first.Away()
+		second.Away()
+		time.Sleep(placeFor + time.Second)
+		synctest.Wait()
+		if len(all.by) != 0 || len(all.left) != 0 {
+			t.Errorf("%d queues and places of %d subjects are left", len(all.by), len(all.left))
+		}
+	})
+}
+
+// TestCall: the first try belongs to the waiter that was called, until it has asked
+// or its time has passed. Then the next has its turn.
+func TestCall(t *testing.T) {
+	t.Parallel()
+	for name, asks := range map[string]bool{"it asks": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all Queues
+				first, _ := all.Join("r", Name{"s", "1"})
+				second, _ := all.Join("r", Name{"s", "2"})
+				if second.Call() || !first.Call() {
+					t.Error("only the first is called")
+				}
+				if mine, others := all.Reserved("r", Name{"s", "1"}), all.Reserved("r", Name{"t", "1"}); mine != 0 || others <= 0 || others > CallFor {
+					t.Errorf("reserved for %v of its own time and %v of the others'", mine, others)
+				}
+				first.Away() // its request for a call has ended, and it keeps its turn
+				if got := turns(second); got != "false " {
+					t.Error("the next has its turn while the first is called")
+				}
+				if asks {
+					all.Asked("r", Name{"s", "2"})
+					all.Asked("r", Name{"s", "1"})
+				} else {
+					time.Sleep(CallFor)
+					synctest.Wait()
+				}
+				if got := turns(second); got != "true " || all.Reserved("r", Name{"t", "1"}) != 0 || all.Count("r") != 1 {
+					t.Errorf("turns %s, %d in the queue", got, all.Count("r"))
+				}
+				second.Leave(false)
+				time.Sleep(placeFor)
+				synctest.Wait()
+			})
+		})
+	}
+}
