@@ -25,7 +25,7 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 		"nobody":      nil,
 		"an observer": guard.ObserverFunc(func(_ context.Context, e guard.Event) { told = e }),
 	} {
-		c := simulate(t, simulation{func() time.Duration { return 1 }}, &Options{StatPrefixes: []string{"a:", "tenant:"}, Observer: observer, Logger: slog.New(slog.DiscardHandler)})
+		c := simulate(t, simulation{func() time.Duration { return 1 }}, &Options{Observer: observer, Logger: slog.New(slog.DiscardHandler)})
 		l := &Lease{client: c, claim: guard.Claim{Resource: "tenant:r", Token: 1, LeaseID: "l"}, ttl: time.Second, reclaimed: true, deadline: time.Hour, place: -1}
 		for what, f := range map[string]func(){
 			"acquired":      func() { c.acquired(ctx, r, l, nil, 1) },

@@ -116,7 +116,7 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 	if c.limits.MetadataBytes >= len(whereabouts()) {
 		c.whereabouts = whereabouts()
 	}
-	c.events = &events{c: c, stats: newStats(set.StatPrefixes), trouble: map[string]*trouble{}}
+	c.events = &events{c: c, trouble: map[string]*trouble{}}
 	c.keeper.c = c
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())

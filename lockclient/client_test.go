@@ -210,7 +210,8 @@ func TestHolders(t *testing.T) {
 func TestFailuresAreToldOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log leasetest.Text
-		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		var seen leasetest.Tally
+		client, server := locktest.New(t, &lockclient.Options{Observer: &seen, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		for n := range 100 {
 			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
 			if err == nil {
@@ -228,7 +229,7 @@ func TestFailuresAreToldOnceAMinute(t *testing.T) {
 		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
 			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
 		}
-		if failed := client.Stats().Other.RenewalsFailed; failed < 1000 {
+		if failed := seen.Failed(guard.OpRenew); failed < 1000 {
 			t.Errorf("%d failed renewals", failed)
 		}
 	})
@@ -389,17 +390,17 @@ func TestLossAtReleaseIsObserved(t *testing.T) {
 		if last := events[len(events)-1]; !errors.Is(err, lockclient.ErrLeaseLost) || last.Op != guard.OpLost || last.Err != err || last.Claim != lease.Claim() {
 			t.Errorf("%v, observed as %+v", err, last)
 		}
-		if err := lease.Release(t.Context()); err != nil || client.Stats().Other.Lost != 1 {
-			t.Errorf("again: %v, %+v", err, client.Stats().Other)
+		n := len(events)
+		if err := lease.Release(t.Context()); err != nil || len(events) != n {
+			t.Errorf("again: %v, observed as %+v", err, events[n:])
 		}
 	})
 }
 
-// TestNamespace: a client with a namespace leases, observes and counts names
-// within it, joined as by guard.JoinResource, and no others.
+// TestNamespace: a client with a namespace leases and observes names within it, joined as by guard.JoinResource, and no others.
 func TestNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu", StatPrefixes: []string{"jobs:"}})
+		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu"})
 		lease, err := client.TryAcquire(t.Context(), "jobs:close", &lockclient.AcquireOptions{TTL: time.Minute})
 		if err != nil {
 			t.Fatal(err)
@@ -413,9 +414,6 @@ func TestNamespace(t *testing.T) {
 				t.Errorf("%+v, %v", holder, err)
 			}
 			break
-		}
-		if stats := client.Stats().Prefixes[0]; stats.Prefix != "jobs:" || stats.Granted != 1 {
-			t.Errorf("%+v", stats)
 		}
 	})
 }
@@ -455,10 +453,11 @@ func (hangs) Renew(ctx context.Context, renewals []driver.Renewal, results []dri
 	}
 }
 
-// TestStats: each count, under the prefix of its resource.
-func TestStats(t *testing.T) {
+// TestObservedOnce: what happens is observed, and once.
+func TestObservedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, server := locktest.New(t, &lockclient.Options{StatPrefixes: []string{"p:"}})
+		var seen leasetest.Tally
+		client, server := locktest.New(t, &lockclient.Options{Observer: &seen})
 		other := server.Client(t, "other", nil)
 		opts := &lockclient.AcquireOptions{TTL: time.Minute}
 		acquire := func(c *lockclient.Client) *lockclient.Lease {
@@ -492,10 +491,9 @@ func TestStats(t *testing.T) {
 		if err := third.Release(t.Context()); err == nil {
 			t.Fatal("the release did not fail")
 		}
-		want := lockclient.PrefixStats{Prefix: "p:", Attempted: 4, Granted: 3, Contended: 1, Reclaimed: 2, Renewed: 1, RenewalsFailed: 2,
-			Released: 1, ReleasesFailed: 1, Lost: 1, Held: 5 * time.Second}
-		if got := client.Stats(); got.Prefixes[0] != want || got.Other != (lockclient.PrefixStats{}) {
-			t.Errorf("got %+v\nwant %+v", got, want)
+		const want = "acquire 3, acquire failed 1, contend failed 1, lost failed 1, reclaim 2, release 1, release failed 1, renew 1, renew failed 2"
+		if got := seen.Text(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	})
 }

@@ -78,7 +78,7 @@
 // # Choosing the TTL
 //
 // TTL >= p99 of a pause + p99 of a renewal + margin, renewed every third of it or
-// sooner: [RecommendTTL] and [CheckTTL]. [Client.RenewalLatency] is measured.
+// sooner: [RecommendTTL]. [Client.RenewalLatency] is measured.
 // The event lock_margin_low reports that less than a third of the TTL was left
 // when the response to a renewal arrived.
 //
@@ -108,8 +108,8 @@
 //
 // [Options.Observer] gets OpAcquire (one per call, with the whole wait),
 // OpContend, OpReclaim (a grant replaced a lease that had run out), OpRenew,
-// OpRelease and OpLost, with the surface "lock". [Client.Stats] counts all of it
-// by the prefixes in Options.StatPrefixes. [Options.Logger] gets lock_acquired,
+// OpRelease and OpLost, with the surface "lock";
+// guard/guardotel counts all of it by prefixes of resources. [Options.Logger] gets lock_acquired,
 // lock_contended (once per wait), lock_renewed (debug), lock_released, and as
 // warnings lock_acquire_failed, lock_renew_failed, lock_margin_low,
 // lock_release_failed and lock_lost, with resource, ownerId, leaseId, fencingToken

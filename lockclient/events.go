@@ -13,10 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
-// events reports to the logger and the observer, which may be nil, and counts.
+// events reports to the logger and the observer, which may be nil.
 type events struct {
-	c     *Client
-	stats *stats
+	c *Client
 
 	mu      sync.Mutex
 	trouble map[string]*trouble // by the event's name
@@ -187,16 +186,11 @@ const (
 func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, took time.Duration) {
 	claim := r.Claim()
 	held, isHeld := err.(*HeldError)
-	n := c.events.stats.of(r.Resource)
-	n.attempted.Add(1)
-	n.waited.Add(int64(took))
 	switch {
 	case err == nil:
 		claim = l.claim
-		n.granted.Add(1)
 		c.events.passed(acquireFailed)
 		if l.reclaimed {
-			n.reclaimed.Add(1)
 			c.events.observe(ctx, guard.OpReclaim, claim, took, nil)
 		}
 		c.events.log(ctx, slog.LevelInfo, "lock_acquired", claim, r.TTL, seconds("waitedSeconds", took))
@@ -209,7 +203,6 @@ func (c *Client) acquired(ctx context.Context, r *request, l *Lease, err error, 
 }
 
 func (e *events) contended(ctx context.Context, r *request, held *HeldError) {
-	e.stats.of(r.Resource).contended.Add(1)
 	e.log(ctx, slog.LevelInfo, "lock_contended", r.Claim(), r.TTL,
 		slog.String("holderId", held.Owner), slog.String("holderToken", held.Token.String()),
 		seconds("remainingSeconds", held.Remaining))
@@ -219,13 +212,11 @@ func (e *events) contended(ctx context.Context, r *request, held *HeldError) {
 func (e *events) renewed(ctx context.Context, l *Lease, err error, took time.Duration) {
 	switch {
 	case err == nil:
-		e.stats.of(l.claim.Resource).renewed.Add(1)
 		e.renewable(l, true)
 		e.log(ctx, slog.LevelDebug, "lock_renewed", l.claim, l.ttl, seconds("renewalSeconds", took))
 	case errors.Is(l.Err(), ErrReleased):
 		return // it no longer matters
 	default:
-		e.stats.of(l.claim.Resource).renewalsFailed.Add(1)
 		e.renewable(l, l.Err() != nil)
 		e.failed(ctx, renewFailed, l.claim, l.ttl, because(err))
 	}
@@ -242,14 +233,11 @@ func (e *events) marginLow(ctx context.Context, l *Lease, took, left time.Durati
 
 func (e *events) released(ctx context.Context, l *Lease, err error) {
 	e.renewable(l, true)
-	n, age := e.stats.of(l.claim.Resource), l.age()
+	age := l.age()
 	if err == nil {
-		n.released.Add(1)
-		n.held.Add(int64(age))
 		e.passed(releaseFailed)
 		e.log(ctx, slog.LevelInfo, "lock_released", l.claim, l.ttl, seconds("heldSeconds", age))
 	} else {
-		n.releasesFailed.Add(1)
 		e.failed(ctx, releaseFailed, l.claim, l.ttl, because(err))
 	}
 	e.observe(ctx, guard.OpRelease, l.claim, age, err)
@@ -257,19 +245,13 @@ func (e *events) released(ctx context.Context, l *Lease, err error) {
 
 // releaseFailed reports a grant that nobody got and that may still be there.
 func (e *events) releaseFailed(ctx context.Context, claim guard.Claim, err error) {
-	e.stats.of(claim.Resource).releasesFailed.Add(1)
 	e.failed(ctx, releaseFailed, claim, 0, because(err))
 	e.observe(ctx, guard.OpRelease, claim, 0, err)
 }
 
 func (e *events) lost(ctx context.Context, l *Lease, err error) {
 	e.renewable(l, true)
-	n, age := e.stats.of(l.claim.Resource), l.age()
-	n.lost.Add(1)
-	if errors.Is(err, ErrForceUnlocked) {
-		n.forceUnlocked.Add(1)
-	}
-	n.held.Add(int64(age))
+	age := l.age()
 	e.failed(ctx, lockLost, l.claim, l.ttl, seconds("heldSeconds", age), because(err))
 	e.observe(ctx, guard.OpLost, l.claim, age, err)
 }

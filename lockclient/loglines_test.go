@@ -3,7 +3,6 @@ package lockclient
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -143,31 +142,5 @@ func TestLogLines(t *testing.T) {
 		i.loss(lease.Claim(), errSimulated)
 		expect("lost", "level=WARN msg=lock_lost"+attrs("lost", "7")+` ttlSeconds=60 heldSeconds=1`+failed+ErrLeaseLost.Error()+`: token 7 for \"lost\": simulated"`,
 			guard.Event{Op: guard.OpLost, Claim: claim("lost", 7), Reason: guard.ReasonLeaseLost, Duration: time.Second})
-		want := PrefixStats{Attempted: 11, Granted: 4, Contended: 1, Reclaimed: 1, Renewed: 1, RenewalsFailed: 1, Released: 2, ReleasesFailed: 1, Lost: 1,
-			Waited: 11 * slow, Held: 9 * time.Second}
-		if got := client.Stats(); got.Other != want || len(got.Prefixes) != 0 {
-			t.Errorf("counted %+v, want %+v", got, want)
-		}
-	})
-}
-
-// TestLongestPrefix: a resource is counted by the longest prefix that it begins
-// with, whatever their order, and the counts come in the order of the options.
-func TestLongestPrefix(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		prefixes := []string{"a", "abc", "ab", "x"}
-		client := (&answering{}).client(t, &Options{StatPrefixes: prefixes})
-		for _, resource := range []string{"a1", "ab1", "ab2", "abc1", "abc2", "abc3", "b", "b", "b", "b", "xa"} {
-			client.TryAcquire(t.Context(), resource, minute)
-		}
-		s := client.Stats()
-		var names []string
-		var granted []int64
-		for _, p := range append(s.Prefixes, s.Other) {
-			names, granted = append(names, p.Prefix), append(granted, p.Granted)
-		}
-		if !slices.Equal(names, append(prefixes, "")) || !slices.Equal(granted, []int64{1, 3, 2, 1, 4}) {
-			t.Errorf("%q: %v", names, granted)
-		}
 	})
 }

@@ -68,11 +68,6 @@ type Options struct {
 	// whatever it contains. At most 256 bytes, of which "%" and ":" count
 	// three.
 	Namespace string
-	// StatPrefixes are the prefixes of resources, within the namespace, that
-	// [Client.Stats] counts separately; at most 64. The longest that matches
-	// counts. Resources that match none share one bucket, so memory does not
-	// grow with the number of resources.
-	StatPrefixes []string
 }
 
 // Wake says how waiters learn of releases.
@@ -90,7 +85,6 @@ const (
 	WakePoll Wake = Wake(pglease.WakePoll)
 )
 
-// withDefaults also puts StatPrefixes into the namespace.
 func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err error) {
 	s = pglease.Of(o)
 	if err := pglease.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
@@ -110,9 +104,7 @@ func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err er
 	default:
 		return s, "", guard.Invalid("Options.Wake", string(s.Wake), "must be auto, notify or poll")
 	}
-	if namespace, err = pglease.NewNamespace("Options.Namespace", s.Namespace); err == nil {
-		s.StatPrefixes, err = statPrefixesIn(namespace, s.StatPrefixes)
-	}
+	namespace, err = pglease.NewNamespace("Options.Namespace", s.Namespace)
 	return s, namespace, err
 }
 

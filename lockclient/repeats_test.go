@@ -137,7 +137,8 @@ func TestReleaseRepeats(t *testing.T) {
 				says := said(test.answers, n)
 				return says == "freed", answer("release", claim, says, n)
 			}
-			client := i.client(t, &Options{ReleaseTimeout: timeout})
+			var rec leasetest.Recorder
+			client := i.client(t, &Options{ReleaseTimeout: timeout, Observer: &rec})
 			lease := mustTry(t, client, "r", time.Minute)
 			time.Sleep(time.Second)
 			began := time.Now()
@@ -151,21 +152,17 @@ func TestReleaseRepeats(t *testing.T) {
 					t.Errorf("%+v: released %+v", test, claim)
 				}
 			}
-			s, want := client.Stats().Other, PrefixStats{Attempted: 1, Granted: 1}
-			switch test.want {
-			case nil:
-				want.Released, want.Held = 1, time.Second+time.Since(began)
-			case ErrLeaseLost:
-				want.Lost, want.Held = 1, time.Second+time.Since(began)
-			default:
-				want.ReleasesFailed = 1
+			want := guard.Event{Op: guard.OpRelease, Surface: guard.SurfaceLock, Claim: lease.Claim(), Reason: guard.ReasonOf(err), Duration: time.Second + time.Since(began), Err: err}
+			if test.want == ErrLeaseLost {
+				want.Op = guard.OpLost
 			}
-			if s != want {
-				t.Errorf("%+v: counted %+v, want %+v", test, s, want)
+			if events, _ := rec.Take(t); len(events) != 2 || events[1] != want {
+				t.Errorf("%+v: observed %+v, want %+v", test, events, want)
 			}
+			unanswered := err != nil && test.want != ErrLeaseLost
 			asked := len(i.released)
 			_ = lease.Release(t.Context()) // repeated only if there was no answer
-			if again := len(i.released) > asked; again != (want.ReleasesFailed > 0) {
+			if again := len(i.released) > asked; again != unanswered {
 				t.Errorf("%+v: sent again %t", test, again)
 			}
 		})
@@ -245,7 +242,7 @@ func TestReleasedAfterAll(t *testing.T) {
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("second: %v", err)
 		}
-		if n := len(events); n != 3 || events[2].Op != guard.OpRelease || events[2].Err != nil || client.Stats().Other.Lost != 0 {
+		if n := len(events); n != 3 || events[2].Op != guard.OpRelease || events[2].Err != nil {
 			t.Errorf("%+v", events)
 		}
 	})

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/fencepost-go/fencepost/guard"
 )
 
 // RecommendTTL returns the TTL for a process whose pauses (garbage collection,
@@ -31,26 +29,6 @@ func RecommendTTL(pauseP99, renewalP99, margin time.Duration) time.Duration {
 
 // capped keeps sums of three from overflowing; it is far above [MaxTTL].
 func capped(d time.Duration) time.Duration { return min(max(d, 0), 100*MaxTTL) }
-
-// CheckTTL returns why opts break the rule of [RecommendTTL], or nil if they
-// follow it. The error is an InvalidError (errors.Is guard.ErrInvalid) that
-// names the field: the TTL, or the RenewInterval if the TTL would suffice with
-// a shorter one.
-func CheckTTL(opts *HoldOptions, pauseP99, renewalP99, margin time.Duration) error {
-	_, every, err := opts.validate()
-	if err != nil {
-		return err
-	}
-	p, r, m := capped(pauseP99), capped(renewalP99), capped(margin)
-	if least := p + r + m; opts.TTL < least {
-		return guard.Invalid("TTL", opts.TTL.String(), "is less than the pause, the renewal and the margin, which are "+least.String())
-	}
-	if left := opts.TTL - every; left < p+r {
-		return guard.Invalid("RenewInterval", every.String(),
-			"leaves "+left.String()+" of the TTL for a pause and a renewal, which take "+(p+r).String())
-	}
-	return nil
-}
 
 // lowMargin is the part of the TTL below which lock_margin_low warns: with less
 // than a third left when a renewal gets its response, one more renewal interval would

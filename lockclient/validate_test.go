@@ -137,10 +137,6 @@ func TestUnusable(t *testing.T) {
 func TestNewInvalid(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	many := make([]string, 65)
-	for i := range many {
-		many[i] = "p" + strconv.Itoa(i)
-	}
 	for _, test := range []struct {
 		field, value, owner string
 		opts                *Options
@@ -162,11 +158,6 @@ func TestNewInvalid(t *testing.T) {
 		{"Options.RenewConns", "65", "o", &Options{RenewConns: 65}, "must be 0 to 64"},
 		{"Options.Wake", "never", "o", &Options{Wake: "never"}, "must be auto, notify or poll"},
 		{"Options.Namespace", "a\x00", "o", &Options{Namespace: "a\x00"}, ""},
-		{"Options.StatPrefixes", "65", "o", &Options{StatPrefixes: many}, "must have at most 64 elements"},
-		{"Options.StatPrefixes[1]", "", "o", &Options{StatPrefixes: []string{"a", ""}}, "must not be empty: Stats.Other counts the rest"},
-		{"Options.StatPrefixes[1]", "a\n", "o", &Options{StatPrefixes: []string{"a", "a\n"}}, "must not contain control characters"},
-		{"Options.StatPrefixes[0]", strings.Repeat("x", 64), "o", &Options{StatPrefixes: []string{strings.Repeat("x", 513)}}, "is 513 bytes long, at most 512 are allowed"},
-		{"Options.StatPrefixes[2]", "a", "o", &Options{StatPrefixes: []string{"a", "b", "a"}}, "is there twice"},
 	} {
 		made, err := New(pool, test.owner, test.opts)
 		madeWith, errWith := NewWith(&answering{}, test.owner, test.opts)
@@ -181,7 +172,7 @@ func TestNewInvalid(t *testing.T) {
 		}
 	}
 	for _, opts := range []*Options{
-		{StatPrefixes: many[1:]}, {StatPrefixes: []string{strings.Repeat("x", 512)}}, {Wake: WakeAuto}, {Wake: WakeNotify}, {Wake: WakePoll},
+		{Wake: WakeAuto}, {Wake: WakeNotify}, {Wake: WakePoll},
 		{RenewConns: 64}, {PollInterval: time.Minute}, {PollInterval: time.Millisecond}, {OpTimeout: time.Hour},
 		{LockTimeout: time.Millisecond}, {LockTimeout: 5*time.Second - 1}, {ReleaseTimeout: time.Hour}, {ReleaseTimeout: time.Millisecond},
 	} {

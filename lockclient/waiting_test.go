@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
@@ -57,7 +58,7 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 		answer func(*answering, driver.Request) (driver.Grant, error)
 		want   error
 		waits  bool
-		told   int64 // how many were told who has the lease
+		told   int // how many were told who has the lease
 	}{
 		"has it": {answer: func(i *answering, _ driver.Request) (driver.Grant, error) {
 			return driver.Grant{Token: 7, From: i.clock()}, nil
@@ -79,7 +80,8 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 					}
 					return refuse(ctx, r)
 				}
-				client := i.client(t, nil)
+				var seen leasetest.Tally
+				client := i.client(t, &Options{Observer: &seen})
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				acquires(ctx, client, "first")
@@ -91,7 +93,7 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 				if want := []string{"first", "mine"}; len(other) > 0 || !slices.Equal(i.askedBy(), want) {
 					t.Errorf("%q have asked, want %q: a caller without a lease ID waits for its turn", i.askedBy(), want)
 				}
-				if told := client.Stats().Other.Contended; told != test.told {
+				if told := seen.Failed(guard.OpContend); told != test.told {
 					t.Errorf("%d were told who has the lease", told)
 				}
 				cancel()
@@ -310,7 +312,8 @@ func TestWaiterLooksAgain(t *testing.T) {
 					}
 					return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: test.remaining - 100*time.Millisecond}}, nil
 				}
-				client := i.client(t, nil)
+				var seen leasetest.Tally
+				client := i.client(t, &Options{Observer: &seen})
 				if test.steps {
 					time.AfterFunc(100*time.Millisecond, client.step)
 				}
@@ -331,8 +334,8 @@ func TestWaiterLooksAgain(t *testing.T) {
 				if want := (driver.Watch{Resource: "r", LeaseID: i.acquired[0].LeaseID, Wait: test.wait}); i.watched[0] != want {
 					t.Errorf("watched %+v", i.watched[0])
 				}
-				if s := client.Stats().Other; s.Contended != 1 {
-					t.Errorf("%+v", s)
+				if n := seen.Failed(guard.OpContend); n != 1 {
+					t.Errorf("contended %d times", n)
 				}
 			})
 		})

@@ -75,8 +75,7 @@
 // # Rows
 //
 // The table keeps a row for every resource name that was ever leased, until
-// [Operator.Purge] deletes those that have been free for long, by call or in an
-// [Operator.PurgeLoop]. A purge raises the floor, the token that every later
+// [Operator.Purge] deletes those that have been free for long. A purge raises the floor, the token that every later
 // grant is above. [Operator.AdvanceFloor] only raises the floor, and must be
 // called before guard.Store.Retire.
 //

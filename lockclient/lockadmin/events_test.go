@@ -147,10 +147,6 @@ func TestUnanswered(t *testing.T) {
 			got, err := all(o.Audit(ctx, "", nil))
 			return len(got) != 0, err
 		},
-		"long held": func(ctx context.Context, o *Operator) (any, error) {
-			got, err := o.LongHeld(ctx, 0, nil)
-			return len(got) != 0, err
-		},
 		"epoch": func(ctx context.Context, o *Operator) (any, error) {
 			got, err := o.Epoch(ctx)
 			return got.SystemIdentifier, err

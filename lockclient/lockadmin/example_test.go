@@ -152,20 +152,3 @@ func ExampleOperator_List() {
 	// *:billing-close chooses tenant_12:billing-close:2026-04
 	// *:billing-close chooses tenant_1:billing-close:2026-04
 }
-
-// Rows of resources that nobody has used for a week are deleted in the
-// background, for as long as the context lasts.
-func ExampleOperator_PurgeLoop() {
-	ctx := context.Background()
-	pool, cleanup := database(ctx)
-	defer cleanup()
-	operator, err := lockadmin.New(pool, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-	defer cancel()
-	fmt.Println(operator.PurgeLoop(ctx, &lockadmin.PurgeOptions{OlderThan: 7 * 24 * time.Hour, Every: time.Hour}))
-	// Output:
-	// context deadline exceeded
-}

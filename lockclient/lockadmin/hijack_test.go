@@ -90,8 +90,8 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 				return nil
 			},
 			"Purge": func() error { _, err := op.Purge(t.Context(), nil); return err },
-			"LongHeld": func() error {
-				_, err := op.LongHeld(t.Context(), time.Microsecond, nil)
+			"List": func() error {
+				_, err := all(op.List(t.Context(), "", &ListOptions{HeldFor: time.Microsecond}))
 				return err
 			},
 		}
@@ -101,7 +101,7 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 			}
 		}
 		for what, sql := range map[string]string{
-			"long held": strings.NewReplacer("$1", "''", "$2", "'z'", "$3", "1", "$4", "10", "$5", "NULL").Replace(longHeldSQL), "idle": strings.NewReplacer("$1", "''", "$2", "1", "$3", "10").Replace(idleSQL),
+			"list": strings.NewReplacer("$1", "''", "$2", "'z'", "$3", "''", "$4", "10", "$5", "10", "$6", "NULL", "$7", "false", "$8", "NULL", "$9", "1").Replace(listSQL), "idle": strings.NewReplacer("$1", "''", "$2", "1", "$3", "10").Replace(idleSQL),
 		} {
 			pool.Exec(t.Context(), sql)
 			if !ran() {

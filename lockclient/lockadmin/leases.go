@@ -1,7 +1,6 @@
 package lockadmin
 
 import (
-	"cmp"
 	"context"
 	"iter"
 	"math"
@@ -73,6 +72,11 @@ type ListOptions struct {
 	States []LeaseState
 	// AwaitedOnly lists only the leases that somebody waits for.
 	AwaitedOnly bool
+	// HeldFor lists only the leases that have been held, renewals included, for at
+	// least this long by the server's clock; 0 means any. A lease that was granted
+	// before the server's clock was set back counts from the grant, by the new clock;
+	// Inspect has a finding for it.
+	HeldFor time.Duration
 	// After is the Resource after which the list begins; empty means at the
 	// first.
 	After string
@@ -92,7 +96,7 @@ type ListOptions struct {
 // at once and uses the same memory however many leases there are. Leases that
 // come and go while List reads may be missed; none is listed twice.
 //
-// An error ends the sequence: guard.ErrInvalid (pattern, States,
+// An error ends the sequence: guard.ErrInvalid (pattern, States, HeldFor,
 // After) or guard.ErrUnavailable. opts may be nil.
 func (o *Operator) List(ctx context.Context, pattern string, opts *ListOptions) iter.Seq2[LeaseInfo, error] {
 	q, err := o.listQuery(pattern, opts)
@@ -110,6 +114,7 @@ type listQuery struct {
 	after   string
 	states  []string // nil: all
 	awaited bool
+	heldFor *int64 // microseconds; nil: any
 	limit   int
 }
 
@@ -131,6 +136,13 @@ func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, er
 			return q, guard.Invalid("States["+strconv.Itoa(i)+"]", string(state), "must be held, expired or free")
 		}
 	}
+	switch {
+	case set.HeldFor < 0:
+		return q, guard.Invalid("HeldFor", set.HeldFor.String(), "must not be negative")
+	case set.HeldFor > 0:
+		least := set.HeldFor.Microseconds()
+		q.heldFor = &least
+	}
 	q.after, q.awaited, q.limit = set.After, set.AwaitedOnly, pglease.FirstPage
 	return q, nil
 }
@@ -140,7 +152,7 @@ func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, er
 func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, last string, more bool, err error) {
 	// Without a selection, one row beyond the page shows whether it is the last.
 	look := int64(q.limit) + 1
-	if q.states != nil || q.awaited || q.Expression != nil {
+	if q.states != nil || q.awaited || q.heldFor != nil || q.Expression != nil {
 		look = window
 	}
 	type line struct {
@@ -149,7 +161,7 @@ func (o *Operator) page(ctx context.Context, q listQuery) (page []LeaseInfo, las
 		looked int64
 	}
 	lines, err := query(ctx, o, "list", func(row pgx.Row, l *line) error { return o.scanInfo(row, &l.info, &l.chosen, &l.looked) },
-		q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression)
+		q.Bounded(listSQL, rangeEnd), q.Low, q.High, q.after, look, int64(q.limit)+1, q.states, q.awaited, q.Expression, q.heldFor)
 	last = q.after
 	for _, l := range lines {
 		if len(page) == q.limit { // one more, selected or not
@@ -182,38 +194,6 @@ func (o *Operator) Get(ctx context.Context, resource string) (info LeaseInfo, er
 	return rows[0], nil
 }
 
-// LongHeldOptions configures [Operator.LongHeld]. The zero value is the default.
-type LongHeldOptions struct {
-	// Pattern is as in [Operator.List].
-	Pattern string
-	// Limit is how many leases are returned at most; 0 means 100, at most 1000.
-	Limit int
-}
-
-// LongHeld returns the leases that have been held, renewals included, for
-// longer than threshold by the server's clock, the longest held first. No index
-// supports this: it reads every row under the pattern, once. opts may be nil. A
-// lease that was granted before the server's clock was set back counts from the
-// grant, by the new clock; Inspect has a finding for it.
-//
-// Errors: guard.ErrInvalid (threshold below zero, Pattern, Limit) and
-// guard.ErrUnavailable.
-func (o *Operator) LongHeld(ctx context.Context, threshold time.Duration, opts *LongHeldOptions) ([]LeaseInfo, error) {
-	set := pglease.Of(opts)
-	if threshold < 0 {
-		return nil, guard.Invalid("threshold", threshold.String(), "must not be negative")
-	}
-	p, err := o.namespace.NewPattern("LongHeldOptions.Pattern", set.Pattern)
-	if err != nil {
-		return nil, err
-	}
-	limit := cmp.Or(set.Limit, pglease.FirstPage)
-	if limit < 0 || limit > pglease.NextPage {
-		return nil, guard.Invalid("LongHeldOptions.Limit", strconv.Itoa(limit), "must be 0 to "+strconv.Itoa(pglease.NextPage))
-	}
-	return query(ctx, o, "long held", o.scanLease, p.Bounded(longHeldSQL, rangeEnd), p.Low, p.High, threshold.Microseconds(), int64(limit), p.Expression)
-}
-
 // moment returns a column as a time that can be encoded, since an issuer's role
 // may write any: the nearest of the years 1 to 9999. Of a free lease, minus
 // infinity is "never", and NULL.
@@ -237,26 +217,20 @@ var infoColumns = `l.resource, l.token, coalesce(l.lease_id, ''), l.owner, l.sta
 const rangeEnd = "f.resource < $2::text"
 
 // listSQL looks at the next rows of a range, at most $4 of them, and returns up
-// to $5 of those in the states $6, awaited if $7, that match $8; also the $4th,
+// to $5 of those in the states $6, awaited if $7, that match $8 and were held for $9 microseconds; also the $4th,
 // selected or not, which says where to go on. It is one scan of the key's index
 // between bounds, under a generic plan too, and it stops when it has enough rows.
 // $1 low, $2 high, $3 after.
 var listSQL = `SELECT ` + infoColumns + `, l.chosen, l.looked
 FROM (SELECT s.*, row_number() OVER (ORDER BY s.resource) AS looked,
     ($6::text[] IS NULL OR s.state = ANY ($6::text[])) AND (NOT $7::boolean OR coalesce(s.wake_until > now(), false))
-      AND ($8::text IS NULL OR s.resource ~ $8::text) AS chosen
+      AND ($8::text IS NULL OR s.resource ~ $8::text)
+      AND ($9::bigint IS NULL OR s.state = 'held' AND s.acquired_at <= now() - $9::bigint * interval '1 microsecond') AS chosen
   FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + ` AND f.resource > $3::text
     ORDER BY f.resource LIMIT $4::bigint) AS s) AS l
 WHERE l.chosen OR l.looked = $4::bigint ORDER BY l.resource LIMIT $5::bigint`
 
 var getSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource = $1::text AND f.resource <> '') AS l`
-
-// longHeldSQL returns the longest held first. $1 low, $2 high, $3 threshold in
-// microseconds, $4 limit, $5 expression.
-var longHeldSQL = `SELECT ` + infoColumns + ` FROM (` + stated + `f.resource >= $1::text AND ` + rangeEnd + `
-  AND f.resource <> '' AND f.lease_id IS NOT NULL AND f.expires_at > now() AND ($5::text IS NULL OR f.resource ~ $5::text)
-  AND f.acquired_at < now() - $3::bigint * interval '1 microsecond') AS l
-ORDER BY l.acquired_at, l.resource LIMIT $4::bigint`
 
 func (o *Operator) scanLease(row pgx.Row, info *LeaseInfo) error { return o.scanInfo(row, info) }
 

@@ -168,11 +168,11 @@ func TestListStates(t *testing.T) {
 	if err != nil || info.State != StateFree || !info.AcquiredAt.IsZero() || !info.ExpiresAt.IsZero() || info.LeaseID != "" || info.Remaining != 0 || info.Awaited {
 		t.Errorf("%+v, %v", info, err)
 	}
-	long, err := o.LongHeld(t.Context(), lockclient.MinTTL/2, nil)
+	long, err := all(o.List(t.Context(), "", &ListOptions{HeldFor: lockclient.MinTTL / 2}))
 	if err != nil || len(long) != 1 || long[0].Resource != "z" {
 		t.Errorf("held for long: %+v, %v", long, err)
 	}
-	if long, err = o.LongHeld(t.Context(), time.Hour, nil); err != nil || len(long) != 0 {
+	if long, err = all(o.List(t.Context(), "", &ListOptions{HeldFor: time.Hour})); err != nil || len(long) != 0 {
 		t.Errorf("held for an hour: %+v, %v", long, err)
 	}
 }
@@ -189,23 +189,17 @@ func TestListInvalid(t *testing.T) {
 		_, err := all(o.Audit(t.Context(), pattern, &opts))
 		return err
 	}
-	_, long := o.LongHeld(t.Context(), -1, nil)
-	_, longPattern := o.LongHeld(t.Context(), 0, &LongHeldOptions{Pattern: "\xff"})
-	_, longLimit := o.LongHeld(t.Context(), 0, &LongHeldOptions{Limit: 1001})
-	_, longNegative := o.LongHeld(t.Context(), 0, &LongHeldOptions{Limit: -1})
 	_, get := o.Get(t.Context(), "")
 	now := time.Now()
 	for field, errs := range map[string][]error{
 		"pattern": {list("\xff", ListOptions{}), list("a\x00", ListOptions{}), list(strings.Repeat("x", 513), ListOptions{}), list("a*:b", ListOptions{}),
 			list("*a", ListOptions{}), list("a:**", ListOptions{}), audit("\x00", AuditOptions{}), audit("*a", AuditOptions{})},
-		"LongHeldOptions.Pattern": {longPattern},
-		"LongHeldOptions.Limit":   {longLimit, longNegative},
-		"After":                   {list("", ListOptions{After: "\x00"})},
-		"Before":                  {audit("", AuditOptions{Before: -1})},
-		"States[1]":               {list("", ListOptions{States: []LeaseState{StateHeld, "dead"}})},
-		"From":                    {audit("", AuditOptions{From: now, To: now}), audit("", AuditOptions{From: now, To: now.Add(-1)})},
-		"threshold":               {long},
-		"resource":                {get},
+		"HeldFor":   {list("", ListOptions{HeldFor: -1})},
+		"After":     {list("", ListOptions{After: "\x00"})},
+		"Before":    {audit("", AuditOptions{Before: -1})},
+		"States[1]": {list("", ListOptions{States: []LeaseState{StateHeld, "dead"}})},
+		"From":      {audit("", AuditOptions{From: now, To: now}), audit("", AuditOptions{From: now, To: now.Add(-1)})},
+		"resource":  {get},
 	} {
 		for i, err := range errs {
 			var invalid *guard.InvalidError

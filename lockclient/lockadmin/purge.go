@@ -21,8 +21,7 @@ const (
 	maxBatch         = 1000
 )
 
-// PurgeOptions configures [Operator.Purge] and [Operator.PurgeLoop]. The zero value
-// is the default.
+// PurgeOptions configures [Operator.Purge]. The zero value is the default.
 type PurgeOptions struct {
 	// OlderThan is how long a lease must have been free, or expired, for its row
 	// to be deleted, by the server's clock; 0 means 24 h, at least a
@@ -35,9 +34,6 @@ type PurgeOptions struct {
 	// it can delay grants and renewals to no purpose; 0 means 20 ms, at most a
 	// second. Raise it where a commit takes longer than that.
 	LockTimeout time.Duration
-	// Every is the time between two rounds of [Operator.PurgeLoop], minus up to
-	// a fifth at random; 0 means 10 minutes, at least a millisecond.
-	Every time.Duration
 }
 
 func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
@@ -48,8 +44,7 @@ func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
 	const day = 24 * time.Hour
 	err := cmp.Or(
 		pglease.Fill("PurgeOptions.OlderThan", &s.OlderThan, day, 100*365*day),
-		pglease.Fill("PurgeOptions.LockTimeout", &s.LockTimeout, defaultTableWait, time.Second),
-		pglease.Fill("PurgeOptions.Every", &s.Every, 10*time.Minute, 365*day))
+		pglease.Fill("PurgeOptions.LockTimeout", &s.LockTimeout, defaultTableWait, time.Second))
 	return s, err
 }
 
@@ -75,12 +70,13 @@ type Purged struct {
 // gets it at once: while a transaction that stays open (a forgotten psql, a long
 // report that writes, VACUUM) has a lock on fencepost.leases, it tries again
 // later and does not queue, because renewals would queue behind it. opts may be
-// nil. Several processes may purge.
+// nil.
 //
 // Errors: guard.ErrInvalid (also for a handle with a namespace);
 // guard.ErrUnavailable (the batch that failed deleted nothing, for example
 // because it got no lock within Options.OpTimeout); guard.ErrOutcomeUnknown.
-// Purged says what was deleted before; another call continues.
+// Purged says what was deleted before; another call continues. Call it from a cron
+// job or a ticker, in one process or in several.
 func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error) {
 	if err := o.namespace.Everything("Purge"); err != nil {
 		return Purged{}, err
@@ -144,25 +140,6 @@ func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []strin
 			return err
 		}
 	}
-}
-
-// PurgeLoop calls [Operator.Purge] every PurgeOptions.Every, the first time
-// after a random part of it, until ctx ends. It blocks: run it in a goroutine. A
-// purge that fails is logged as lock_purge_failed, and the loop continues.
-//
-// It returns the cause of ctx's end, or guard.ErrInvalid at once.
-func (o *Operator) PurgeLoop(ctx context.Context, opts *PurgeOptions) error {
-	if err := o.namespace.Everything("PurgeLoop"); err != nil {
-		return err
-	}
-	s, err := opts.withDefaults()
-	if err != nil {
-		return err
-	}
-	for rest := pause.Jitter(s.Every, 1); pause.For(ctx, rest, nil); rest = pause.Jitter(s.Every, 5) {
-		_, _ = o.Purge(ctx, &s) // logged
-	}
-	return context.Cause(ctx)
 }
 
 // idleSQL looks at $3 rows and returns those that have long been free. $1 the

@@ -90,40 +90,31 @@ func TestPurgeInvalid(t *testing.T) {
 	t.Parallel()
 	client := newTestClient(t, nowhere(t), nil)
 	for field, opts := range map[string]PurgeOptions{
-		"OlderThan": {OlderThan: -1}, "Batch": {Batch: maxBatch + 1}, "LockTimeout": {LockTimeout: time.Minute}, "Every": {Every: time.Nanosecond},
+		"OlderThan": {OlderThan: -1}, "Batch": {Batch: maxBatch + 1}, "LockTimeout": {LockTimeout: time.Minute},
 	} {
 		var invalid *guard.InvalidError
 		if _, err := client.Purge(t.Context(), &opts); !errors.As(err, &invalid) || invalid.Field != "PurgeOptions."+field {
 			t.Errorf("%+v: %v", opts, err)
 		}
-		if err := client.PurgeLoop(t.Context(), &opts); !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("loop, %+v: %v", opts, err)
-		}
 	}
 }
 
-// TestPurgeLoop: it goes on after failures, until its context ends or the
-// client is closed.
-func TestPurgeLoop(t *testing.T) {
+// TestPurgeFails: a purge that fails is logged, deletes nothing, and the next one works.
+func TestPurgeFails(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	rec := &recorder{}
 	client := newTestClient(t, pool, &lockclient.Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
-	opts := &PurgeOptions{OlderThan: time.Millisecond, Every: 5 * time.Millisecond}
-	mustExec(t, pool, "ALTER FUNCTION fencepost.purge_leases RENAME TO gone")
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- client.PurgeLoop(ctx, opts) }()
+	opts := &PurgeOptions{OlderThan: time.Millisecond}
 	last := grant(t, client, "r", 3)
-	eventually(t, "a purge has failed", func() bool {
-		return rec.Count("lock_purge_failed") > 0
-	})
+	time.Sleep(10 * time.Millisecond)
+	mustExec(t, pool, "ALTER FUNCTION fencepost.purge_leases RENAME TO gone")
+	if _, err := client.Purge(t.Context(), opts); err == nil || rec.Count("lock_purge_failed") != 1 || countRows(t, pool) != 1 {
+		t.Errorf("%v, %d rows, logged %s", err, countRows(t, pool), rec.Text())
+	}
 	mustExec(t, pool, "ALTER FUNCTION fencepost.gone RENAME TO purge_leases")
-	eventually(t, "the row is purged", func() bool { return floorOf(t, pool) == last && countRows(t, pool) == 1 })
-	cancel(cause)
-	if err := <-ended; !errors.Is(err, cause) {
-		t.Errorf("got %v", err)
+	if done, err := client.Purge(t.Context(), opts); err != nil || done.Count != 1 || done.Floor != last {
+		t.Errorf("%+v, %v", done, err)
 	}
 }
 

@@ -120,9 +120,6 @@ func TestRolesSuffice(t *testing.T) {
 		if list, err := all(o.List(t.Context(), "", nil)); err != nil || len(list) != 2 {
 			t.Errorf("%s: %+v, %v", name, list, err)
 		}
-		if _, err := o.LongHeld(t.Context(), 0, nil); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
 		if in, err := o.Inspect(t.Context()); err != nil || in.Schema != pglease.Schema().Version() || in.Hidden != "" {
 			t.Errorf("%s: %+v, %v", name, in, err)
 		}

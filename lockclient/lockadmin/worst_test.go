@@ -36,7 +36,7 @@ func TestWorstRows(t *testing.T) {
 	if err != nil || !slices.Equal(listed, resources) {
 		t.Errorf("listed %q of %q, %v", listed, resources, err)
 	}
-	long, err := o.LongHeld(t.Context(), time.Hour, nil)
+	long, err := all(o.List(t.Context(), "", &ListOptions{HeldFor: time.Hour}))
 	for _, l := range long {
 		readable(l)
 	}

@@ -63,10 +63,7 @@ func (a *app) root() *cli.Command {
 		},
 		Commands: []*cli.Command{
 			a.listCommand(),
-			a.watchCommand(),
 			a.showCommand(),
-			a.explainCommand(),
-			a.longHeldCommand(),
 			a.auditCommand(),
 			a.doctorCommand(),
 			a.forceUnlockCommand(),

@@ -4,7 +4,7 @@
 //	fencectl show tenant_123:billing-close:2026-04
 //	fencectl force-unlock tenant_123:billing-close:2026-04 --actor ana --reason 'INC-4711, it hangs' --raise
 //
-// It inspects (list, watch, show, explain, long-held, audit, doctor),
+// It inspects (list, show, audit, doctor),
 // intervenes (force-unlock, marks, epoch, advance, purge) and sets up (migrate,
 // roles, completion). Each command has --help. Names are whole names: those of
 // a client confined to a namespace begin with it. A PATTERN for a list is read
@@ -33,9 +33,8 @@
 // A list is read and printed page by page. It begins at once and takes the same
 // memory for ten leases as for a million; it is not a snapshot.
 //
-// watch, and list, show or long-held with --watch, print repeatedly, in place
-// on a terminal and one below the other elsewhere, until Ctrl-C, which then
-// gives exit code 0. While the server is down they say so and ask again.
+// With --watch, list and show print repeatedly, in place on a terminal and one
+// below the other elsewhere, until Ctrl-C, which then gives exit code 0. While the server is down they say so and ask again.
 //
 // # Confirmation
 //

@@ -141,7 +141,7 @@ func TestCompletion(t *testing.T) {
 		words []string
 		want  string
 	}{
-		{[]string{"fencectl", "lo"}, "long-held\n"},
+		{[]string{"fencectl", "pu"}, "purge\n"},
 		{[]string{"fencectl", "marks", "re"}, "reset resets retire\n"},
 		{[]string{"fencectl", "force-unlock", "$(touch " + owned + ")", "--ra"}, "--raise --raise-timeout\n"},
 		{[]string{"fencectl", "show", ""}, "\n"},

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -19,11 +21,20 @@ func (a *app) listCommand() *cli.Command {
 		Description: "PATTERN is read by components: tenant_1 is that name and what begins with\n" +
 			"tenant_1: (never tenant_12); * is any component, and at the end any rest. In\n" +
 			"the order of the names. Without --all or --state only leases that were not\n" +
-			"released: held and expired. Printed while it is read; not a snapshot.",
+			"released: held and expired. Printed while it is read; not a snapshot. MARK, with\n" +
+			"--marks: = is the lease's token, a lower one means that the holder has not raised\n" +
+			"or written yet, so that its predecessor is still admitted.",
 		Flags: append([]cli.Flag{
 			&cli.StringSliceFlag{Name: "state", Usage: "only these: held, expired, free"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "also the free ones, which keep the token"},
 			&cli.BoolFlag{Name: "awaited", Usage: "only leases that somebody waits for"},
+			&cli.DurationFlag{Name: "held-for", DefaultText: "any", Usage: "only leases held for this `LONG`, such as 1h", Validator: func(d time.Duration) error {
+				if d < 0 {
+					return errors.New("--held-for must not be negative")
+				}
+				return nil
+			}},
+			&cli.BoolFlag{Name: "marks", Usage: "also what sqlfence has for each resource"},
 			limitFlag(0, "at most this many; 0 is all, or 20 with --watch"),
 		}, watchFlags()...),
 		Action: a.list,
@@ -50,18 +61,64 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	if limit == 0 && cmd.Bool("watch") {
 		limit = watchedRows
 	}
-	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
+	needs := leasesOnly
+	if cmd.Bool("marks") {
+		needs = components
+	}
+	given, s, err := open(ctx, cmd, needs, "PATTERN?")
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		return printAll(newLeases(w, cmd, limit), s.op.List(ctx, given[0], opts), "no lease", leaseCells)
+		if cmd.Bool("marks") {
+			out := newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", "OWNER", "RESOURCE")
+			return printAll(out, s.marked(ctx, s.op.List(ctx, given[0], opts)), "no lease", markedCells)
+		}
+		out := newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
+		return printAll(out, s.op.List(ctx, given[0], opts), "no lease", leaseCells)
 	})
 }
 
+// marked is a lease with its resource's mark.
+type marked struct {
+	lockadmin.LeaseInfo
+	Mark guard.Mark `json:"mark"`
+}
+
+// marked reads the mark of each lease.
+func (s *session) marked(ctx context.Context, leases iter.Seq2[lockadmin.LeaseInfo, error]) iter.Seq2[marked, error] {
+	return func(yield func(marked, error) bool) {
+		for l, err := range leases {
+			m := marked{LeaseInfo: l}
+			if err == nil && guard.ValidateResource(l.Resource) == nil { // else no fence has it
+				m.Mark, err = s.mark(ctx, l.Resource)
+			}
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func markedCells(m marked) []string {
+	return []string{stateOf(m.LeaseInfo), whenHeld(m.LeaseInfo, m.HeldFor), whenHeld(m.LeaseInfo, m.Remaining), m.Token.String(),
+		compared(m.Mark, m.Token), shown(m.Owner), shown(m.Resource)}
+}
+
+// compared returns a mark, compared with the token of the lease.
+func compared(mark guard.Mark, token guard.Token) string {
+	switch {
+	case mark.Token == guard.NoToken || mark.Floor:
+		return "-"
+	case mark.Token == token:
+		return "="
+	}
+	return mark.Token.String()
+}
+
 func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
-	opts := &lockadmin.ListOptions{AwaitedOnly: cmd.Bool("awaited")}
+	opts := &lockadmin.ListOptions{AwaitedOnly: cmd.Bool("awaited"), HeldFor: cmd.Duration("held-for")}
 	for _, given := range cmd.StringSlice("state") {
 		state := lockadmin.LeaseState(given)
 		if state != lockadmin.StateHeld && state != lockadmin.StateExpired && state != lockadmin.StateFree {
@@ -76,10 +133,6 @@ func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
 		opts.States = []lockadmin.LeaseState{lockadmin.StateHeld, lockadmin.StateExpired}
 	}
 	return opts, nil
-}
-
-func newLeases(w io.Writer, cmd *cli.Command, limit int) *listing {
-	return newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
 }
 
 func leaseCells(l lockadmin.LeaseInfo) []string {
@@ -101,43 +154,6 @@ func stateOf(l lockadmin.LeaseInfo) string {
 
 func whenHeld(l lockadmin.LeaseInfo, d time.Duration) string {
 	return orDash(l.State == lockadmin.StateHeld, span(d))
-}
-
-func (a *app) longHeldCommand() *cli.Command {
-	return &cli.Command{
-		Name: "long-held", Category: categoryLook, ArgsUsage: "[PATTERN]",
-		Usage: "list leases that have been held for long, the longest first",
-		Flags: append([]cli.Flag{
-			&cli.DurationFlag{Name: "threshold", Value: time.Hour, Usage: "how long at least", Sources: cli.EnvVars("FENCECTL_LONG_HELD_THRESHOLD")},
-			limitFlag(watchedRows, "print at most this many, at most 1000"),
-		}, watchFlags()...),
-		Action: a.longHeld,
-	}
-}
-
-func (a *app) longHeld(ctx context.Context, cmd *cli.Command) error {
-	limit, threshold := cmd.Int("limit"), cmd.Duration("threshold")
-	if limit <= 0 {
-		return usage("--limit must be 1 to 1000")
-	}
-	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		held, err := s.op.LongHeld(ctx, threshold, &lockadmin.LongHeldOptions{Pattern: given[0], Limit: limit})
-		if err != nil {
-			return err
-		}
-		out := newLeases(w, cmd, 0)
-		for _, lease := range held {
-			if err := out.add(lease, leaseCells(lease)...); err != nil {
-				return err
-			}
-		}
-		return out.end("no lease is held for " + span(threshold))
-	})
 }
 
 func (a *app) auditCommand() *cli.Command {

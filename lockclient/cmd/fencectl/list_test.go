@@ -60,7 +60,7 @@ func TestListShowsWaitersAndMetadata(t *testing.T) {
 	}
 }
 
-// What --limit, --all, --state, --awaited and the pattern select.
+// What --limit, --all, --state, --awaited, --held-for and the pattern select.
 func TestListChooses(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -84,7 +84,16 @@ func TestListChooses(t *testing.T) {
 			t.Errorf("list %s: %d lines, the last is %q; expected %d and %q", c.args, len(lines), lines[len(lines)-1], c.lines, c.last)
 		}
 	}
-	if r := fencectl(t, url, "list", "--all", "--state", "free"); r.code != exitUsage {
-		t.Errorf("%+v", r)
+	exec1(t, pool, "UPDATE fencepost.leases SET acquired_at = clock_timestamp() - interval '2 hours' WHERE resource IN ('a%_001', 'a%_002', 'a%_005')")
+	for least, lines := range map[string]int{"1h": 1, "3h": 1, "1us": 150} { // a%_001 has expired, a%_005 is free
+		out := must(t, url, "list", "--all", "--held-for", least)
+		if n := strings.Count(out, "\n") - 1; n != lines || strings.Contains(out, "a%_002") != (least != "3h") {
+			t.Errorf("held for %s: %s", least, out)
+		}
+	}
+	for _, args := range []string{"--all --state free", "--held-for -1s", "--held-for x"} {
+		if r := fencectl(t, url, append([]string{"list"}, strings.Fields(args)...)...); r.code != exitUsage {
+			t.Errorf("%s: %+v", args, r)
+		}
 	}
 }

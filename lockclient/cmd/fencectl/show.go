@@ -18,22 +18,42 @@ import (
 
 func (a *app) showCommand() *cli.Command {
 	return &cli.Command{
-		Name: "show", Category: categoryLook, ArgsUsage: "RESOURCE",
-		Usage:       "print one lease, its mark, and what the two say together",
-		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\nof their own and S3 objects keep theirs elsewhere.",
-		Flags:       watchFlags(),
-		Action:      a.showLease,
+		Name: "show", Category: categoryLook, ArgsUsage: "RESOURCE [TOKEN]",
+		Usage: "print one lease and its mark, or what a claim would get from the fences",
+		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\n" +
+			"of their own and S3 objects keep theirs elsewhere. With a TOKEN: what a claim\n" +
+			"would get from the transactions, triggers and stores of sqlfence, and why.",
+		Flags: append(watchFlags(),
+			&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true}),
+		Action: a.show,
 	}
 }
 
-func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
-	given, s, err := open(ctx, cmd, leasesOnly, "RESOURCE")
+func (a *app) show(ctx context.Context, cmd *cli.Command) error {
+	given, err := arguments(cmd, "RESOURCE", "TOKEN?")
+	if err != nil {
+		return err
+	}
+	if given[1] == "" && cmd.IsSet("lease-id") {
+		return usage("--lease-id is of a claim, which has a TOKEN")
+	}
+	claim, needs := guard.Claim{Resource: given[0]}, leasesOnly
+	if err := guard.ValidateResource(claim.Resource); err != nil {
+		return err
+	}
+	if given[1] != "" {
+		needs = components
+		if claim, err = claimArguments(cmd); err != nil {
+			return err
+		}
+	}
+	s, err := connect(ctx, cmd, needs...)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		v, err := s.look(ctx, given[0])
+		v, err := s.shown(ctx, claim, cmd.IsSet("lease-id"))
 		if err != nil {
 			return err
 		}
@@ -46,6 +66,16 @@ func (a *app) showLease(ctx context.Context, cmd *cli.Command) error {
 		}
 		return v.print(w)
 	})
+}
+
+// shown is what show prints: all about a resource, or about a claim there.
+func (s *session) shown(ctx context.Context, claim guard.Claim, exact bool) (interface{ print(io.Writer) error }, error) {
+	if claim.Token == guard.NoToken {
+		return s.look(ctx, claim.Resource)
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.explain(ctx, claim, exact)
 }
 
 // view is all that is known about one resource.

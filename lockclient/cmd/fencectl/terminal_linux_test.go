@@ -87,7 +87,7 @@ func TestWatchOnATerminal(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	exec1(t, pool, "ALTER TABLE fencepost.elsewhere RENAME TO leases")
-	for _, args := range [][]string{{"list"}, {"show", "first"}, {"long-held", "--threshold", "0s"}} {
+	for _, args := range [][]string{{"list"}, {"show", "first"}, {"list", "--held-for", "1us"}} {
 		term := onTerminal(t, url, append(args, "-w", "--interval", "100ms")...)
 		term.sees("first")
 		term.keys("\x03")

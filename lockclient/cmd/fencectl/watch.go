@@ -9,9 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
-
 	"github.com/urfave/cli/v3"
 )
 
@@ -25,64 +22,6 @@ func watchFlags() []cli.Flag {
 			return nil
 		}},
 	}
-}
-
-func (a *app) watchCommand() *cli.Command {
-	flags := watchFlags()
-	flags[0] = &cli.BoolFlag{Name: "watch", Value: true, Hidden: true, Local: true}
-	return &cli.Command{
-		Name: "watch", Category: categoryLook, ArgsUsage: "[PATTERN]",
-		Usage: "follow who holds what, who waits, and which marks are behind",
-		Description: "PATTERN is as for list. MARK is what sqlfence has for the resource: = is the\n" +
-			"lease's token, a lower one means that the holder has not raised or written yet,\n" +
-			"so that its predecessor is still admitted.",
-		Flags:  append(flags, limitFlag(watchedRows, "at most this many; 0 is all")),
-		Action: a.watchLeases,
-	}
-}
-
-// marked is a lease with its resource's mark.
-type marked struct {
-	lockadmin.LeaseInfo
-	Mark guard.Mark `json:"mark"`
-}
-
-func (a *app) watchLeases(ctx context.Context, cmd *cli.Command) error {
-	given, s, err := open(ctx, cmd, components, "PATTERN?")
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	opts := &lockadmin.ListOptions{States: []lockadmin.LeaseState{lockadmin.StateHeld, lockadmin.StateExpired}}
-	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		leases := func(yield func(marked, error) bool) {
-			for l, err := range s.op.List(ctx, given[0], opts) {
-				m := marked{LeaseInfo: l}
-				if err == nil && guard.ValidateResource(l.Resource) == nil { // else no fence has it
-					m.Mark, err = s.mark(ctx, l.Resource)
-				}
-				if !yield(m, err) || err != nil {
-					return
-				}
-			}
-		}
-		out := newListing(w, cmd, cmd.Int("limit"), "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", "OWNER", "RESOURCE")
-		return printAll(out, leases, "no lease", func(m marked) []string {
-			return []string{stateOf(m.LeaseInfo), whenHeld(m.LeaseInfo, m.HeldFor), whenHeld(m.LeaseInfo, m.Remaining), m.Token.String(),
-				compared(m.Mark, m.Token), shown(m.Owner), shown(m.Resource)}
-		})
-	})
-}
-
-// compared returns a mark, compared with the token of the lease.
-func compared(mark guard.Mark, token guard.Token) string {
-	switch {
-	case mark.Token == guard.NoToken || mark.Floor:
-		return "-"
-	case mark.Token == token:
-		return "="
-	}
-	return mark.Token.String()
 }
 
 // render prints a view once.

@@ -75,7 +75,7 @@ func TestWatchWithoutATerminal(t *testing.T) {
 	}
 }
 
-// watch shows with each lease who waits for it and what its mark is.
+// list --marks shows with each lease what its mark is.
 func TestWatchShowsMarks(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -87,7 +87,7 @@ func TestWatchShowsMarks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w := watchIt(t, url, "watch", "--interval", "100ms", "-o", "json")
+	w := watchIt(t, url, "list", "--marks", "--watch", "--interval", "100ms", "-o", "json")
 	marks := map[string]guard.Token{}
 	for len(marks) < 3 {
 		var row struct {

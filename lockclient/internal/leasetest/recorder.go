@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -61,4 +64,43 @@ func (r *Recorder) Text() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.log.String()
+}
+
+// Tally counts events, by operation and by whether they failed.
+type Tally struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+// Observe implements guard.Observer.
+func (y *Tally) Observe(_ context.Context, e guard.Event) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.n == nil {
+		y.n = map[string]int{}
+	}
+	name := string(e.Op)
+	if e.Err != nil {
+		name += " failed"
+	}
+	y.n[name]++
+}
+
+// Text returns the counts, sorted by operation: "acquire 2, acquire failed 1".
+func (y *Tally) Text() string {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	var all []string
+	for name, n := range y.n {
+		all = append(all, fmt.Sprint(name, " ", n))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// Failed returns how many operations failed.
+func (y *Tally) Failed(op guard.Op) int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.n[string(op)+" failed"]
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
-// Every sentence of explain is true: a fence answers the claim as explain says.
+// Every sentence about a claim is true: a fence decides as show says.
 func TestExplainIsTrue(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -76,12 +76,12 @@ func TestExplainIsTrue(t *testing.T) {
 	if len(said) < 10 {
 		t.Errorf("%d different sentences of 10", len(said))
 	}
-	for _, bad := range [][]string{{"explain", "a"}, {"explain", "a", "0"}, {"explain", "a", "x"}, {"explain", "", "1"}} {
+	for _, bad := range [][]string{{"show", "a", "0"}, {"show", "a", "x"}, {"show", "", "1"}, {"show", "a", "--lease-id", "l"}, {"show", "a", "1", "2"}} {
 		if r := fencectl(t, url, bad...); r.code != exitUsage {
 			t.Errorf("%q: exit code %d: %s", bad, r.code, r.errOut)
 		}
 	}
-	if out := must(t, url, "explain", "never-leased", "7"); !strings.Contains(out, "NEVER ISSUED") {
+	if out := must(t, url, "show", "never-leased", "7"); !strings.Contains(out, "NEVER ISSUED") {
 		t.Error(out)
 	}
 }

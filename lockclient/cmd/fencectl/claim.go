@@ -9,20 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
-
-	"github.com/urfave/cli/v3"
 )
-
-func (a *app) explainCommand() *cli.Command {
-	return &cli.Command{
-		Name: "explain", Category: categoryLook, ArgsUsage: "RESOURCE TOKEN",
-		Usage: "say what a claim would get from this database's fences, and why",
-		Description: "For transactions, triggers and stores of sqlfence, which compare with the mark\n" +
-			"that fencectl sees. A table with a token column admits each token once.",
-		Flags:  []cli.Flag{&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true}},
-		Action: a.explain,
-	}
-}
 
 // explanation is what a fence would decide about a claim.
 type explanation struct {
@@ -33,28 +20,6 @@ type explanation struct {
 	Mark     *guard.Mark  `json:"mark"`
 	Decision guard.Reason `json:"decision"` // empty if it is admitted
 	Why      string       `json:"why"`
-}
-
-func (a *app) explain(ctx context.Context, cmd *cli.Command) error {
-	claim, err := claimArguments(cmd)
-	if err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd, components...)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	e, err := s.explain(ctx, claim, cmd.IsSet("lease-id"))
-	if err != nil {
-		return err
-	}
-	if asJSON(cmd) {
-		return a.printJSON(e)
-	}
-	return e.print(a.out)
 }
 
 // explain reads the mark first, as look does.
