@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -292,9 +293,60 @@ func TestReportOnly(t *testing.T) {
 				t.Errorf("%s under %q: warned %q, want %q", c.sql, c.setting, got, c.want)
 			}
 		}
+		refusals := func() map[guard.Reason]int64 {
+			t.Helper()
+			tables, err := e.db.Triggers(t.Context())
+			if err != nil || len(tables) != 1 || len(tables[0].Findings) != 0 {
+				t.Fatalf("%+v, %v", tables, err)
+			}
+			return tables[0].Refusals
+		}
+		// Each was counted although its transaction was rolled back.
+		want := map[guard.Reason]int64{guard.ReasonStale: 1, guard.ReasonConflict: 1, guard.ReasonMissing: 3, guard.ReasonUnavailable: 1, guard.ReasonOther: 2}
+		if got := refusals(); !maps.Equal(got, want) {
+			t.Errorf("counted %v, want %v", got, want)
+		}
+		// Writers do not wait for each other's counting.
+		open, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := open.Exec(t.Context(), "UPDATE items SET v = 2 WHERE id = 1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := warned("", "SET LOCAL lock_timeout = '5s'; UPDATE items SET v = 2 WHERE id = 2"); got != "SF003" {
+			t.Errorf("beside another writer: warned %q", got)
+		}
+		if err := open.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		warnings := 0
+		for range 200 {
+			if warned("", update) != "" {
+				warnings++
+			}
+		}
+		if got := refusals()[guard.ReasonMissing]; got != 205 || warnings != 95 {
+			t.Errorf("of %d writes without a claim the last 200 raised %d warnings", got, warnings)
+		}
+		e.exec(fmt.Sprintf("SELECT setval('fencepost.%s_missing', 999)", e.text("SELECT guard FROM fencepost.guarded")))
+		if got := warned("", update) + warned("", update); got != "SF003" {
+			t.Errorf("around the thousandth: warned %q", got)
+		}
 		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "report-only") {
 			t.Errorf("Verify: %v, %v", found, err)
+		}
+		// Without its counter it still refuses nothing, which is found and repaired.
+		e.exec(fmt.Sprintf("DROP SEQUENCE fencepost.%s_missing", e.text("SELECT guard FROM fencepost.guarded")))
+		if got := warned("", update); got != "SF003" {
+			t.Errorf("without a counter: warned %q", got)
+		}
+		if found, err = e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}}); err != nil || !strings.Contains(fmt.Sprint(found), "counters") {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil || refusals()[guard.ReasonMissing] != 0 {
+			t.Errorf("installed again: %v, %v", err, refusals())
 		}
 		g.InsecureReportOnly = false
 		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
@@ -302,6 +354,9 @@ func TestReportOnly(t *testing.T) {
 		}
 		if err := e.presenting(update); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("no longer report-only: %v", err)
+		}
+		if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'fencepost'::regnamespace AND relname ~ '^guard_'"); n != 0 || refusals() != nil {
+			t.Errorf("%d counters are left, %v", n, refusals())
 		}
 	})
 }

@@ -30,10 +30,11 @@ type Trigger struct {
 	// session may change. A variable of type int needs an integer column, one of
 	// type uuid a uuid column.
 	Columns map[string]string
-	// InsecureReportOnly makes the triggers refuse nothing and raise a WARNING
-	// with the SQLSTATE of the refusal instead, for rollout: the server's log
-	// counts them with %e in log_line_prefix, pgx shows them to OnNotice. They
-	// read the mark without a lock, so nobody waits for them.
+	// InsecureReportOnly makes the triggers refuse nothing, for rollout. What they
+	// would have refused is counted ([TriggerStatus].Refusals, fencectl doctor), and of
+	// the first hundred for each reason, then of each thousandth, a WARNING with the
+	// SQLSTATE of the refusal goes to the server's log and to the client. They read the
+	// mark without a lock, so nobody waits for them.
 	InsecureReportOnly bool
 }
 

@@ -129,6 +129,10 @@ type TriggerStatus struct {
 	// Trigger describes the table as it was installed. Resource is nil for a
 	// table that has triggers but is not listed.
 	Trigger Trigger
+	// Refusals counts, in report-only mode, what would have been refused since the
+	// triggers were installed, by reason: each statement for each resource that it
+	// wrote, also in transactions that were rolled back. Nil in the other mode.
+	Refusals map[guard.Reason]int64
 	// Findings is empty if every writer is guarded.
 	Findings []Finding
 }
@@ -141,12 +145,13 @@ type TriggerStatus struct {
 func (a *Admin) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 	const op = "list guarded tables"
 	var rows []struct {
-		Schema     string        `json:"schema_name"`
-		Table      string        `json:"table_name"`
-		Parts      []triggerPart `json:"parts"`
-		ReportOnly bool          `json:"report_only"`
-		Relation   string        `json:"relation"`
-		Problem    string        `json:"problem"`
+		Schema     string                 `json:"schema_name"`
+		Table      string                 `json:"table_name"`
+		Parts      []triggerPart          `json:"parts"`
+		ReportOnly bool                   `json:"report_only"`
+		Refusals   map[guard.Reason]int64 `json:"refusals"`
+		Relation   string                 `json:"relation"`
+		Problem    string                 `json:"problem"`
 	}
 	err := a.inspect(ctx, op, nothing, func(q sqlkit.Querier) error {
 		return readJSON(ctx, q, op, &rows, `SELECT coalesce(json_agg(s ORDER BY schema_name, table_name, relation, problem), '[]')::text FROM fencepost.guard_status() s`)
@@ -157,7 +162,7 @@ func (a *Admin) Triggers(ctx context.Context) ([]TriggerStatus, error) {
 	var tables []TriggerStatus
 	for _, r := range rows {
 		if n := len(tables); n == 0 || tables[n-1].Trigger.Table[0] != r.Schema || tables[n-1].Trigger.Table[1] != r.Table {
-			tables = append(tables, TriggerStatus{Trigger: triggerOf(r.Schema, r.Table, r.Parts, r.ReportOnly)})
+			tables = append(tables, TriggerStatus{Trigger: triggerOf(r.Schema, r.Table, r.Parts, r.ReportOnly), Refusals: r.Refusals})
 		}
 		if r.Problem != "" {
 			last := &tables[len(tables)-1]

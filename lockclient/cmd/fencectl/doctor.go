@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -162,12 +164,26 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 			f.add(name, checkFail, "%s", found)
 		}
 		if t.Trigger.InsecureReportOnly {
-			f.add(name, checkWarn, "%s: reports only, refuses nothing", strings.Join(t.Trigger.Table, "."))
+			f.add(name, checkWarn, "%s: reports only, refuses nothing; %s", strings.Join(t.Trigger.Table, "."), refusals(t.Refusals))
 		} else if len(t.Findings) == 0 {
 			whole++
 		}
 	}
 	f.add(name, checkOK, "%d, all triggers intact", whole)
+}
+
+// refusals says what triggers in report-only mode would have refused.
+func refusals(by map[guard.Reason]int64) string {
+	var all []string
+	for _, reason := range slices.Sorted(maps.Keys(by)) {
+		if by[reason] > 0 {
+			all = append(all, fmt.Sprint(by[reason], " ", reason))
+		}
+	}
+	if len(all) == 0 {
+		return "would have refused nothing so far"
+	}
+	return "would have refused " + strings.Join(all, ", ")
 }
 
 // otherDoctor is how long to wait for another doctor's lease.

@@ -7,7 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // TestDoctorTriesTheServer: on a server whose advisory locks are functions that return,
@@ -40,5 +42,30 @@ func TestDoctorTriesTheServer(t *testing.T) {
 	})
 	if r := fencectl(t, u.String(), "doctor"); r.code != exitUnhealthy || !lack.MatchString(r.out) {
 		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
+	}
+}
+
+// TestDoctorShowsReports: doctor says what triggers in report-only mode would have
+// refused.
+func TestDoctorShowsReports(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	exec1(t, pool, "CREATE TABLE bills (tenant text NOT NULL)")
+	err := sqladmin.Pgx(pool).InstallTrigger(t.Context(), sqladmin.Trigger{
+		Table: []string{"bills"}, Resource: guard.Must(guard.NewTemplate("bill:{tenant}")), Columns: map[string]string{"tenant": "tenant"}, InsecureReportOnly: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := fencectl(t, url, "doctor"); !strings.Contains(r.out, "bills: reports only, refuses nothing; would have refused nothing so far") {
+		t.Errorf("exit %d, %s", r.code, r.out)
+	}
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "bill:a", Token: 5, LeaseID: "l"}); err != nil {
+		t.Fatal(err)
+	}
+	exec1(t, pool, "INSERT INTO bills VALUES ('a'), ('b'), ('b')") // two resources without a claim
+	exec1(t, pool, "WITH p AS MATERIALIZED (SELECT fencepost.present('bill:a', 4, 'k')) INSERT INTO bills SELECT 'a' FROM p")
+	if r := fencectl(t, url, "doctor"); !strings.Contains(r.out, "bills: reports only, refuses nothing; would have refused 2 missing, 1 stale") {
+		t.Errorf("exit %d, %s", r.code, r.out)
 	}
 }

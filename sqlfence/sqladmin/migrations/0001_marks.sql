@@ -3,7 +3,8 @@
 -- triggers that make any writer enter.
 --
 -- Reading order: verdict, which is the rule; raise and enter, which give P1 and
--- P2; then the other ways to enter and the operators' functions.
+-- P2; then the other ways to enter, the operators' functions, and present, which
+-- tells the triggers of a claim.
 --
 -- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
 -- else's code: names are resolved in pg_catalog only.
@@ -481,6 +482,46 @@ BEGIN
     VALUES ('', p_from, '', p_to, '', p_issuers_last, p_actor, p_reason);
 END $$;
 
+-- present makes a claim known to the triggers for the rest of the transaction.
+-- It decides nothing; the triggers compare the claim when something is written.
+-- It is the same as setting fencepost.claims directly, with is_local true, to a
+-- JSON array of claims. It takes no lock: a writer that only presents locks its
+-- rows first and the resource at the end of its statement.
+CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  others jsonb;
+BEGIN
+  PERFORM fencepost.check_claim(p_resource, p_token, p_lease);
+  SELECT jsonb_agg(c) INTO others
+    FROM jsonb_array_elements(nullif(current_setting('fencepost.claims', true), '')::jsonb) c
+    WHERE c ->> 'resource' <> p_resource COLLATE "C";
+  PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
+    jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
+END $$;
+
+-- presented returns the claim that the transaction presented for a resource.
+CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  claims  text := current_setting('fencepost.claims', true);
+  offered text;
+BEGIN
+  IF claims <> '' THEN
+    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
+      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
+  END IF;
+  IF lease IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'SF003',
+      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
+      DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
+      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
+  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
+  END IF;
+  token := offered::bigint;
+END $$;
+
 -- Only the owner, who migrates, may use any of this until others are granted
 -- rights.
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
@@ -488,5 +529,6 @@ REVOKE ALL ON FUNCTION
   fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge,
   fencepost.check_primary, fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
-  fencepost.prepared_holders, fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor
+  fencepost.prepared_holders, fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor,
+  fencepost.present, fencepost.presented
   FROM PUBLIC;

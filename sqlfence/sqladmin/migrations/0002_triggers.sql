@@ -23,52 +23,12 @@
 --   'in place' every row that stays in its partition
 --   'moved'    the same, and a row has left its partition
 --
--- Reading order: present, and require, which each trigger calls; then guard_begin,
--- guard_body, install_guard, guard_problems.
+-- Reading order: require, which each trigger calls, with present in 0001_marks.sql;
+-- then guard_begin, guard_body, install_guard, guard_problems.
 --
 -- Values of types that an application may own are converted to text only by
 -- their output function (see guard_body), because the triggers run with their
 -- owner's rights.
-
--- present makes a claim known to the triggers for the rest of the transaction.
--- It decides nothing; the triggers compare the claim when something is written.
--- It is the same as setting fencepost.claims directly, with is_local true, to a
--- JSON array of claims. It takes no lock: a writer that only presents locks its
--- rows first and the resource at the end of its statement.
-CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
-RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  others jsonb;
-BEGIN
-  PERFORM fencepost.check_claim(p_resource, p_token, p_lease);
-  SELECT jsonb_agg(c) INTO others
-    FROM jsonb_array_elements(nullif(current_setting('fencepost.claims', true), '')::jsonb) c
-    WHERE c ->> 'resource' <> p_resource COLLATE "C";
-  PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
-    jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
-END $$;
-
--- presented returns the claim that the transaction presented for a resource.
-CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  claims  text := current_setting('fencepost.claims', true);
-  offered text;
-BEGIN
-  IF claims <> '' THEN
-    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
-      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
-  END IF;
-  IF lease IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'SF003',
-      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
-      DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
-      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
-  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
-  END IF;
-  token := offered::bigint;
-END $$;
 
 -- require refuses a write to the resource unless the transaction presented a
 -- claim for it and the claim is the resource's mark, and keeps it so until the
@@ -93,14 +53,36 @@ BEGIN
   END IF;
 END $$;
 
--- report is require in report-only mode: it takes no lock and warns of writes
--- that would have been refused.
-CREATE FUNCTION fencepost.report(p_resource text, p_table text)
+-- report is require in report-only mode: it takes no lock, and counts and warns of
+-- writes that would have been refused.
+CREATE FUNCTION fencepost.report(p_resource text, p_table text, p_guard text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.judge(p_resource, c.token, c.lease, false) FROM fencepost.presented(p_resource, p_table) c;
 EXCEPTION WHEN OTHERS THEN
-  RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, SQLERRM);
+  PERFORM fencepost.count_refusal(p_guard, p_table, SQLSTATE, SQLERRM);
+END $$;
+
+-- counters names the sequences of a guard in report-only mode, one for each reason.
+-- A sequence counts without a lock, so that writers do not wait for each other, and
+-- keeps what a transaction counted that is rolled back.
+CREATE FUNCTION fencepost.counters(p_guard text)
+RETURNS TABLE (reason text, name text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT r, format('fencepost.%I', p_guard || '_' || r) FROM unnest(ARRAY['stale', 'conflict', 'missing', 'unavailable', 'other']) r
+$$;
+
+-- count_refusal counts a write that would have been refused, and warns of the first
+-- hundred for each reason and then of each thousandth. It fails for no writer.
+CREATE FUNCTION fencepost.count_refusal(p_guard text, p_table text, p_state text, p_why text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  n bigint := (SELECT nextval(to_regclass(name)) FROM fencepost.counters(p_guard)
+    WHERE reason = CASE p_state WHEN 'SF001' THEN 'stale' WHEN 'SF002' THEN 'conflict' WHEN 'SF003' THEN 'missing' WHEN 'SF004' THEN 'unavailable' ELSE 'other' END);
+BEGIN
+  IF n IS NULL OR n <= 100 OR n % 1000 = 0 THEN
+    RAISE WARNING USING ERRCODE = p_state, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, p_why)
+      || CASE WHEN n > 100 THEN format(' (and %s before it)', n - 1) ELSE '' END;
+  END IF;
 END $$;
 
 -- refuse_truncate refuses to truncate a table that holds many resources: no
@@ -197,7 +179,7 @@ $$;
 CREATE FUNCTION fencepost.guard_body(p_guard text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
-  judge    text := CASE WHEN p_report_only THEN 'report' ELSE 'require' END;
+  judge    text := CASE WHEN p_report_only THEN format('PERFORM fencepost.report(%%s, label, %L);', p_guard) ELSE 'PERFORM fencepost.require(%s, label);' END;
   truncate text := 'PERFORM fencepost.refuse_truncate(label);';
   of_row   text[] := ARRAY(
     SELECT 'ARRAY[' || string_agg(CASE WHEN part ? 'column' THEN format('format(''%%s'', %s%I)', prefix, part ->> 'column')
@@ -206,7 +188,7 @@ DECLARE
       GROUP BY k ORDER BY k);
 BEGIN
   IF NOT EXISTS (SELECT FROM jsonb_array_elements(p_parts) part WHERE part ? 'column') THEN
-    SELECT format('PERFORM fencepost.%s(%L, label);', judge, fencepost.join_resource(VARIADIC array_agg(part ->> 'text' ORDER BY n)))
+    SELECT format(judge, quote_literal(fencepost.join_resource(VARIADIC array_agg(part ->> 'text' ORDER BY n))))
       INTO truncate FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n);
   END IF;
   RETURN format($body$
@@ -224,34 +206,35 @@ BEGIN
   IF TG_LEVEL = 'ROW' THEN
     IF NOT fencepost.replicated() THEN
       IF TG_OP <> 'INSERT' THEN
-        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %4$s), label);
+        %4$s
       END IF;
       IF TG_OP <> 'DELETE' THEN
-        PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC %5$s), label);
+        %5$s
       END IF;
     END IF;
   ELSIF TG_OP = 'TRUNCATE' THEN
     %2$s
   ELSIF TG_OP = 'INSERT' THEN
     FOR parts IN SELECT %3$s FROM fencepost_new GROUP BY 1 LOOP
-      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+      %1$s
     END LOOP;
   ELSIF TG_OP = 'DELETE' THEN
     FOR parts IN SELECT %3$s FROM fencepost_old GROUP BY 1 LOOP
-      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+      %1$s
     END LOOP;
   ELSE
     FOR parts IN SELECT %3$s FROM fencepost_old UNION SELECT %3$s FROM fencepost_new LOOP
-      PERFORM fencepost.%1$s(fencepost.join_resource(VARIADIC parts), label);
+      %1$s
     END LOOP;
   END IF;%7$s
   RETURN NULL;
-END $body$, judge, truncate, of_row[1], of_row[2], of_row[3],
+END $body$, format(judge, 'fencepost.join_resource(VARIADIC parts)'), truncate, of_row[1],
+    format(judge, format('fencepost.join_resource(VARIADIC %s)', of_row[2])), format(judge, format('fencepost.join_resource(VARIADIC %s)', of_row[3])),
     CASE WHEN p_report_only THEN '
   BEGIN' ELSE '' END,
     CASE WHEN p_report_only THEN '
   EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
-    RAISE WARNING USING ERRCODE = SQLSTATE, MESSAGE = ''fencepost: would refuse a write of '' || label || '': '' || SQLERRM;
+    PERFORM fencepost.count_refusal(' || quote_literal(p_guard) || ', label, SQLSTATE, SQLERRM);
   END;' ELSE '' END, p_guard, 'fencepost.' || p_guard);
 END $$;
 
@@ -421,6 +404,9 @@ BEGIN
      OR f.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp'] THEN
     RETURN QUERY SELECT root, format('the trigger function fencepost.%s is not of this version, or not for this resource or mode', f.proname);
   END IF;
+  IF p_report_only AND EXISTS (SELECT FROM fencepost.counters(f.proname) WHERE to_regclass(name) IS NULL) THEN
+    RETURN QUERY SELECT root, 'counters of report-only mode are missing'::text;
+  END IF;
   FOR o IN
     SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
       AND regexp_replace(lower(pg_get_expr(t.tgqual, 0)), '::"?text"?|[()"[:space:]]', '', 'g')
@@ -443,7 +429,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- drop_guard_function drops a trigger function once nothing uses it.
+-- drop_guard_function drops a trigger function, and its counters, once nothing uses it.
 CREATE FUNCTION fencepost.drop_guard_function(p_guard text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -451,7 +437,18 @@ DECLARE
 BEGIN
   IF f IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = f) THEN
     EXECUTE format('DROP FUNCTION fencepost.%I()', p_guard);
+    PERFORM fencepost.drop_counters(p_guard);
   END IF;
+END $$;
+
+CREATE FUNCTION fencepost.drop_counters(p_guard text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  counter text;
+BEGIN
+  FOR counter IN SELECT name FROM fencepost.counters(p_guard) WHERE to_regclass(name) IS NOT NULL LOOP
+    EXECUTE 'DROP SEQUENCE ' || counter;
+  END LOOP;
 END $$;
 
 -- lock_guards lets one installation run at a time and removes entries of tables
@@ -478,6 +475,7 @@ DECLARE
   guard    text;
   relation oid;
   made     record;
+  counter  text;
 BEGIN
   IF obstacle IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
@@ -499,6 +497,11 @@ BEGIN
   -- The lock on the root keeps partitions from being attached until the end.
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
   PERFORM fencepost.drop_guards(p_table);
+  PERFORM fencepost.drop_counters(guard);
+  FOR counter IN SELECT name FROM fencepost.counters(guard) WHERE p_report_only LOOP
+    EXECUTE 'CREATE SEQUENCE ' || counter;
+    EXECUTE 'REVOKE ALL ON SEQUENCE ' || counter || ' FROM PUBLIC';
+  END LOOP;
   FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
     FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
       IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
@@ -556,21 +559,24 @@ BEGIN
 END $$;
 
 -- guard_status lists every guarded table, and every table that has triggers of
--- this schema but is not listed, with what is wrong with it.
+-- this schema but is not listed, with what is wrong with it, and in report-only mode
+-- with what would have been refused since the installation, by reason.
 CREATE FUNCTION fencepost.guard_status()
-RETURNS TABLE (schema_name text, table_name text, parts jsonb, report_only boolean, relation text, problem text)
+RETURNS TABLE (schema_name text, table_name text, parts jsonb, report_only boolean, refusals jsonb, relation text, problem text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH listed AS MATERIALIZED (
     SELECT g.*, fencepost.guard_table(g.guard, g.schema_name, g.table_name) AS relid FROM fencepost.guarded g
   )
-  SELECT coalesce(n.nspname, g.schema_name), coalesce(c.relname, g.table_name), g.parts, g.report_only, coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
+  SELECT coalesce(n.nspname, g.schema_name), coalesce(c.relname, g.table_name), g.parts, g.report_only,
+      CASE WHEN g.report_only THEN (SELECT jsonb_object_agg(reason, coalesce(pg_sequence_last_value(to_regclass(name)), 0)) FROM fencepost.counters(g.guard)) END,
+      coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
       CASE WHEN c.oid IS NULL THEN 'the table does not exist' ELSE p.problem END
     FROM listed g
     LEFT JOIN pg_class c ON c.oid = g.relid
     LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN LATERAL fencepost.guard_problems(c.oid, g.parts, g.report_only) p ON c.oid IS NOT NULL
   UNION ALL
-  SELECT DISTINCT n.nspname::text, c.relname::text, NULL::jsonb, NULL::boolean, c.oid::regclass::text, 'the table has triggers and is not listed in fencepost.guarded'
+  SELECT DISTINCT n.nspname::text, c.relname::text, NULL::jsonb, NULL::boolean, NULL::jsonb, c.oid::regclass::text, 'the table has triggers and is not listed in fencepost.guarded'
     FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE p.pronamespace = 'fencepost'::regnamespace AND starts_with(p.proname, 'guard_') AND tgparentid = 0
       AND NOT EXISTS (SELECT FROM listed g WHERE c.oid IN (SELECT fencepost.guard_tree(g.relid)))
@@ -578,8 +584,8 @@ $$;
 
 REVOKE ALL ON fencepost.guarded FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.refuse_truncate,
-  fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.require, fencepost.report, fencepost.counters,
+  fencepost.count_refusal, fencepost.drop_counters, fencepost.refuse_truncate, fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
   fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
   fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard,
   fencepost.guard_status
