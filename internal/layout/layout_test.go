@@ -40,6 +40,7 @@ var allowed = map[string][]string{
 	"lockclient/lockhttp":           {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/inflight", "lockclient/internal/pause", "lockclient/internal/pglease", "lockclient/internal/waiting", "github.com/go-chi/chi/v5"},
 	"lockclient/internal/leasetest": {"guard", "internal/faultproxy", "internal/migrate", "internal/pgtest", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/inflight":  {},
+	"lockclient/internal/opcmd":     {"guard", "lockclient/driver"},
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/waiting":   {"lockclient/driver", "lockclient/internal/pause"},

@@ -40,7 +40,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Finder], [Losses], [Floors] and [Clock] are found by a type assertion. An
+// [Explainer], [Finder], [Losses], [Floors], [Epochs] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
@@ -258,4 +258,12 @@ type Floors interface {
 	// none. It is refused with a [*HeldError] while a lower token is held, and
 	// may be with guard.ErrInvalid if it would leave no room for later tokens.
 	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
+}
+
+// Epochs is an issuer whose tokens can all be raised above those that it issued
+// before, which it may issue again after a restore.
+type Epochs interface {
+	// RaiseEpoch raises every later token. It is called after each restore of a
+	// snapshot; processes that hold or wait for leases are restarted after it.
+	RaiseEpoch(ctx context.Context) error
 }

@@ -6,8 +6,9 @@
 // lease's key. etcd's revision grows over release, compaction, defragmentation,
 // restart and leader change. The base makes tokens survive more: it is set from
 // the clock at first use, so that the tokens of a wiped cluster stay above its
-// earlier ones, and [Issuer.RaiseEpoch] raises it after a restore.
-// [Issuer.Advance] raises one resource above the tokens of another lock system.
+// earlier ones, and [Issuer.RaiseEpoch], or the command fencectl-etcd, raises it
+// after a restore. [Issuer.Advance] raises one resource above the tokens of another
+// lock system.
 //
 // # What it does not
 //
@@ -146,6 +147,7 @@ type held struct {
 var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Floors = (*Issuer)(nil)
+	_ driver.Epochs = (*Issuer)(nil)
 )
 
 // New returns an issuer on client, which the caller closes. It sends nothing.

@@ -15,21 +15,24 @@ var errClosed = errors.New("the issuer is closed")
 // Watch returns who has the lease. A waiter has a place in the queue by a key of its
 // own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	fail := func(err error) (driver.Watching, error) {
+		return driver.Watching{}, unavailable("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
+	}
 	if i.ctx.Err() != nil {
-		return driver.Watching{}, guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, errClosed)
+		return fail(errClosed)
 	}
 	if w.LeaseID != "" {
 		if err := i.line(ctx, w.Resource); err != nil {
-			return driver.Watching{}, err
+			return fail(err)
 		}
 	}
 	resp, err := i.client.Get(ctx, i.leaseKey(w.Resource))
 	if err != nil {
-		return driver.Watching{}, err
+		return fail(err)
 	}
 	h, err := holderOf(i.leaseKey(w.Resource), resp.Kvs)
 	if err != nil {
-		return driver.Watching{}, unavailable("watch", guard.Claim{Resource: w.Resource}, err)
+		return fail(err)
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(i.ctx))
 	go func() {

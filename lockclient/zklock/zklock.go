@@ -5,8 +5,8 @@
 // The token is a base plus the zxid of the transaction that created the lease's
 // node. Zxids grow over release, restart and election. The base makes tokens
 // survive more: it is set from the clock at first use, so that tokens after a wiped
-// data directory stay above the earlier ones, and [Issuer.RaiseEpoch] raises it
-// after a restore. [Issuer.Advance] raises one resource above the tokens of another
+// data directory stay above the earlier ones, and [Issuer.RaiseEpoch], or the command
+// fencectl-zookeeper, raises it after a restore. [Issuer.Advance] raises one resource above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that keeps running through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.
@@ -142,6 +142,7 @@ type Issuer struct {
 var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Floors = (*Issuer)(nil)
+	_ driver.Epochs = (*Issuer)(nil)
 	_ driver.Losses = (*Issuer)(nil)
 )
 
