@@ -39,8 +39,8 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	c := direct.Config().ConnConfig
 	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
 	text := fmt.Sprintf("[databases]\nfive = host=%s port=%d dbname=%s user=%s password=%s pool_size=5\n"+
-		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n",
-		c.Host, c.Port, c.Database, c.User, c.Password, port)
+		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\nadmin_users = %s\npool_mode = transaction\n",
+		c.Host, c.Port, c.Database, c.User, c.Password, port, c.User)
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -175,5 +175,56 @@ func TestPoolerNeverListens(t *testing.T) {
 				t.Error("no process listened after Close")
 			}
 		})
+	}
+}
+
+// TestPoolerPauses: PgBouncer stops for longer than renewals wait, as for a switch of
+// its server. The attempts that are abandoned meanwhile do not pile up in its queue: what
+// is sent after it goes on is carried out at once, and a lease with some time left is
+// kept. The control is a lease that runs out during the pause.
+func TestPoolerPauses(t *testing.T) {
+	t.Parallel()
+	const ttl, left = 12 * time.Second, 6 * time.Second
+	pooled := behindPgBouncer(t, migrated(t))
+	config := pooled.Config().ConnConfig.Copy()
+	config.Database, config.DefaultQueryExecMode = "pgbouncer", pgx.QueryExecModeSimpleProtocol
+	admin, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.Background())
+	tell := func(command string) (rows int) {
+		t.Helper()
+		results, err := admin.PgConn().Exec(t.Context(), command).ReadAll()
+		if err != nil {
+			t.Fatalf("%s: %v", command, err)
+		}
+		for _, r := range results {
+			rows += len(r.Rows)
+		}
+		return rows
+	}
+	client := newTestClient(t, pooled, nil)
+	kept, short := mustTry(t, client, "kept", ttl), mustTry(t, client, "short", ttl/6)
+	for _, l := range []*Lease{kept, short} {
+		if err := l.KeepAlive(0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell("PAUSE")
+	for kept.Remaining() > left {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if short.Valid() {
+		t.Error("the control, whose renewals cannot arrive, is still held")
+	}
+	// Its own connections, the pool's and this one's.
+	if n, most := tell("SHOW CLIENTS"), 4*defaultRenewConns+10+1; n > most {
+		t.Errorf("PgBouncer has %d clients, at most %d are expected", n, most)
+	}
+	tell("RESUME")
+	eventually(t, "the lease is renewed", func() bool { return kept.Remaining() > left || !kept.Valid() })
+	if !kept.Valid() {
+		t.Errorf("lost with %v left when the pooler went on: %v", left, kept.Err())
 	}
 }
