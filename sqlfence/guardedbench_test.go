@@ -31,9 +31,10 @@ func BenchmarkTrigger(b *testing.B) {
 				if shape == "statement" {
 					e.guardBy("guarded", `{tenant}:jobs`)
 				} else {
+					e.defaults.PresentClaims = true
 					e.exec(`CREATE FUNCTION each_row() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN
-							PERFORM fencepost.require(fencepost.join_resource(OLD.tenant, 'jobs'), 'guarded', false);
-							IF NEW.tenant <> OLD.tenant THEN PERFORM fencepost.require(fencepost.join_resource(NEW.tenant, 'jobs'), 'guarded', false); END IF;
+							PERFORM fencepost.require(fencepost.join_resource(OLD.tenant, 'jobs'), 'guarded');
+							IF NEW.tenant <> OLD.tenant THEN PERFORM fencepost.require(fencepost.join_resource(NEW.tenant, 'jobs'), 'guarded'); END IF;
 							RETURN NULL; END $$;
 						CREATE TRIGGER each_row AFTER UPDATE ON guarded FOR EACH ROW EXECUTE FUNCTION each_row()`)
 				}

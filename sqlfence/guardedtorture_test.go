@@ -185,7 +185,6 @@ func TestTriggersInterleaved(t *testing.T) {
 				return // SERIALIZABLE refuses such histories by itself
 			}
 			e.mutate("require", `pg_try_advisory_xact_lock_shared(fencepost.lock_key(p_resource))`, "true")
-			e.mutate("enter", "pg_catalog.pg_advisory_xact_lock_shared(", "pg_catalog.concat(")
 			e.mutate("enter_snapshot", "PERFORM pg_advisory_xact_lock_shared(", "PERFORM hashtextextended('', ")
 			e.mutate("enter_snapshot", "FOR SHARE", "")
 			// REPEATABLE READ detects two updates of one row by itself.

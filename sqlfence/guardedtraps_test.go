@@ -164,7 +164,7 @@ func TestTrapRowLock(t *testing.T) {
 			}
 		}
 		e.db = e.open(nil)
-		e.mutate("enter", `p_lease COLLATE pg_catalog."C";`, `p_lease COLLATE pg_catalog."C" FOR NO KEY UPDATE;`)
+		e.mutate("judge", "LIMIT 1;", "LIMIT 1 FOR NO KEY UPDATE;")
 		if err := together(); pgerr.State(err) != "55P03" {
 			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
 		}

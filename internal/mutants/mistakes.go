@@ -146,9 +146,14 @@ var mistakes = []mistake{
 	},
 	{
 		name: "trigger without the lock", wrong: "a raise passes a transaction that has written and not committed",
-		edits: []edit{{triggersSQL, "    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);\n", "    NULL;\n"}},
+		edits: []edit{{triggersSQL, "  IF NOT pg_try_advisory_xact_lock_shared(fencepost.lock_key(p_resource)) THEN\n", "  IF false THEN\n"}},
 		by:    unitTest("sqlfence", "^TestTriggersInterleaved$"),
 		also:  theCampaign,
+	},
+	{
+		name: "trigger that goes on during a raise", wrong: "a writer that meets a raise which waits for the lock writes without it",
+		edits: []edit{{triggersSQL, "    PERFORM pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource));\n", ""}},
+		by:    unitTest("sqlfence", "^TestTrapDeadlock$"),
 	},
 	{
 		name: "rows that move are not seen", wrong: "a MERGE that moves a row to another partition needs no claim",

@@ -84,14 +84,15 @@ END $$;
 -- raised). A NULL mark means none. A floor has no lease: a token that equals it
 -- is stale.
 CREATE FUNCTION fencepost.verdict(p_token bigint, p_lease text, p_mark bigint, p_mark_lease text, p_floor boolean)
-RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT CASE
+RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN CASE
     WHEN p_mark IS NULL OR p_token > p_mark      THEN 'newer'
     WHEN p_token < p_mark OR p_floor             THEN 'stale'
     WHEN p_lease = p_mark_lease COLLATE "C"      THEN 'current'
     ELSE 'conflict'
-  END
-$$;
+  END;
+END $$;
 
 -- refuse raises the error of a refused claim. Class SF is in the range that
 -- the SQL standard leaves to implementations (classes that begin with I to Z).
@@ -227,7 +228,8 @@ END $$;
 -- every operator, function, type and collation, since they would otherwise be
 -- the caller's. It uses a single expression, since each is set up anew in each
 -- transaction. Only CASE fixes an order of evaluation (PostgreSQL
--- documentation, 4.2.14). It is the exception to "only verdict compares": the
+-- documentation, 4.2.14). Call it with one search_path in a session: with another
+-- one the server makes its plans again. It is the exception to "only verdict compares": the
 -- index tells whether the claim equals the mark, and only if not is judge
 -- called. NULLs and tokens out of range equal no mark.
 CREATE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)

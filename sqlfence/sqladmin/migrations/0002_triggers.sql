@@ -36,7 +36,8 @@
 -- taken inside a savepoint is released with it. A stale writer, which has
 -- already locked rows, does not queue for the lock behind a raise, which may be
 -- waiting for a session that waits for those rows; marks only grow, so its
--- verdict stands without the lock.
+-- verdict stands without the lock. The mark is read by a statement of its own, whose
+-- snapshot is newer than the lock.
 CREATE FUNCTION fencepost.require(p_resource text, p_table text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -45,9 +46,10 @@ BEGIN
   SELECT * INTO claim FROM fencepost.presented(p_resource, p_table);
   IF NOT pg_try_advisory_xact_lock_shared(fencepost.lock_key(p_resource)) THEN
     PERFORM fencepost.judge(p_resource, claim.token, claim.lease, true);
+    PERFORM pg_advisory_xact_lock_shared(fencepost.lock_key(p_resource));
   END IF;
   IF current_setting('transaction_isolation') = 'read committed' THEN
-    PERFORM fencepost.enter(p_resource, claim.token, claim.lease, 0, 0);
+    PERFORM fencepost.judge(p_resource, claim.token, claim.lease, false);
   ELSE
     PERFORM fencepost.enter_snapshot(p_resource, claim.token, claim.lease, 0, 0);
   END IF;
