@@ -60,6 +60,8 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 	switch {
 	case !over && known != nil:
 		return nil, c.ended(ctx, r, known)
+	case !over && last == nil && held != nil: // its lease has run out since
+		return nil, c.ended(ctx, r, held)
 	case !over:
 		return nil, c.ended(ctx, r, last)
 	case err != nil && held != nil:

@@ -395,3 +395,49 @@ func TestFailsAfterRefusal(t *testing.T) {
 		})
 	}
 }
+
+// TestHolderThatRanOut: a wait that ends in the queue, after the lease that it heard of
+// has run out and before anybody could say more, still names that holder.
+func TestHolderThatRanOut(t *testing.T) {
+	for attempt := 1; !endsAfterItsHolder(t); attempt++ { // it has a second to join
+		if attempt == 10 {
+			t.Fatal("it joined too late, ten times")
+		}
+	}
+}
+
+func endsAfterItsHolder(t *testing.T) (heard bool) {
+	t.Helper()
+	var seen leasetest.Tally
+	i, hangs := &answering{}, make(chan struct{})
+	i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+		if len(i.askedBy()) > 1 {
+			<-hangs
+		}
+		return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Second}
+	}
+	i.watch = func(context.Context, driver.Watch, func()) (driver.Watching, error) {
+		return driver.Watching{}, nil // free: it asks again, and gets no response
+	}
+	client := i.client(t, &Options{Observer: &seen})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 2)
+	for n := range 2 {
+		go func() {
+			_, err := client.Acquire(ctx, "r", minute)
+			ended <- err
+		}()
+		eventually(t, "the first is refused", func() bool { return client.waiters.Count("r") == n+1 && seen.Failed(guard.OpContend) > 0 })
+	}
+	eventually(t, "the lease is over", func() bool { return client.waiters.Noted("r") == nil })
+	if heard = seen.Failed(guard.OpContend) == 2; heard {
+		cancel()
+		var held *HeldError
+		if err := <-ended; !errors.As(err, &held) || held.Token != 7 || !errors.Is(err, context.Canceled) || errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+	}
+	close(hangs)
+	return heard
+}

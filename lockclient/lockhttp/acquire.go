@@ -210,12 +210,14 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 	// A client that presents a lease ID may have the lease already. Any other
 	// joins the queue if there is one.
 	refusal := &driver.HeldError{Resource: a.Resource}
-	if a.Waiting && a.wait == 0 {
-		if d := a.s.waiters.Reserved(a.Resource, waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID}); d > 0 {
-			return driver.Grant{}, kept(a.Resource, d), nil
-		}
+	reserved := time.Duration(0) // for a client that was called
+	if a.Waiting {
+		reserved = a.s.waiters.Reserved(a.Resource, waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID})
 	}
-	if a.given || a.wait == 0 || a.s.waiters.Count(a.Resource) == 0 {
+	if reserved > 0 && a.wait == 0 {
+		return driver.Grant{}, kept(a.Resource, reserved), nil
+	}
+	if a.given && reserved == 0 || a.wait == 0 || a.s.waiters.Count(a.Resource) == 0 {
 		if grant, held, err = a.try(ctx); err != nil || held == nil || a.wait == 0 {
 			return grant, held, err
 		}
@@ -233,6 +235,8 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 		Heard: func(h *driver.HeldError) { refusal = h },
 		Ask: func(context.Context) (waiting.Verdict, *driver.HeldError) { // the last try may end after the wait
 			switch grant, held, err = a.try(ctx); {
+			case held != nil && held.Remaining <= 0: // a locked row, or another holder with each try
+				return waiting.Busy, nil
 			case held != nil:
 				return waiting.Refused, held
 			case err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError:

@@ -164,6 +164,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 			}
 		}
 		watching, woken, err := s.look(ctx, asked)
+		if err != nil && place != nil && ctx.Err() == nil {
+			place.Fail()
+		}
 		if err != nil && out == nil {
 			return err
 		}

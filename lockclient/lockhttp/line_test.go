@@ -3,11 +3,14 @@ package lockhttp_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -167,4 +170,141 @@ func (c *counting) Watch(ctx context.Context, w driver.Watch, wake func()) (driv
 	stop := watching.Stop
 	watching.Stop = sync.OnceFunc(func() { c.watching.Add(-1); stop() })
 	return watching, nil
+}
+
+// failing is an issuer that does not respond, or is busy, while the test says so, and
+// counts how many ask at once.
+type failing struct {
+	counting
+	down, busy, once atomic.Bool
+	asking, most     atomic.Int64
+}
+
+func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	n := f.asking.Add(1)
+	defer f.asking.Add(-1)
+	for most := f.most.Load(); n > most && !f.most.CompareAndSwap(most, n); most = f.most.Load() {
+	}
+	switch {
+	case f.down.Load():
+		<-ctx.Done()
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), context.Cause(ctx))
+	case f.busy.Load():
+		f.acquires.Add(1)
+		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrBusy)
+	}
+	time.Sleep(time.Millisecond)
+	if f.once.CompareAndSwap(true, false) {
+		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), context.DeadlineExceeded)
+	}
+	return f.counting.Acquire(ctx, r)
+}
+
+func (f *failing) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	switch {
+	case f.down.Load():
+		<-ctx.Done()
+		return driver.Watching{}, context.Cause(ctx)
+	case f.busy.Load():
+		return driver.Watching{}, driver.ErrNoWatch
+	}
+	return f.counting.Watch(ctx, w, wake)
+}
+
+// TestIssuerFailsTheQueue: what those that wait together get when the issuer stops
+// responding, fails once, or is busy.
+func TestIssuerFailsTheQueue(t *testing.T) {
+	t.Parallel()
+	start := func(t *testing.T) (*memory.Server, *failing, *lockhttp.Server) {
+		server := memory.NewServer()
+		server.Steal("r", "holder", time.Hour)
+		issuer := &failing{counting: counting{Issuer: server.Issuer()}}
+		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return server, issuer, h
+	}
+	waits := func(h *lockhttp.Server, seconds int) int {
+		return record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r","ttlSeconds":60,"waitSeconds":%d}`, seconds)).Code
+	}
+	t.Run("no response", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, issuer, h := start(t)
+			var wg sync.WaitGroup
+			for n := range 20 { // Go clients stand before the others
+				wg.Go(func() { record(h, "GET", fmt.Sprintf("/v1/watch?resource=r&leaseId=w%d", n), "", "") })
+				time.Sleep(time.Millisecond)
+			}
+			for range 30 {
+				wg.Go(func() {
+					began := time.Now()
+					if code := waits(h, 50); code != 500 || time.Since(began) > 15*time.Second {
+						t.Errorf("%d after %v", code, time.Since(began))
+					}
+				})
+			}
+			time.Sleep(time.Second)
+			issuer.down.Store(true)
+			wg.Wait()
+			h.Close(context.Background())
+		})
+	})
+	t.Run("one failure", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			server, issuer, h := start(t)
+			var wg sync.WaitGroup
+			var failed atomic.Int64
+			for range 200 {
+				wg.Go(func() {
+					if waits(h, 20) == 500 {
+						failed.Add(1)
+					}
+				})
+			}
+			time.Sleep(3 * time.Second)
+			issuer.most.Store(0)
+			issuer.once.Store(true)
+			server.Expire("r")
+			server.Steal("r", "holder", time.Hour)
+			wg.Wait()
+			if failed.Load() != 1 || issuer.most.Load() > 3 {
+				t.Errorf("%d of 200 failed, and %d asked at once", failed.Load(), issuer.most.Load())
+			}
+			h.Close(context.Background())
+		})
+	})
+	t.Run("busy", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, issuer, h := start(t)
+			issuer.busy.Store(true)
+			if code := waits(h, 10); code != 409 || issuer.acquires.Load() > 250 {
+				t.Errorf("%d after %d attempts in ten seconds", code, issuer.acquires.Load())
+			}
+			h.Close(context.Background())
+		})
+	})
+	t.Run("overtaken", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, issuer, h := start(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			watch := func(ctx context.Context) {
+				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/v1/watch?resource=r&leaseId=w", nil))
+			}
+			go watch(ctx)
+			time.Sleep(time.Millisecond)
+			var wg sync.WaitGroup
+			wg.Go(func() { waits(h, 30) })
+			time.Sleep(time.Millisecond)
+			cancel()
+			time.Sleep(time.Millisecond)
+			wg.Go(func() { watch(t.Context()) }) // it has its first place again
+			time.Sleep(5 * time.Second)
+			if n := issuer.watching.Load(); n != 1 {
+				t.Errorf("%d watches at the issuer, the first alone needs one", n)
+			}
+			wg.Wait()
+			h.Close(context.Background())
+		})
+	})
 }

@@ -147,7 +147,7 @@ func (i *Issuer) knownBase() base {
 // learnBase reads the base. If the ensemble has none, it is set from the clock,
 // unless this issuer has seen one before.
 func (i *Issuer) learnBase(ctx context.Context, s *session) error {
-	if _, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(i.opts.Root) }); err != nil {
+	if err := s.catchUp(ctx); err != nil {
 		return err
 	}
 	for range maxRetries {

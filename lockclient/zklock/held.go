@@ -39,10 +39,16 @@ func heldBy(resource string, h *held) *driver.HeldError {
 // current is holder as of now: the session's server may be behind the leader, and
 // catches up first.
 func (s *session) current(ctx context.Context, resource string) (*held, error) {
-	if _, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(s.i.lockPath(resource)) }); err != nil {
+	if err := s.catchUp(ctx); err != nil {
 		return nil, err
 	}
 	return s.holder(ctx, resource)
+}
+
+// catchUp makes what the session reads next at least as new as now.
+func (s *session) catchUp(ctx context.Context) error {
+	_, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(s.i.opts.Root) })
+	return err
 }
 
 // holder reads a lock's node; nil if there is none. It is at least as new as the

@@ -44,12 +44,12 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		}
 	}
 	var changed <-chan struct{}
-	if p == nil {
+	if err = s.catchUp(ctx); err == nil && p == nil {
 		_, changed, err = s.watch(ctx, i.lockPath(w.Resource))
 	}
 	var h *held
 	if err == nil {
-		h, err = s.current(ctx, w.Resource)
+		h, err = s.holder(ctx, w.Resource)
 	}
 	if err != nil {
 		i.unwatch(w.Resource, p)

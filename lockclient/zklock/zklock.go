@@ -242,7 +242,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if err != nil {
 		return driver.Grant{}, unsent("acquire", r.Claim(), err)
 	}
-	if r.Waiting { // most likely the lease is held: a read instead of a write
+	if r.Waiting { // most likely the lease is held: a read, which writes nothing
 		h, err := s.current(ctx, r.Resource)
 		if err != nil {
 			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
@@ -423,17 +423,25 @@ func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, rene
 		}
 		break
 	}
+	if len(others) > 0 {
+		err = s.catchUp(ctx)
+	}
 	for _, n := range others {
+		if err != nil {
+			results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
+			continue
+		}
 		results[n] = s.renewOther(ctx, renewals[n].Claim)
 	}
 }
 
-// renewOther renews a lease of another session by taking it over.
+// renewOther renews a lease of another session by taking it over. The session has
+// caught up.
 func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
 	if !s.postpone(ctx, claim) {
 		return driver.Renewed{State: driver.Over}
 	}
-	h, err := s.current(ctx, claim.Resource)
+	h, err := s.holder(ctx, claim.Resource)
 	if err != nil {
 		return driver.Renewed{Err: unavailable("renew", claim, err)}
 	}

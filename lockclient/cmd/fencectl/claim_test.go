@@ -76,7 +76,7 @@ func TestExplainIsTrue(t *testing.T) {
 	if len(said) < 10 {
 		t.Errorf("%d different sentences of 10", len(said))
 	}
-	for _, bad := range [][]string{{"show", "a", "0"}, {"show", "a", "x"}, {"show", "", "1"}, {"show", "a", "--lease-id", "l"}, {"show", "a", "1", "2"}} {
+	for _, bad := range [][]string{{"show", "a", "0"}, {"show", "a", "x"}, {"show", "", "1"}, {"show", "a", ""}, {"show", "a", "--lease-id", "l"}, {"show", "a", "1", "2"}} {
 		if r := fencectl(t, url, bad...); r.code != exitUsage {
 			t.Errorf("%q: exit code %d: %s", bad, r.code, r.errOut)
 		}

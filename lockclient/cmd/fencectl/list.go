@@ -103,7 +103,7 @@ func (s *session) marked(ctx context.Context, leases iter.Seq2[lockadmin.LeaseIn
 
 func markedCells(m marked) []string {
 	return []string{stateOf(m.LeaseInfo), whenHeld(m.LeaseInfo, m.HeldFor), whenHeld(m.LeaseInfo, m.Remaining), m.Token.String(),
-		compared(m.Mark, m.Token), shown(m.Owner), shown(m.Resource)}
+		compared(m.Mark, m.Token), orDash(m.Owner != "", shown(m.Owner)), shown(m.Resource)}
 }
 
 // compared returns a mark, compared with the token of the lease.

@@ -34,14 +34,14 @@ func (a *app) show(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if given[1] == "" && cmd.IsSet("lease-id") {
+	if cmd.Args().Len() < 2 && cmd.IsSet("lease-id") {
 		return usage("--lease-id is of a claim, which has a TOKEN")
 	}
 	claim, needs := guard.Claim{Resource: given[0]}, leasesOnly
 	if err := guard.ValidateResource(claim.Resource); err != nil {
 		return err
 	}
-	if given[1] != "" {
+	if cmd.Args().Len() > 1 { // also if it is empty: that is refused
 		needs = components
 		if claim, err = claimArguments(cmd); err != nil {
 			return err

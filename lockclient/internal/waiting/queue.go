@@ -101,8 +101,9 @@ func (p *Place) Turn() <-chan struct{} {
 	return p.turn
 }
 
-// Yield gives up the turn of a waiter that is not the first, and says whether it
-// was: somebody else has come back to the first place, or a failure made everybody ask.
+// Yield gives up the turn of a waiter that is not the first or may not ask while
+// another was called, and says whether that is so: somebody has come back to the first
+// place, or a failure made others ask.
 func (p *Place) Yield() bool {
 	q := p.queue
 	q.all.mu.Lock()
@@ -111,7 +112,7 @@ func (p *Place) Yield() bool {
 }
 
 func (q *queue) yield(p *Place) bool {
-	if len(q.places) > 0 && q.places[0] == p {
+	if len(q.places) > 0 && q.places[0] == p && (q.called == nil || q.called == p) {
 		return false
 	}
 	if p.may {
@@ -161,17 +162,14 @@ func (all *Queues) Reserved(resource string, name Name) time.Duration {
 	return 0
 }
 
-// Leave gives the place up, and the turn to the next. After a failure everybody gets
-// a turn: otherwise each would first wait for the timeouts of those ahead.
+// Leave gives the place up, and the turn to the next; after a failure see [Place.Fail].
 func (p *Place) Leave(failure bool) {
 	q := p.queue
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
 	q.leave(p, false)
 	if failure {
-		for _, other := range q.places {
-			other.begin()
-		}
+		q.fail()
 	}
 }
 
@@ -183,6 +181,28 @@ func (p *Place) Away() {
 	defer q.all.mu.Unlock()
 	if q.called != p {
 		q.leave(p, true)
+	}
+}
+
+// Fail says that the issuer failed this waiter. The first two of those that ask by
+// themselves get a turn, and two more for each of them that fails: otherwise each would
+// first wait for the timeouts of all ahead, or all would ask at once.
+func (p *Place) Fail() {
+	p.queue.all.mu.Lock()
+	defer p.queue.all.mu.Unlock()
+	p.queue.fail()
+}
+
+func (q *queue) fail() {
+	more := 2
+	for _, other := range q.places {
+		if more == 0 || q.called != nil {
+			return
+		}
+		if other.name == (Name{}) && !other.may {
+			other.begin()
+			more--
+		}
 	}
 }
 
@@ -230,6 +250,7 @@ func (q *queue) forget(name Name) {
 // pass gives the first its turn.
 func (q *queue) pass() {
 	switch {
+	case q.called != nil: // who leaves or runs out of time passes it on
 	case len(q.places) > 0:
 		q.places[0].begin()
 	case len(q.left) == 0 && q.all.by[q.resource] == q:

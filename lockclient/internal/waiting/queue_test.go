@@ -17,8 +17,9 @@ func turns(places ...*Place) (s string) {
 	return s
 }
 
-// TestOrderAfterFailure: a failure gives everybody a turn, so that nobody waits
-// for the timeouts of the others. Those that are not the first give it back.
+// TestOrderAfterFailure: a failure gives the next two of those that ask by themselves a
+// turn, so that nobody waits for the timeouts of all others. Those that are not the
+// first give it back.
 func TestOrderAfterFailure(t *testing.T) {
 	t.Parallel()
 	var all Queues
@@ -144,6 +145,87 @@ func TestCall(t *testing.T) {
 				second.Leave(false)
 				time.Sleep(placeFor)
 				synctest.Wait()
+			})
+		})
+	}
+}
+
+// TestFail: each failure gives two more a turn, and none to a waiter that is called
+// to ask, nor to anybody while one is called.
+func TestFail(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var all Queues
+		join := func(name Name) *Place { p, _ := all.Join("r", name); return p }
+		watcher, other := join(Name{"s", "1"}), join(Name{"s", "2"})
+		places := []*Place{watcher, other}
+		for range 6 {
+			places = append(places, join(Name{}))
+		}
+		watcher.Fail()
+		if got := turns(places...); got != "true false true true false false false false " {
+			t.Error(got)
+		}
+		places[2].Leave(true)
+		if got := turns(places[3:]...); got != "true true true false false " {
+			t.Error(got)
+		}
+		if !watcher.Call() {
+			t.Fatal("the first is not called")
+		}
+		places[3].Leave(true)
+		if got := turns(places[4:]...); got != "true true false false " {
+			t.Errorf("while one is called: %s", got)
+		}
+		for _, p := range append(places[4:], watcher, other) {
+			p.Leave(false)
+		}
+		if all.Count("r") != 0 {
+			t.Errorf("%d are left", all.Count("r"))
+		}
+	})
+}
+
+// TestBackWhileAnotherIsCalled: a waiter comes back to a place before that of one that
+// was called. It has its turn after that one has asked, or has run out of time, and
+// nobody stays in the queue who is not there any more.
+func TestBackWhileAnotherIsCalled(t *testing.T) {
+	t.Parallel()
+	for name, asks := range map[string]bool{"it asks": true, "it has died": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all Queues
+				back, _ := all.Join("r", Name{"s", "back"})
+				called, _ := all.Join("r", Name{"s", "called"})
+				last, _ := all.Join("r", Name{})
+				back.Away()
+				if !called.Call() {
+					t.Fatal("the second is not called while the first is away")
+				}
+				called.Away()
+				back, first := all.Join("r", Name{"s", "back"})
+				if first || back.Call() {
+					t.Error("two are called at once")
+				}
+				if asks {
+					all.Asked("r", Name{"s", "called"})
+				} else {
+					time.Sleep(CallFor)
+					synctest.Wait()
+				}
+				if got := turns(back, last); got != "true false " || !back.Call() {
+					t.Errorf("turns %s", got)
+				}
+				all.Asked("r", Name{"s", "back"})
+				if got := turns(last); got != "true " || all.Count("r") != 1 {
+					t.Errorf("turn %s, %d in the queue", got, all.Count("r"))
+				}
+				last.Leave(false)
+				time.Sleep(placeFor + CallFor)
+				synctest.Wait()
+				if len(all.by) != 0 {
+					t.Errorf("%d queues are left", len(all.by))
+				}
 			})
 		})
 	}

@@ -153,7 +153,7 @@ func (w *Waiter) rest(ctx context.Context) bool {
 		}
 		timer.Stop()
 		watching.Stop()
-		if !again {
+		if !again || w.place.Yield() { // else somebody has come back to the first place
 			return !ended
 		}
 	}
