@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -139,7 +139,7 @@ func TestKilledControl(t *testing.T) {
 	alter(t, pool, "acquire", "IN ('off', 'local')", "IN ('none')")
 	mustExec(t, pool, "CHECKPOINT")
 	grant := func() (token int64) {
-		err := pool.QueryRow(t.Context(), grantSQL, grantArgs("r", pglease.NewLeaseID(), time.Microsecond)...).Scan(&token)
+		err := pool.QueryRow(t.Context(), grantSQL, grantArgs("r", input.NewLeaseID(), time.Microsecond)...).Scan(&token)
 		if err != nil {
 			t.Fatal(err)
 		}

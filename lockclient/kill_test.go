@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -139,7 +139,7 @@ func TestLongNoTokenTwiceOverKills(t *testing.T) {
 		return func(resource string) (token guard.Token) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			id := pglease.NewLeaseID()
+			id := input.NewLeaseID()
 			if pool.QueryRow(ctx, grantSQL, grantArgs(resource, id, time.Minute)...).Scan((*int64)(&token)) != nil {
 				return guard.NoToken
 			}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // driftShare is the part of a TTL that the holder gives up for the drift
@@ -201,7 +201,7 @@ func (l *Lease) KeepAlive(every time.Duration) error {
 
 func (l *Lease) keepAlive(every time.Duration) error {
 	every = cmp.Or(every, l.ttl/3)
-	if err := pglease.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
+	if err := input.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
 		return err
 	}
 	if l.client.open.Err() != nil {

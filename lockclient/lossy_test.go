@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -70,7 +71,7 @@ type newIDs struct {
 
 func (n *newIDs) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if _, again := n.asked.LoadOrStore(r.LeaseID, true); again {
-		r.LeaseID = pglease.NewLeaseID()
+		r.LeaseID = input.NewLeaseID()
 	}
 	return n.Issuer.Acquire(ctx, r)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // droppable is a connection that a network can drop silently, as a NAT does:
@@ -123,7 +123,7 @@ func TestDroppedConnections(t *testing.T) {
 func TestNoConnectionForRenewals(t *testing.T) {
 	t.Parallel()
 	direct := migrated(t)
-	role := "limited_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
+	role := "limited_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
 	mustExec(t, direct, `CREATE ROLE `+role+` LOGIN CONNECTION LIMIT 1 PASSWORD 'x'; GRANT USAGE ON SCHEMA fencepost TO `+role+`;
 		GRANT ALL ON ALL TABLES IN SCHEMA fencepost TO `+role+`; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO `+role)
 	t.Cleanup(func() { mustExec(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -87,13 +88,13 @@ const (
 
 func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err error) {
 	s = pglease.Of(o)
-	if err := pglease.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
+	if err := input.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
 		return s, "", err
 	}
-	if err := pglease.Fill("Options.ReleaseTimeout", &s.ReleaseTimeout, s.OpTimeout, pglease.MaxTimeout); err != nil {
+	if err := input.Fill("Options.ReleaseTimeout", &s.ReleaseTimeout, s.OpTimeout, input.MaxTimeout); err != nil {
 		return s, "", err
 	}
-	if err := pglease.Fill("Options.PollInterval", &s.PollInterval, defaultPollInterval, time.Minute); err != nil {
+	if err := input.Fill("Options.PollInterval", &s.PollInterval, defaultPollInterval, time.Minute); err != nil {
 		return s, "", err
 	}
 	if s.RenewConns = cmp.Or(s.RenewConns, defaultRenewConns); s.RenewConns < 0 || s.RenewConns > maxRenewConns {
@@ -134,7 +135,7 @@ type AcquireOptions struct {
 // whereabouts says where this process runs. A host without a usable name has none.
 func whereabouts() string {
 	process := "process " + strconv.Itoa(os.Getpid())
-	if host, err := os.Hostname(); err == nil && host != "" && pglease.Plain("host", host, 253) == nil {
+	if host, err := os.Hostname(); err == nil && host != "" && input.Plain("host", host, 253) == nil {
 		return "host " + host + ", " + process
 	}
 	return process
@@ -148,7 +149,7 @@ func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leas
 	if issuer.MaxTTL > 0 {
 		high = min(high, issuer.MaxTTL)
 	}
-	if err := pglease.Between("TTL", o.TTL, low, high); err != nil {
+	if err := input.Between("TTL", o.TTL, low, high); err != nil {
 		return 0, "", err
 	}
 	if step := issuer.TTLStep; step > time.Microsecond && o.TTL%step != 0 {
@@ -157,10 +158,10 @@ func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leas
 	if err := guard.ValidateLeaseID(o.LeaseID); err != nil {
 		return 0, "", err
 	}
-	if err := pglease.Plain("Metadata", o.Metadata, issuer.MetadataBytes); err != nil {
+	if err := input.Plain("Metadata", o.Metadata, issuer.MetadataBytes); err != nil {
 		return 0, "", err
 	}
-	return o.TTL.Truncate(time.Microsecond), cmp.Or(o.LeaseID, pglease.NewLeaseID()), nil
+	return o.TTL.Truncate(time.Microsecond), cmp.Or(o.LeaseID, input.NewLeaseID()), nil
 }
 
 // HoldOptions configures [Client.Hold]. The TTL is required.
@@ -182,10 +183,10 @@ func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
 		return nil, 0, guard.Missing("HoldOptions.TTL")
 	}
 	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID, Metadata: o.Metadata}
-	if err := pglease.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
+	if err := input.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
 		return nil, 0, err
 	}
 	every := o.RenewInterval
-	err := pglease.Fill("RenewInterval", &every, o.TTL/3, o.TTL/3)
+	err := input.Fill("RenewInterval", &every, o.TTL/3, o.TTL/3)
 	return a, every, err
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -99,7 +99,7 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 		txs = append(txs, tx)
 	}
 	meanwhile(listening)
-	payload := pglease.NewLeaseID() // a connection may have kept earlier ones
+	payload := input.NewLeaseID() // a connection may have kept earlier ones
 	mustExec(t, direct, `SELECT pg_notify('fencepost.leases', $1)`, payload)
 	done, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -15,7 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -236,7 +236,7 @@ func TestTextbookToken(t *testing.T) {
 	for range 16 {
 		wg.Go(func() {
 			for taken.Load() < 200 {
-				id := pglease.NewLeaseID()
+				id := input.NewLeaseID()
 				var token int64
 				if pool.QueryRow(t.Context(), acquire, contendedKey, id).Scan(&token) == nil {
 					taken.Add(1)

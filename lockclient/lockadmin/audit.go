@@ -13,50 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
-// AuditRecord is one record of fencepost.audit. No role can change or delete
-// one; the table's owner would have to remove its triggers first.
-type AuditRecord struct {
-	// ID increases from record to record; there may be gaps.
-	ID int64 `json:"id"`
-	// At is when it was done, by the server's clock.
-	At time.Time `json:"at"`
-	// Action is what was done: "force_unlock".
-	Action string `json:"action"`
-	// Resource is the whole name, Name the one that the calls of this handle
-	// take.
-	Resource string `json:"resource"`
-	Name     string `json:"name"`
-	// Actor and Reason are as given; DatabaseUser is the role that the server
-	// had authenticated.
-	Actor        string `json:"actor"`
-	Reason       string `json:"reason"`
-	DatabaseUser string `json:"databaseUser"`
-	// RequestID is the request's; with Token, the invalidated claim's lease ID.
-	RequestID string `json:"requestId"`
-	// Token is the token that was invalidated.
-	Token guard.Token `json:"token"`
-	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
-	Cut LeaseInfo `json:"cut"`
-}
-
-// Holder returns who held the lease when it was cut; held is false if nobody did:
-// it was free, or had run out. If it had run out, Cut names its last owner.
-func (r AuditRecord) Holder() (owner string, held bool) {
-	if r.Cut.State != StateHeld {
-		return "", false
-	}
-	return r.Cut.Owner, true
-}
-
-// AuditOptions configures [Operator.Audit]. The zero value is the default.
-type AuditOptions struct {
-	// From and To bound the time of the records: from From up to but excluding
-	// To, by the server's clock. A zero time means no bound.
-	From, To time.Time
-	// Before is the ID that all records are below; 0 begins with the latest.
-	Before int64
-}
-
 // Audit yields what operators did to the resources that pattern selects, as in
 // [Operator.List], the latest first. It is read page by page. opts may be nil.
 //

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,7 @@ import (
 // those that the package documentation names, and no more.
 func asRole(t *testing.T, pool *pgxpool.Pool, grants string) *pgxpool.Pool {
 	t.Helper()
-	role := "fencepost_test_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
+	role := "fencepost_test_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
 	mustExec(t, pool, "CREATE ROLE "+role)
 	t.Cleanup(func() {
 		mustExec(t, pool, "DROP OWNED BY "+role)

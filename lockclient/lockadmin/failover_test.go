@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -53,7 +54,7 @@ func withoutEpoch(t *testing.T, pool *pgxpool.Pool, resource string) (token guar
 	err := pool.QueryRow(t.Context(), `INSERT INTO fencepost.leases AS l (resource, token, lease_id, owner, acquired_at, expires_at)
 		SELECT $1, coalesce(max(f.token), 0) + 1, $2, 'control', clock_timestamp(), clock_timestamp() FROM fencepost.leases f WHERE f.resource = ''
 		ON CONFLICT (resource) DO UPDATE SET token = greatest(l.token + 1, excluded.token), lease_id = excluded.lease_id, expires_at = excluded.expires_at
-		RETURNING token`, resource, pglease.NewLeaseID()).Scan(&token)
+		RETURNING token`, resource, input.NewLeaseID()).Scan(&token)
 	if err != nil {
 		t.Fatal(err)
 	}

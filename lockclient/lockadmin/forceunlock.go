@@ -4,72 +4,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
-
-// ErrLeaseChanged: the resource's lease is not the one that
-// ForceUnlockOptions.ExpectedLeaseID names. The error is a
-// [*LeaseChangedError].
-var ErrLeaseChanged = errors.New("lease is not the expected one")
-
-// LeaseChangedError says what there is instead of the expected lease. It
-// unwraps to [ErrLeaseChanged]. Nothing was changed.
-type LeaseChangedError struct {
-	// Expected is the lease ID that was expected.
-	Expected string
-	// Now is the resource as it is: a successor's lease, or a free one.
-	Now LeaseInfo
-}
-
-// Error names the resource, the expected lease and what there is now.
-func (e *LeaseChangedError) Error() string {
-	s := fmt.Sprintf("fencepost: %v: %s is %s", ErrLeaseChanged, strconv.Quote(e.Now.Resource), e.Now.State)
-	if e.Now.LeaseID != "" {
-		s += fmt.Sprintf(" under lease %s of %s, token %s", strconv.Quote(e.Now.LeaseID), strconv.Quote(e.Now.Owner), e.Now.Token)
-	}
-	return s + ", expected was " + strconv.Quote(e.Expected)
-}
-
-// Unwrap returns [ErrLeaseChanged].
-func (e *LeaseChangedError) Unwrap() error { return ErrLeaseChanged }
-
-// ForceUnlockOptions configures [Operator.ForceUnlock]. The zero value is the
-// default.
-type ForceUnlockOptions struct {
-	// ExpectedLeaseID is the lease to cut, as [Operator.Get] showed it; cutting
-	// a successor's lease is then refused. Empty cuts whatever lease there is.
-	ExpectedLeaseID string
-	// RequestID names this request: repeating it under the same ID returns what
-	// it did, instead of cutting the next holder. At most 128 bytes without
-	// control characters; empty means a new UUID.
-	RequestID string
-}
-
-// ForceUnlocked is what [Operator.ForceUnlock] did.
-type ForceUnlocked struct {
-	// Invalidated is a claim that nobody holds, with a token above the cut holder's.
-	// Its lease ID is the request's. Raise it at the resource: until then the
-	// cut holder still writes there.
-	Invalidated guard.Claim `json:"invalidated"`
-	// Cut is the resource as it was before; HeldFor and Remaining are as of At.
-	Cut LeaseInfo `json:"cut"`
-	// AuditID is the number of its record in [Operator.Audit].
-	AuditID int64 `json:"auditId"`
-	// At is when it was done, by the server's clock.
-	At time.Time `json:"at"`
-	// Repeated says that the request had been carried out before.
-	Repeated bool `json:"repeated"`
-}
 
 // ForceUnlock ends the lease on resource, whoever has it: it raises the
 // issuer's token by at least one and frees the lease, so that the next in the
@@ -174,7 +119,7 @@ func (o *Operator) unlockRequest(resource, actor, reason string, opts *ForceUnlo
 	if err := guard.ValidateLeaseID(set.RequestID); err != nil {
 		return r, renamed(err, "RequestID")
 	}
-	r.actor, r.reason, r.expected, r.requestID = actor, reason, set.ExpectedLeaseID, cmp.Or(set.RequestID, pglease.NewLeaseID())
+	r.actor, r.reason, r.expected, r.requestID = actor, reason, set.ExpectedLeaseID, cmp.Or(set.RequestID, input.NewLeaseID())
 	return r, nil
 }
 
@@ -183,7 +128,7 @@ func spoken(field, s string, most int) error {
 	if strings.TrimSpace(s) == "" {
 		return guard.Invalid(field, s, "must not be empty or only spaces")
 	}
-	return pglease.Plain(field, s, most)
+	return input.Plain(field, s, most)
 }
 
 func renamed(err error, field string) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -56,7 +57,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	}
 	set := pglease.Of(opts)
 	set.Logger = cmp.Or(set.Logger, slog.Default())
-	if err := pglease.Timeouts(&set.OpTimeout, &set.LockTimeout); err != nil {
+	if err := input.Timeouts(&set.OpTimeout, &set.LockTimeout); err != nil {
 		return nil, err
 	}
 	namespace, err := pglease.NewNamespace("Options.Namespace", set.Namespace)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -43,8 +44,8 @@ func (o *PurgeOptions) withDefaults() (PurgeOptions, error) {
 	}
 	const day = 24 * time.Hour
 	err := cmp.Or(
-		pglease.Fill("PurgeOptions.OlderThan", &s.OlderThan, day, 100*365*day),
-		pglease.Fill("PurgeOptions.LockTimeout", &s.LockTimeout, defaultTableWait, time.Second))
+		input.Fill("PurgeOptions.OlderThan", &s.OlderThan, day, 100*365*day),
+		input.Fill("PurgeOptions.LockTimeout", &s.LockTimeout, defaultTableWait, time.Second))
 	return s, err
 }
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
@@ -143,7 +143,7 @@ func (a *acquiring) parse(f *fields) error {
 	if err := renamed(guard.ValidateLeaseID(a.LeaseID), "leaseId"); err != nil {
 		return err
 	}
-	if err := pglease.Plain("metadata", a.Metadata, a.s.limits.MetadataBytes); err != nil {
+	if err := input.Plain("metadata", a.Metadata, a.s.limits.MetadataBytes); err != nil {
 		return err
 	}
 	if err := a.s.checkTTL(a.id, a.TTL); err != nil {
@@ -168,7 +168,7 @@ func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
 	if s.limits.MaxTTL > 0 {
 		high = min(high, s.limits.MaxTTL)
 	}
-	if err := pglease.Between("ttlSeconds", ttl, low, high); err != nil {
+	if err := input.Between("ttlSeconds", ttl, low, high); err != nil {
 		return err
 	}
 	if step := s.limits.TTLStep; step > time.Microsecond && ttl%step != 0 {

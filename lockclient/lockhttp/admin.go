@@ -13,8 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // lockBody is what is known about one resource.
@@ -75,7 +74,7 @@ type unlockedBody struct {
 	ServerTime time.Time `json:"serverTime"`
 }
 
-func (s *Server) lock(l lockadmin.LeaseInfo, id *Identity) lockBody {
+func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
 	b := lockBody{
 		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
 		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
@@ -111,10 +110,10 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) erro
 	return nil
 }
 
-func statesOf(words []string) (states []lockadmin.LeaseState, err error) {
+func statesOf(words []string) (states []driver.LeaseState, err error) {
 	for _, word := range words {
-		switch state := lockadmin.LeaseState(word); state {
-		case lockadmin.StateHeld, lockadmin.StateExpired, lockadmin.StateFree:
+		switch state := driver.LeaseState(word); state {
+		case driver.StateHeld, driver.StateExpired, driver.StateFree:
 			states = append(states, state)
 		default:
 			return nil, guard.Invalid("state", word, "must be held, expired or free")
@@ -131,7 +130,7 @@ type place struct {
 }
 
 // listed is one page. Each template is one list, in the order of the names.
-func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []lockadmin.LeaseState) (locks []lockBody, next string, err error) {
+func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []driver.LeaseState) (locks []lockBody, next string, err error) {
 	listings := id.listings(prefix)
 	var from place
 	if after != "" {
@@ -147,7 +146,7 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 	p, err := within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (page, error) {
 		p := page{locks: []lockBody{}}
 		for n := from.Pattern; n < len(listings); n++ {
-			opts := &lockadmin.ListOptions{States: states}
+			opts := &driver.ListOptions{States: states}
 			if n == from.Pattern {
 				opts.After = from.After
 			}
@@ -194,7 +193,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	}
 	var body lockBody
 	if s.opts.Admin != nil {
-		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
 			return s.opts.Admin.Get(ctx, resource)
 		}, nil)
 		if err != nil {
@@ -207,9 +206,9 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 			return blind(err)
 		}
 		watching.Stop()
-		body = lockBody{Resource: resource, State: string(lockadmin.StateFree), Waiting: s.waiters.Count(resource)}
+		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
 		if h := holderOf(watching.Held, id.sees()); h != nil {
-			body.State, body.Owner, body.Metadata, body.LeaseID = string(lockadmin.StateHeld), h.Owner, h.Metadata, h.LeaseID
+			body.State, body.Owner, body.Metadata, body.LeaseID = string(driver.StateHeld), h.Owner, h.Metadata, h.LeaseID
 			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining
 		}
 	}
@@ -238,7 +237,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 		return err
 	}
 	actor, reason := f.text("actorId"), f.text("reason")
-	opts := &lockadmin.ForceUnlockOptions{ExpectedLeaseID: f.text("leaseId"), RequestID: f.text("requestId")}
+	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: f.text("leaseId"), RequestID: f.text("requestId")}
 	if err := f.end(); err != nil {
 		return err
 	}
@@ -252,7 +251,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 
 // unlock force-unlocks a resource and raises the invalidated claim, if the server
 // can.
-func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (body unlockedBody, err error) {
+func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *driver.ForceUnlockOptions) (body unlockedBody, err error) {
 	if !id.Operator {
 		return body, &httpError{kind: &kindForbidden}
 	}
@@ -269,7 +268,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		return body, guard.Missing("reason")
 	}
 	if opts.RequestID == "" {
-		opts.RequestID = pglease.NewLeaseID() // known to a client that has to repeat it
+		opts.RequestID = input.NewLeaseID() // known to a client that has to repeat it
 	}
 	if !s.work.Begin() {
 		return body, errClosing
@@ -279,7 +278,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	// Once begun it is finished, even if the operator's browser goes away: a token that
 	// is invalidated and not raised leaves the cut holder able to write.
 	ctx = context.WithoutCancel(ctx)
-	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
+	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (driver.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, actor, reason, opts)
 	}, nil)
 	s.observe(ctx, guard.OpForceUnlock, done.Invalidated, began, err)
@@ -332,10 +331,10 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 	}
 	p, err := within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (page, error) {
 		p := page{records: []recordBody{}}
-		var merged []lockadmin.AuditRecord
+		var merged []driver.AuditRecord
 		for _, one := range id.listings(prefix) {
 			var err error
-			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, one.pattern, &lockadmin.AuditOptions{Before: before}), id, limit+1); err != nil {
+			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, one.pattern, &driver.AuditOptions{Before: before}), id, limit+1); err != nil {
 				return page{}, err
 			}
 		}
@@ -355,7 +354,7 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 }
 
 // mergeRecords merges two lists, the latest first, up to a number of records.
-func mergeRecords(old []lockadmin.AuditRecord, more iter.Seq2[lockadmin.AuditRecord, error], id *Identity, most int) (merged []lockadmin.AuditRecord, err error) {
+func mergeRecords(old []driver.AuditRecord, more iter.Seq2[driver.AuditRecord, error], id *Identity, most int) (merged []driver.AuditRecord, err error) {
 	for record, err := range more {
 		if err != nil {
 			return nil, err

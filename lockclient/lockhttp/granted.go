@@ -8,7 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // grantedMost bounds the leases that a server remembers: some 20 MB. It asks the issuer
@@ -116,14 +116,14 @@ func (g *granted) ttl(claim guard.Claim) time.Duration {
 	return ttlOf(claim.LeaseID)
 }
 
-// uuidLen is the length of pglease.NewLeaseID.
+// uuidLen is the length of input.NewLeaseID.
 const uuidLen = 36
 
 // newLeaseID makes a lease ID that ends with the TTL of the grant. So every server
 // behind one name can renew a lease for it, whichever of them granted it.
 func newLeaseID(ttl time.Duration) string {
 	text, _ := seconds(ttl).MarshalJSON() // never fails
-	return pglease.NewLeaseID() + "_" + string(text)
+	return input.NewLeaseID() + "_" + string(text)
 }
 
 // ttlOf returns the TTL that newLeaseID wrote; 0 for another ID.

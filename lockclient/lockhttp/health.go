@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // readyFor is how long a response of /readyz is reused, since everybody may ask.
@@ -55,7 +55,7 @@ func (s *Server) probe(ctx context.Context) error {
 	defer s.work.End() // after the release
 	// A lease that could not be released is acquired again. Under another ID it would
 	// look like another server's.
-	s.ready.leaseID = cmp.Or(s.ready.leaseID, pglease.NewLeaseID())
+	s.ready.leaseID = cmp.Or(s.ready.leaseID, input.NewLeaseID())
 	q := driver.Request{
 		Resource: s.opts.ReadyResource, LeaseID: s.ready.leaseID, Owner: probeOwner,
 		TTL: probeTTL(s.limits), Timeout: s.opts.Timeout / 2,

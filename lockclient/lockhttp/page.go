@@ -16,8 +16,8 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 //go:embed ui
@@ -219,7 +219,7 @@ func (s *Server) survey(r *http.Request, v *view) {
 		v.Problem = "This server has no operator API: nothing can be listed."
 		return
 	}
-	states := []lockadmin.LeaseState{lockadmin.StateHeld}
+	states := []driver.LeaseState{driver.StateHeld}
 	if state == "all" {
 		states = nil
 	} else if chosen, err := statesOf([]string{state}); err == nil {
@@ -254,7 +254,7 @@ func containsFold(text, part string) bool {
 }
 
 func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) {
-	v.RequestID = pglease.NewLeaseID()
+	v.RequestID = input.NewLeaseID()
 	s.confirm(w, r, v, r.FormValue("resource"), http.StatusOK)
 }
 
@@ -265,9 +265,9 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resour
 	if err == nil && (!v.Operator || s.opts.Admin == nil) {
 		err = &httpError{kind: &kindForbidden}
 	}
-	var info lockadmin.LeaseInfo
+	var info driver.LeaseInfo
 	if err == nil {
-		info, err = within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+		info, err = within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
 			return s.opts.Admin.Get(ctx, resource)
 		}, nil)
 		err = readOnly("get", err)
@@ -295,7 +295,7 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 	}
 	// A lease that was free when it was shown has no ID to expect.
 	if r.PostFormValue("leaseId") == "" && v.Operator && s.opts.Admin != nil && allowed(v.Identity, resource) == nil {
-		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
+		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
 			return s.opts.Admin.Get(ctx, resource)
 		}, nil)
 		if err == nil && info.LeaseID != "" {
@@ -305,7 +305,7 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 		}
 	}
 	done, err := s.unlock(r.Context(), v.Identity, resource, v.Actor, strings.Join(strings.Fields(v.Reason), " "),
-		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})
+		&driver.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})
 	switch {
 	case err == nil:
 		v.Title, v.Done = "Force-unlocked - Fencepost", done
@@ -313,7 +313,7 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 		return
 	case errors.Is(err, guard.ErrOutcomeUnknown):
 		v.Problem = "It is not known whether it was done. Send the form again: it is carried out once."
-	case errors.Is(err, lockadmin.ErrLeaseChanged):
+	case errors.Is(err, driver.ErrLeaseChanged):
 		v.Problem = "Nothing was done: the lease is another one by now. Look again before you cut it."
 	case errors.Is(err, guard.ErrInvalid):
 		v.Problem = "Nothing was done: " + strings.TrimPrefix(err.Error(), "fencepost: ")

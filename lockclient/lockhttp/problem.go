@@ -10,7 +10,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // problemPrefix begins the type of every problem, as in package httpfence. Tag
@@ -90,7 +89,7 @@ func kindOf(err error) *kind {
 		return &kindSpent
 	case errors.Is(err, driver.ErrLate):
 		return &kindLate
-	case errors.Is(err, lockadmin.ErrLeaseChanged):
+	case errors.Is(err, driver.ErrLeaseChanged):
 		return &kindChanged
 	case errors.Is(err, guard.ErrNotFound):
 		return &kindNotFound

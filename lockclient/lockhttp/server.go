@@ -21,9 +21,8 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // Authenticate returns who sent a request: by its bearer token, its client
@@ -33,13 +32,13 @@ import (
 // goroutines.
 type Authenticate func(*http.Request) (*Identity, error)
 
-// Admin is what the operators' requests need. A [lockadmin.Operator] without a
+// Admin is what the operators' requests need. An Operator of package lockadmin without a
 // namespace is one.
 type Admin interface {
-	List(ctx context.Context, pattern string, opts *lockadmin.ListOptions) iter.Seq2[lockadmin.LeaseInfo, error]
-	Get(ctx context.Context, resource string) (lockadmin.LeaseInfo, error)
-	ForceUnlock(ctx context.Context, resource, actor, reason string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error)
-	Audit(ctx context.Context, pattern string, opts *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error]
+	List(ctx context.Context, pattern string, opts *driver.ListOptions) iter.Seq2[driver.LeaseInfo, error]
+	Get(ctx context.Context, resource string) (driver.LeaseInfo, error)
+	ForceUnlock(ctx context.Context, resource, actor, reason string, opts *driver.ForceUnlockOptions) (driver.ForceUnlocked, error)
+	Audit(ctx context.Context, pattern string, opts *driver.AuditOptions) iter.Seq2[driver.AuditRecord, error]
 }
 
 // Signer makes a proof that this server issued a claim. The Signer of
@@ -149,10 +148,10 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	}
 	o := &s.opts
 	o.Timeout, o.MaxWait = cmp.Or(o.Timeout, defaultTimeout), cmp.Or(o.MaxWait, defaultMaxWait)
-	if err := pglease.Between("Options.Timeout", o.Timeout, time.Millisecond, time.Hour); err != nil {
+	if err := input.Between("Options.Timeout", o.Timeout, time.Millisecond, time.Hour); err != nil {
 		return nil, err
 	}
-	if err := pglease.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
+	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
 		return nil, err
 	}
 	if o.ReadyResource == "" {

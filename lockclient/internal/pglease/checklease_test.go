@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // issuerTries and ownerTries are statements of an issuer's role and of the owner
@@ -66,7 +66,7 @@ var checkLeaseCases = []functionCase{
 
 func newCheckLeaseTests(t *testing.T) *functionTests {
 	f := newFunctionTests(t)
-	role := "fencepost_test_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
+	role := "fencepost_test_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
 	mustExec(t, f.pool, `CREATE ROLE `+role+`;
 		GRANT USAGE ON SCHEMA fencepost TO `+role+`; GRANT SELECT, INSERT, UPDATE ON fencepost.leases TO `+role+`; GRANT SELECT ON clock TO `+role+`; GRANT CREATE ON SCHEMA public TO `+role+`;
 		CREATE FUNCTION tries(sql text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE sql; END';

@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -68,7 +69,7 @@ func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	if err != nil {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
-	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: NewLeaseID()[24:]} // its random end
+	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: input.NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
 	i.listener = i.newListener(owner, wake)

@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -134,7 +135,7 @@ func TestListenerConnectsAsThePool(t *testing.T) {
 		var log leasetest.Text
 		i := newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
 		i.Listener(patience, patience, patience)
-		acquire(t, i, "r", pglease.NewLeaseID()) // the pool has its connections
+		acquire(t, i, "r", input.NewLeaseID()) // the pool has its connections
 		err := errors.New("refused by the pool")
 		fails.Store(&err)
 		stop := i.Subscribe("r", func() {})

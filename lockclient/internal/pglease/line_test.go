@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -115,7 +116,7 @@ func TestTurnInLine(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.held {
-				defer release(t, i, acquire(t, i, "r", pglease.NewLeaseID()))
+				defer release(t, i, acquire(t, i, "r", input.NewLeaseID()))
 			}
 			if test.turn < 0 {
 				settle(t, pool, i) // earlier notifications have been handled
@@ -175,7 +176,7 @@ func TestAbandonedWaitersLeave(t *testing.T) {
 		watch := func() func() {
 			var got driver.Watching
 			eventually(t, "it stands in line", func() bool {
-				w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: patience}, func() {})
+				w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: patience}, func() {})
 				got = w
 				return err == nil
 			})
@@ -218,7 +219,7 @@ func TestFullLine(t *testing.T) {
 	for places, full := range map[int]bool{127: false, 128: true} {
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s', waiters = array_fill('x'::text, ARRAY[$1::int]) WHERE resource = 'r'", places)
 		eventually(t, "it listens", func() bool { i.Subscribe("r", func() {})(); return i.Listening() })
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: patience}, func() {})
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: patience}, func() {})
 		if errors.Is(err, driver.ErrNoWatch) != full || !full && (err != nil || w.Held == nil) {
 			t.Errorf("%d wait already: %+v, %v", places, w.Held, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
@@ -477,7 +478,7 @@ func (l *listener) lost() {
 func (l *listener) selfTest(conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
 	defer cancel()
-	nonce := "test " + NewLeaseID()
+	nonce := "test " + input.NewLeaseID()
 	if err := l.notify(ctx, nonce); err != nil {
 		return fmt.Errorf("notifying oneself: %w", err)
 	}

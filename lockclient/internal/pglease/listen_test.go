@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -305,7 +306,7 @@ func TestReleaseBehindMark(t *testing.T) {
 	pool := migrated(t)
 	holder := newIssuer(t, pool, nil)
 	for mark, quiet := range map[string]bool{pglease.WatchSQL: false, "SELECT $1::text, $2::text, $3::text, $4::text FROM fencepost.leases WHERE resource = $1 FOR UPDATE": true} {
-		lease := acquire(t, holder, "r", pglease.NewLeaseID())
+		lease := acquire(t, holder, "r", input.NewLeaseID())
 		tx, err := pool.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -531,7 +532,7 @@ func TestNotifyRefused(t *testing.T) {
 	for _, n := range []int{1, 20} {
 		var leases []guard.Claim
 		for k := range n {
-			leases = append(leases, acquire(t, issuer, fmt.Sprint("r", k), pglease.NewLeaseID()))
+			leases = append(leases, acquire(t, issuer, fmt.Sprint("r", k), input.NewLeaseID()))
 		}
 		mustExec(t, admin, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 minute' WHERE resource <> ''")
 		var wg sync.WaitGroup

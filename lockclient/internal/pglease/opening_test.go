@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -130,7 +131,7 @@ func TestWatchWhileOpening(t *testing.T) {
 		return i, g
 	}
 	watch := func(ctx context.Context, i *pglease.Issuer, wait time.Duration) error {
-		watching, err := i.Watch(ctx, driver.Watch{Resource: "r", LeaseID: pglease.NewLeaseID(), Wait: wait}, func() {})
+		watching, err := i.Watch(ctx, driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: wait}, func() {})
 		if err == nil {
 			defer watching.Stop()
 			if watching.Held == nil {
@@ -227,7 +228,7 @@ func TestReleaseWithoutConnecting(t *testing.T) {
 			}
 		})
 		i := newIssuer(t, pool, nil)
-		claim := acquire(t, i, "r", pglease.NewLeaseID())
+		claim := acquire(t, i, "r", input.NewLeaseID())
 		want := int64(1)
 		if taken {
 			conn, err := pool.Acquire(t.Context())

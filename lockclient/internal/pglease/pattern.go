@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // Pattern selects resources by the components of their names, which ":"
@@ -31,7 +32,7 @@ type Pattern struct {
 // So "tenant_1" never selects tenant_12. "*" has no other meaning; in a name,
 // write that character as %2A.
 func (n Namespace) NewPattern(field, text string) (Pattern, error) {
-	if err := Plain(field, text, guard.MaxResourceLen); err != nil {
+	if err := input.Plain(field, text, guard.MaxResourceLen); err != nil {
 		return Pattern{}, err
 	}
 	if text == "" {

@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -146,7 +147,7 @@ func TestAnySession(t *testing.T) {
 func TestRowSecurity(t *testing.T) {
 	t.Parallel()
 	admin := migrated(t)
-	role := "hidden_" + strings.ReplaceAll(pglease.NewLeaseID(), "-", "")
+	role := "hidden_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
 	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
 	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
 	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)

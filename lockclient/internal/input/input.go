@@ -1,4 +1,5 @@
-package pglease
+// Package input checks what callers give, and makes lease IDs, for every issuer.
+package input
 
 import (
 	"cmp"
