@@ -355,8 +355,66 @@ func TestReportOnly(t *testing.T) {
 		if err := e.presenting(update); guard.ReasonOf(err) != guard.ReasonMissing {
 			t.Errorf("no longer report-only: %v", err)
 		}
-		if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'fencepost'::regnamespace AND relname ~ '^guard_'"); n != 0 || refusals() != nil {
-			t.Errorf("%d counters are left, %v", n, refusals())
+		if got := refusals(); got != nil {
+			t.Errorf("enforcing, and counting %v", got)
+		}
+		if err := e.db.RemoveTrigger(t.Context(), []string{"items"}); err != nil {
+			t.Fatal(err)
+		}
+		if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'fencepost'::regnamespace AND relname ~ '^guard_'"); n != 0 {
+			t.Errorf("%d counters are left", n)
+		}
+	})
+}
+
+// TestReportOnlyByAnother: report-only refuses nobody and counts, also if another role
+// than the schema's owner switches it on, and if the counters cannot be used. A table
+// that is dropped and made again leaves nothing of its triggers.
+func TestReportOnlyByAnother(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		role, owner := e.as("schemaowner")
+		e.exec("DROP SCHEMA fencepost CASCADE; GRANT CREATE ON DATABASE " + e.text("SELECT quote_ident(current_database())") + " TO " + role + "; GRANT ALL ON SCHEMA public TO " + role)
+		defer e.exec("DROP SCHEMA fencepost CASCADE")
+		if err := owner.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		const write = "INSERT INTO own VALUES (1, 'a')"
+		install := func(db fence, report bool) {
+			t.Helper()
+			g := triggerOn([]string{"own"}, `{tenant}`)
+			g.InsecureReportOnly = report
+			if err := db.InstallTrigger(t.Context(), g); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			if err := owner.unfenced(t.Context(), "CREATE TABLE own (id int, tenant text NOT NULL)"); err != nil {
+				t.Fatal(err)
+			}
+			install(owner, false)
+			if err := owner.unfenced(t.Context(), write); guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
+				t.Errorf("the control, enforcing: %v", err)
+			}
+			install(e.db, true)
+			if err := owner.unfenced(t.Context(), write); err != nil {
+				t.Errorf("report-only: %v", err)
+			}
+			tables, err := owner.Triggers(t.Context())
+			if err != nil || len(tables) != 1 || tables[0].Refusals[guard.ReasonMissing] != 1 {
+				t.Errorf("%+v, %v", tables, err)
+			}
+			name := e.text("SELECT guard FROM fencepost.guarded")
+			e.exec("REVOKE ALL ON SEQUENCE fencepost." + name + "_missing FROM " + role)
+			if err := owner.unfenced(t.Context(), write); err != nil {
+				t.Errorf("report-only without rights on a counter: %v", err)
+			}
+			if n := e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'"); n != 1 {
+				t.Errorf("%d trigger functions for one table", n)
+			}
+			if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relname ~ '^guard_'"); n != 5 {
+				t.Errorf("%d counters for one table", n)
+			}
+			e.exec("DROP TABLE own")
 		}
 	})
 }

@@ -18,7 +18,7 @@ DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencep
   fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.prepared_holders,
   fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor,
   fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
-  fencepost.count_refusal, fencepost.drop_counters, fencepost.refuse_truncate,
+  fencepost.count_refusal, fencepost.start_counters, fencepost.refuse_truncate,
   fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name,
   fencepost.guard_table, fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle,
   fencepost.guard_triggers, fencepost.guard_problems, fencepost.drop_guard_function, fencepost.lock_guards,

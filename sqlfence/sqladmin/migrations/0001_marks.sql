@@ -3,8 +3,8 @@
 -- triggers that make any writer enter.
 --
 -- Reading order: verdict, which is the rule; raise and enter, which give P1 and
--- P2; then the other ways to enter, the operators' functions, and present, which
--- tells the triggers of a claim.
+-- P2; then the other ways to enter, the operators' functions, and what triggers use:
+-- present, and the counters of report-only mode.
 --
 -- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
 -- else's code: names are resolved in pg_catalog only.
@@ -524,6 +524,33 @@ BEGIN
   token := offered::bigint;
 END $$;
 
+-- counters names the sequences of a guard in report-only mode, one for each reason.
+-- A sequence counts without a lock, so that writers do not wait for each other, and
+-- keeps what a transaction counted that is rolled back.
+CREATE FUNCTION fencepost.counters(p_guard text)
+RETURNS TABLE (reason text, name text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT r, format('fencepost.%I', p_guard || '_' || r) FROM unnest(ARRAY['stale', 'conflict', 'missing', 'unavailable', 'other']) r
+$$;
+
+-- count_refusal counts a write that would have been refused, and warns of the first
+-- hundred for each reason and then of each thousandth. It fails for no writer.
+CREATE FUNCTION fencepost.count_refusal(p_guard text, p_table text, p_state text, p_why text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  n bigint;
+BEGIN
+  BEGIN
+    SELECT nextval(to_regclass(name)) INTO n FROM fencepost.counters(p_guard)
+      WHERE reason = CASE p_state WHEN 'SF001' THEN 'stale' WHEN 'SF002' THEN 'conflict' WHEN 'SF003' THEN 'missing' WHEN 'SF004' THEN 'unavailable' ELSE 'other' END;
+  EXCEPTION WHEN OTHERS THEN
+    n := NULL;
+  END;
+  IF n IS NULL OR n <= 100 OR n % 1000 = 0 THEN
+    RAISE WARNING USING ERRCODE = p_state, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, p_why)
+      || CASE WHEN n > 100 THEN format(' (and %s before it)', n - 1) ELSE '' END;
+  END IF;
+END $$;
+
 -- Only the owner, who migrates, may use any of this until others are granted
 -- rights.
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
@@ -532,5 +559,5 @@ REVOKE ALL ON FUNCTION
   fencepost.check_primary, fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
   fencepost.prepared_holders, fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor,
-  fencepost.present, fencepost.presented
+  fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
   FROM PUBLIC;

@@ -65,28 +65,6 @@ EXCEPTION WHEN OTHERS THEN
   PERFORM fencepost.count_refusal(p_guard, p_table, SQLSTATE, SQLERRM);
 END $$;
 
--- counters names the sequences of a guard in report-only mode, one for each reason.
--- A sequence counts without a lock, so that writers do not wait for each other, and
--- keeps what a transaction counted that is rolled back.
-CREATE FUNCTION fencepost.counters(p_guard text)
-RETURNS TABLE (reason text, name text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT r, format('fencepost.%I', p_guard || '_' || r) FROM unnest(ARRAY['stale', 'conflict', 'missing', 'unavailable', 'other']) r
-$$;
-
--- count_refusal counts a write that would have been refused, and warns of the first
--- hundred for each reason and then of each thousandth. It fails for no writer.
-CREATE FUNCTION fencepost.count_refusal(p_guard text, p_table text, p_state text, p_why text)
-RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  n bigint := (SELECT nextval(to_regclass(name)) FROM fencepost.counters(p_guard)
-    WHERE reason = CASE p_state WHEN 'SF001' THEN 'stale' WHEN 'SF002' THEN 'conflict' WHEN 'SF003' THEN 'missing' WHEN 'SF004' THEN 'unavailable' ELSE 'other' END);
-BEGIN
-  IF n IS NULL OR n <= 100 OR n % 1000 = 0 THEN
-    RAISE WARNING USING ERRCODE = p_state, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, p_why)
-      || CASE WHEN n > 100 THEN format(' (and %s before it)', n - 1) ELSE '' END;
-  END IF;
-END $$;
-
 -- refuse_truncate refuses to truncate a table that holds many resources: no
 -- claim covers them all.
 CREATE FUNCTION fencepost.refuse_truncate(p_table text)
@@ -435,21 +413,34 @@ END $$;
 CREATE FUNCTION fencepost.drop_guard_function(p_guard text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  f oid := to_regprocedure(format('fencepost.%I()', p_guard));
+  f       oid := to_regprocedure(format('fencepost.%I()', p_guard));
+  counter text;
 BEGIN
-  IF f IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = f) THEN
+  IF EXISTS (SELECT FROM pg_trigger WHERE tgfoid = f) THEN
+    RETURN;
+  ELSIF f IS NOT NULL THEN
     EXECUTE format('DROP FUNCTION fencepost.%I()', p_guard);
-    PERFORM fencepost.drop_counters(p_guard);
   END IF;
+  FOR counter IN SELECT name FROM fencepost.counters(p_guard) WHERE to_regclass(name) IS NOT NULL LOOP
+    EXECUTE 'DROP SEQUENCE ' || counter;
+  END LOOP;
 END $$;
 
-CREATE FUNCTION fencepost.drop_counters(p_guard text)
+-- start_counters sets the counters of a guard to zero. They are not made anew, since
+-- whoever has counted locks them until its transaction ends, and not dropped when the
+-- mode changes. The owner of the schema counts, whoever installs.
+CREATE FUNCTION fencepost.start_counters(p_guard text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   counter text;
 BEGIN
-  FOR counter IN SELECT name FROM fencepost.counters(p_guard) WHERE to_regclass(name) IS NOT NULL LOOP
-    EXECUTE 'DROP SEQUENCE ' || counter;
+  FOR counter IN SELECT name FROM fencepost.counters(p_guard) LOOP
+    IF to_regclass(counter) IS NULL THEN
+      EXECUTE 'CREATE SEQUENCE ' || counter;
+      EXECUTE 'REVOKE ALL ON SEQUENCE ' || counter || ' FROM PUBLIC';
+      EXECUTE 'GRANT ALL ON SEQUENCE ' || counter || ' TO ' || (SELECT relowner::regrole FROM pg_class WHERE oid = 'fencepost.guarded'::regclass);
+    END IF;
+    PERFORM setval(counter, 1, false);
   END LOOP;
 END $$;
 
@@ -477,7 +468,7 @@ DECLARE
   guard    text;
   relation oid;
   made     record;
-  counter  text;
+  gone     text[];
 BEGIN
   IF obstacle IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
@@ -486,7 +477,8 @@ BEGIN
   IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
     RETURN false;
   END IF;
-  DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table;
+  WITH d AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table RETURNING guarded.guard)
+    SELECT array_agg(d.guard) INTO gone FROM d; -- also that of a dropped table of this name
   old := fencepost.guard_name(p_table);
   guard := old;
   IF guard IS NULL OR EXISTS (SELECT FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
@@ -499,11 +491,9 @@ BEGIN
   -- The lock on the root keeps partitions from being attached until the end.
   EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
   PERFORM fencepost.drop_guards(p_table);
-  PERFORM fencepost.drop_counters(guard);
-  FOR counter IN SELECT name FROM fencepost.counters(guard) WHERE p_report_only LOOP
-    EXECUTE 'CREATE SEQUENCE ' || counter;
-    EXECUTE 'REVOKE ALL ON SEQUENCE ' || counter || ' FROM PUBLIC';
-  END LOOP;
+  IF p_report_only THEN
+    PERFORM fencepost.start_counters(guard);
+  END IF;
   FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
     FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
       IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
@@ -516,7 +506,7 @@ BEGIN
   INSERT INTO fencepost.guarded (guard, schema_name, table_name, parts, report_only, columns)
     SELECT guard, nspname, relname, p_parts, p_report_only, fencepost.guard_columns(p_table, p_parts)
       FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
-  PERFORM fencepost.drop_guard_function(old) WHERE old IS NOT NULL;
+  PERFORM fencepost.drop_guard_function(name) FROM unnest(gone || old) name WHERE name <> guard;
   RETURN true;
 END $$;
 
@@ -586,8 +576,7 @@ $$;
 
 REVOKE ALL ON fencepost.guarded FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.require, fencepost.report, fencepost.counters,
-  fencepost.count_refusal, fencepost.drop_counters, fencepost.refuse_truncate, fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.require, fencepost.report, fencepost.start_counters, fencepost.refuse_truncate, fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
   fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
   fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard,
   fencepost.guard_status
