@@ -131,7 +131,8 @@ type TriggerStatus struct {
 	Trigger Trigger
 	// Refusals counts, in report-only mode, what would have been refused since the
 	// triggers were installed, by reason: each statement for each resource that it
-	// wrote, also in transactions that were rolled back. Nil in the other mode.
+	// wrote, also in transactions that were rolled back. After a crash or a failover a
+	// count above 0 may be up to 32 too high. Nil in the other mode.
 	Refusals map[guard.Reason]int64
 	// Findings is empty if every writer is guarded.
 	Findings []Finding
