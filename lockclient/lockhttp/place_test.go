@@ -171,3 +171,27 @@ func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, conn
 		return i
 	}
 }
+
+// TestNobodyPassesTheCalled: while a client that was notified has its first try, a
+// request that waits under a lease ID of its own is not granted. The control waits for
+// longer than the try is reserved.
+func TestNobodyPassesTheCalled(t *testing.T) {
+	t.Parallel()
+	for wait, want := range map[string]int{"0.5": 409, "5": 200} {
+		synctest.Test(t, func(t *testing.T) {
+			server := memory.NewServer()
+			h, connect := serveInBubble(t, server.Issuer())
+			held := server.Steal("r", "holder", time.Hour)
+			woken := make(chan struct{})
+			if _, err := connect().Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "called"}, func() { close(woken) }); err != nil {
+				t.Fatal(err)
+			}
+			record(h, "DELETE", "/v1/locks/"+held.LeaseID+"?resource=r", "", "")
+			<-woken
+			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"leaseId":"other","waitSeconds":`+wait+`}`)
+			if got.Code != want {
+				t.Errorf("after %s s: %d %s", wait, got.Code, got.Body)
+			}
+		})
+	}
+}
