@@ -59,6 +59,43 @@ func TestInstallWaits(t *testing.T) {
 	})
 }
 
+// TestInstallAgainBesideAWriter (P6): an installation over older triggers waits for a
+// transaction that has read the table and writes it next, and neither is ended as a
+// deadlock.
+func TestInstallAgainBesideAWriter(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		g := triggerOn([]string{"parts"}, `acct:{tenant}`)
+		g.InsecureReportOnly = true
+		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		g.InsecureReportOnly = false
+		writer, err := e.admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer writer.Rollback(context.Background())
+		if _, err := writer.Exec(t.Context(), "SELECT FROM parts"); err != nil {
+			t.Fatal(err)
+		}
+		installed := e.start(func(func()) error { return e.db.InstallTrigger(context.Background(), g) })
+		if len(installed) > 0 {
+			t.Error("the installation does not wait")
+		}
+		_, err = writer.Exec(t.Context(), "DELETE FROM parts")
+		if err == nil {
+			err = writer.Commit(t.Context())
+		}
+		if err != nil {
+			t.Errorf("the writer: %v", err)
+		}
+		if err := <-installed; err != nil {
+			t.Errorf("the installation: %v", err)
+		}
+	})
+}
+
 // TestInstallConcurrently: replicas that install at once all succeed; the
 // result is what one installation makes, and installing again changes nothing.
 func TestInstallConcurrently(t *testing.T) {
@@ -407,6 +444,9 @@ func TestReportOnlyByAnother(t *testing.T) {
 			e.exec("REVOKE ALL ON SEQUENCE fencepost." + name + "_missing FROM " + role)
 			if err := owner.unfenced(t.Context(), write); err != nil {
 				t.Errorf("report-only without rights on a counter: %v", err)
+			}
+			if tables, err = owner.Triggers(t.Context()); err != nil || len(tables) != 1 || !strings.Contains(fmt.Sprint(tables[0].Findings), "counters") {
+				t.Errorf("a counter without rights: %+v, %v", tables, err)
 			}
 			if n := e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'"); n != 1 {
 				t.Errorf("%d trigger functions for one table", n)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -50,7 +51,7 @@ func TestKeyTrigger(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "trigger") {
+		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
 			t.Errorf("under the other claim: %v", err)
 		}
 		if got := e.text("SELECT concat(v, ' ', last_fencing_token) FROM n"); got != "0 3" {
@@ -80,7 +81,8 @@ func TestTriggerOddities(t *testing.T) {
 		if err := e.db.Raise(t.Context(), claimOf("k1", 10)); err != nil {
 			t.Fatal(err)
 		}
-		for token, want := range map[string]guard.Reason{"010": guard.ReasonInvalid, " 10 ": guard.ReasonInvalid, "1e1": guard.ReasonInvalid, "10": guard.ReasonNone} {
+		for token, want := range map[string]guard.Reason{"010": guard.ReasonInvalid, " 10 ": guard.ReasonInvalid, "1e1": guard.ReasonInvalid,
+			"9223372036854775806": guard.ReasonUnavailable, "9223372036854775807": guard.ReasonInvalid, "9999999999999999999": guard.ReasonInvalid, "10": guard.ReasonNone} {
 			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				claims := `[{"resource":"k1","token":"` + token + `","leaseId":"lease-10"}]`
 				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
@@ -92,6 +94,15 @@ func TestTriggerOddities(t *testing.T) {
 			if guard.ReasonOf(err) != want {
 				t.Errorf("token %q: %v, want %q", token, err, want)
 			}
+		}
+		// The server runs it as READ COMMITTED, but no other function takes it as that.
+		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			_, err := tx.exec(ctx, `SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+				SELECT fencepost.present('k1', 10, 'lease-10'); INSERT INTO whole (id) VALUES (1)`)
+			return ErrorFrom(err)
+		})
+		if pgerr.State(err) != "SF005" || !strings.Contains(err.Error(), "must be READ COMMITTED or") {
+			t.Errorf("read uncommitted: %v", err)
 		}
 	})
 }

@@ -38,7 +38,7 @@ func TestRowSecurity(t *testing.T) {
 			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
 			{"Delete", func(id int) error { return table.Delete(t.Context(), db, claimOf("r", 5), Key{id}, nil) }},
 		}
-		for id, want := range map[int]guard.Reason{1: guard.ReasonNone, 2: guard.ReasonUnavailable, 3: guard.ReasonNotFound} {
+		for id, want := range map[int]guard.Reason{1: guard.ReasonNone, 2: guard.ReasonSetup, 3: guard.ReasonNotFound} {
 			for _, way := range ways {
 				expect := want
 				if way.name == "Upsert" && id > 1 { // it is in the way of the row to be inserted, and the server says so
@@ -54,6 +54,13 @@ func TestRowSecurity(t *testing.T) {
 		}
 		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{4}, Set{"secret": 1}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || strings.Contains(err.Error(), "RolesSQL") {
 			t.Errorf("a column without the right: %v", err)
+		}
+		e.exec("CREATE TRIGGER quiet BEFORE UPDATE ON docs FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()")
+		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "suppress_redundant") {
+			t.Errorf("an update that changes nothing, under a trigger that leaves it out: %v", err)
+		}
+		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 2}); err != nil {
+			t.Errorf("an update that changes something under that trigger: %v", err)
 		}
 		e.exec("CREATE POLICY stays ON docs AS RESTRICTIVE FOR UPDATE WITH CHECK (v < 100)")
 		if err := table.Update(t.Context(), db, claimOf("r", 6), Key{4}, Set{"v": 100}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || !strings.Contains(err.Error(), "policies") {

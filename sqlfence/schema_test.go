@@ -67,7 +67,7 @@ func TestKeyIsNotUnique(t *testing.T) {
 }
 
 // TestHeldBack: a row that a trigger does not let be written is neither a
-// success nor stale.
+// success nor stale, and no retry helps.
 func TestHeldBack(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
@@ -75,7 +75,7 @@ func TestHeldBack(t *testing.T) {
 			CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 			CREATE TRIGGER hold BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION hold()`)
 		err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "trigger") {
+		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
 			t.Errorf("got %v", err)
 		}
 	})

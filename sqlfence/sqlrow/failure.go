@@ -28,8 +28,10 @@ func (t *Table) wayOut(err error) string {
 	switch state := pgerr.State(err); {
 	case state == "42P01" && strings.Contains(t.row, "."):
 		return "; each part of the name is an element: []string{" + strings.ReplaceAll(t.row, ".", `", "`) + "}"
-	case state == "42703" && strings.Contains(err.Error(), token), state == "42883" && strings.Contains(err.Error(), "bigint"):
+	case state == "42703" && strings.Contains(err.Error(), token):
 		return "; the column " + token + " must be bigint NOT NULL DEFAULT 0"
+	case state == "42883" && strings.ContainsAny(err.Error(), "=<>"): // an operator, in any language
+		return "; a column has another type than its value: one of the key, or " + token + ", which must be bigint NOT NULL DEFAULT 0"
 	}
 	return ""
 }

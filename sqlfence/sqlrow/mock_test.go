@@ -141,6 +141,12 @@ func TestFailureAroundUpdate(t *testing.T) {
 			m.ExpectQuery(mockVerdict).WillReturnRows(mark(6))
 		}},
 		"replaced for ever": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+			for i := range maxReplaced {
+				m.ExpectExec(mockUpdate).WillReturnResult(none)
+				m.ExpectQuery(mockVerdict).WillReturnRows(mark(int64(i % 2)))
+			}
+		}},
+		"held back": {guard.ReasonSetup, func(m sqlmock.Sqlmock) {
 			for range maxReplaced {
 				m.ExpectExec(mockUpdate).WillReturnResult(none)
 				m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
@@ -265,14 +271,14 @@ func TestFailureOfTheFirstLook(t *testing.T) {
 // TestWayOut: the error of a missing object names the fix of its most likely
 // cause, and that of another one does not.
 func TestWayOut(t *testing.T) {
-	const parts, column = `; each part of the name is an element: []string{"billing", "closes"}`, "; the column last_fencing_token must be bigint NOT NULL DEFAULT 0"
+	const parts, column = `; each part of the name is an element: []string{"billing", "closes"}`, "must be bigint NOT NULL DEFAULT 0"
 	for _, c := range []struct{ table, code, message, parts, column string }{
 		{"billing.closes", "42P01", "no table", "says", ""},
 		{"closes", "42P01", "no table", "", ""},
 		{"billing.closes", "42P10", "no table", "", ""},
 		{"closes", "42703", `column "last_fencing_token" does not exist`, "", "says"},
 		{"closes", "42703", `column "v" does not exist`, "", ""},
-		{"closes", "42883", "operator does not exist: bigint > text", "", "says"},
+		{"closes", "42883", "operator does not exist: text = bigint", "", "says"},
 		{"closes", "42883", "function f(integer) does not exist", "", ""},
 		{"closes", "42704", `type "last_fencing_token" or bigint does not exist`, "", ""},
 	} {

@@ -36,7 +36,8 @@ const maxReplaced = 3
 // ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
 // [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
 // column is NULL); ErrInvalid for malformed input, nothing sent;
-// ErrUnavailable, nothing written; ErrOutcomeUnknown if the response was lost, or a
+// ErrUnavailable, nothing written; ErrSetup if a right is missing, or a trigger or
+// policy leaves the row out; ErrOutcomeUnknown if the response was lost, or a
 // dest cannot take its column's value: the row's mark shows the outcome. Errors
 // of the statement itself, such as a violated constraint, are passed on with the
 // driver's error inside. An update that returns an error other than
@@ -116,6 +117,8 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 // untilDecided repeats send, which writes the row and returns how many rows it
 // wrote, until the row is written or its mark says why not.
 func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
+	before := guard.Mark{Token: claim.Token + 1} // which would not admit the claim
+	same := 0                                    // how often the mark was what it had been before
 	for range maxReplaced {
 		n, err := send()
 		switch {
@@ -128,14 +131,25 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 		}
 		// If the row as it is now admits the claim, the row that refused it was
 		// replaced since. Nothing was written, so it may be sent again.
-		if mark, err := t.refusal(ctx, q, k, claim, key); err != nil {
+		mark, err := t.refusal(ctx, q, k, claim, key)
+		if err != nil {
 			return mark, err
 		}
+		if mark == before {
+			same++
+		}
+		before = mark
 	}
-	return guard.Mark{}, guard.Unavailable(t.op(k), claim, errHeldBack)
+	if same < maxReplaced-1 {
+		return guard.Mark{}, guard.Unavailable(t.op(k), claim, errReplaced)
+	}
+	return guard.Mark{}, guard.Setup(t.op(k), claim, errHeldBack)
 }
 
-var errHeldBack = fmt.Errorf("the row was not written in %d attempts although the claim was admissible: other writers replaced it each time, or a trigger or policy keeps it from being written", maxReplaced)
+var (
+	errReplaced = fmt.Errorf("other writers replaced the row in each of %d attempts", maxReplaced)
+	errHeldBack = fmt.Errorf("the row admits the claim and was not written in %d attempts: a trigger leaves it out (as suppress_redundant_updates_trigger does) or changes its key, or a row-level security policy keeps it", maxReplaced)
+)
 
 func (t *Table) notUnique(k kind, n int64) error {
 	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)

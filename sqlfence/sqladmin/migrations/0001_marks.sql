@@ -149,7 +149,7 @@ RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF current_setting('transaction_isolation') <> ALL (p_levels) THEN
     RAISE EXCEPTION USING ERRCODE = 'SF005', MESSAGE = format('fencepost: isolation level %s is refused, the transaction must be %s',
-      current_setting('transaction_isolation'), upper(array_to_string(p_levels, ' or ')));
+      current_setting('transaction_isolation'), replace(upper(array_to_string(p_levels, ' or ')), ' OR ', ' or '));
   END IF;
   PERFORM fencepost.check_primary();
 END $$;
@@ -518,7 +518,7 @@ BEGIN
       MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
       DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
       HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
-  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' THEN
+  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' OR octet_length(offered) = 19 AND offered > '9223372036854775806' COLLATE "C" THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
   END IF;
   token := offered::bigint;

@@ -51,6 +51,7 @@ BEGIN
   IF current_setting('transaction_isolation') = 'read committed' THEN
     PERFORM fencepost.judge(p_resource, claim.token, claim.lease, false);
   ELSE
+    PERFORM fencepost.check_level('read committed', 'repeatable read', 'serializable');
     PERFORM fencepost.enter_snapshot(p_resource, claim.token, claim.lease, 0, 0);
   END IF;
 END $$;
@@ -384,8 +385,9 @@ BEGIN
      OR f.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp'] THEN
     RETURN QUERY SELECT root, format('the trigger function fencepost.%s is not of this version, or not for this resource or mode', f.proname);
   END IF;
-  IF p_report_only AND EXISTS (SELECT FROM fencepost.counters(f.proname) WHERE to_regclass(name) IS NULL) THEN
-    RETURN QUERY SELECT root, 'counters of report-only mode are missing'::text;
+  IF p_report_only AND EXISTS (
+      SELECT FROM fencepost.counters(f.proname) WHERE has_sequence_privilege(to_regclass(name), 'USAGE') IS NOT TRUE) THEN
+    RETURN QUERY SELECT root, 'counters of report-only mode are missing, or the owner of the schema may not use them, so that some refusals are not counted'::text;
   END IF;
   FOR o IN
     SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
@@ -488,8 +490,10 @@ BEGIN
   EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
     guard, fencepost.guard_body(guard, p_parts, p_report_only));
   EXECUTE format('REVOKE ALL ON FUNCTION fencepost.%I() FROM PUBLIC', guard);
-  -- The lock on the root keeps partitions from being attached until the end.
-  EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_table);
+  -- The lock on the root keeps partitions from being attached until the end. It is at
+  -- once the one that dropping a trigger needs: a writer that has read the table and
+  -- waits for a weaker one would be a deadlock.
+  EXECUTE format('LOCK TABLE ONLY %s IN %s MODE', p_table, CASE WHEN old IS NULL THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
   PERFORM fencepost.drop_guards(p_table);
   IF p_report_only THEN
     PERFORM fencepost.start_counters(guard);
@@ -560,7 +564,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT g.*, fencepost.guard_table(g.guard, g.schema_name, g.table_name) AS relid FROM fencepost.guarded g
   )
   SELECT coalesce(n.nspname, g.schema_name), coalesce(c.relname, g.table_name), g.parts, g.report_only,
-      CASE WHEN g.report_only THEN (SELECT jsonb_object_agg(reason, coalesce(pg_sequence_last_value(to_regclass(name)), 0)) FROM fencepost.counters(g.guard)) END,
+      CASE WHEN g.report_only THEN (SELECT jsonb_object_agg(reason, coalesce(pg_sequence_last_value(to_regclass(name)), 0))
+        FROM fencepost.counters(g.guard) WHERE has_sequence_privilege(to_regclass(name), 'USAGE')) END,
       coalesce(p.relation, format('%I.%I', g.schema_name, g.table_name)),
       CASE WHEN c.oid IS NULL THEN 'the table does not exist' ELSE p.problem END
     FROM listed g
