@@ -3,14 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"image/color"
 	"slices"
 	"sync"
 	"time"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
 )
 
 // contenders are the libraries whose hand-overs are compared.
@@ -55,7 +50,7 @@ func contendedBy(ctx context.Context, e *env, s *Section, clients int) error {
 		if err != nil {
 			row.Note = "failed: " + err.Error()
 		} else {
-			row.Values, row.Curve = c.values(step), c.perStep
+			row.Values = c.values(step)
 		}
 		s.Rows = append(s.Rows, row)
 	}
@@ -182,43 +177,4 @@ func (r *relay) turn(ctx context.Context, client int, l locker) (time.Duration, 
 	took := r.granted(client)
 	r.free()
 	return took, unlock(context.WithoutCancel(ctx))
-}
-
-// plotCurves draws a plot for each number of clients, and at the right of them
-// what the colours mean.
-func plotCurves(s Section, file string) error {
-	var plots []*plot.Plot
-	legend := newPlot("", "")
-	legend.HideAxes()
-	legend.Legend.Left = true
-	for _, cas := range names(s.Rows, caseOf) {
-		p := newPlot(cas, "second")
-		p.Y.Label.Text = "hand-overs"
-		for _, r := range s.Rows {
-			if r.Case != cas || r.Curve == nil {
-				continue
-			}
-			points := make(plotter.XYs, len(r.Curve))
-			for i, n := range r.Curve {
-				points[i] = plotter.XY{X: float64(i + 1), Y: max(1, n)}
-			}
-			line, err := plotter.NewLine(points)
-			if err != nil {
-				return err
-			}
-			line.Color, line.Width = contenderColour(r.Way), vg.Points(1.6)
-			p.Add(line)
-			if len(plots) == 0 {
-				legend.Legend.Add(r.Way, line)
-			}
-		}
-		p.X.Min, p.Y.Min = 1, 1
-		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{}
-		plots = append(plots, p)
-	}
-	return canvas(file, vg.Points(float64(230*len(plots)+200)), vg.Points(230), append(plots, legend)...)
-}
-
-func contenderColour(name string) color.Color {
-	return palette[max(0, slices.Index(contenders, name))]
 }

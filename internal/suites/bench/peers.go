@@ -44,9 +44,9 @@ const durability = "Durable means that every commit waits for the disk: PostgreS
 
 // peers compares our leases with today's lock libraries.
 var peers = []experiment{
-	{name: "pairs", title: "Acquire and release, a key for each client", columns: perCall, run: peerPairs, plot: plotRates,
+	{name: "pairs", title: "Acquire and release, a key for each client", columns: perCall, run: peerPairs,
 		about: durability + "All clients are goroutines of one process that share its connections, 16 at most. The ratio is to two prepared UPDATEs of one row, each its own commit. etcd's Mutex has a session that is there before and is not counted."},
-	{name: "contended", title: "One lock for all, from the first second on", columns: curveColumns, run: peerContended, plot: plotCurves,
+	{name: "contended", title: "One lock for all, from the first second on", columns: curveColumns, run: peerContended,
 		about: durability + "Each client is a process of its own as far as the service can see, and all begin to wait together. A hand-over is from the call that gives the lock back until another client has it; nobody takes it twice in a row. One run of twenty seconds each; the waits and the turns are those from the third second on. TTL 5 s."},
 }
 

@@ -5,7 +5,6 @@ import (
 	"image/color"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -48,19 +47,6 @@ func newPlot(title, x string) *plot.Plot {
 	p.Title.TextStyle.Font.Size, p.Legend.TextStyle.Font.Size = vg.Points(12), vg.Points(9)
 	p.Legend.Top = true
 	return p
-}
-
-// decades labels ticks as 1, 10, 100.
-type decades struct{}
-
-func (decades) Ticks(low, high float64) []plot.Tick {
-	ticks := plot.LogTicks{Prec: -1}.Ticks(low, high)
-	for i := range ticks {
-		if v, err := strconv.ParseFloat(ticks[i].Label, 64); err == nil {
-			ticks[i].Label = number(v)
-		}
-	}
-	return ticks
 }
 
 // names returns the distinct names in the rows, in their order.
@@ -151,40 +137,4 @@ func plotRatios(s Section, file string) error {
 	p.NominalY(cases...)
 	p.Y.Padding = vg.Points(16) // viewers without the font have wider labels
 	return canvas(file, vg.Points(640), vg.Points(float64(70+17*max(len(cases), 4))), p)
-}
-
-// plotRates shows each peer's rate on a scale of decades: a plot for each
-// durability and a colour for each case.
-func plotRates(s Section, file string) error {
-	ways := slices.DeleteFunc(names(s.Rows, wayOf), func(w string) bool { return w == again })
-	slices.Reverse(ways)
-	var plots []*plot.Plot
-	for _, durable := range []bool{true, false} {
-		p := newPlot(commits(durable)+": acquire and release", "pairs a second")
-		var all []*series
-		for _, cas := range names(s.Rows, caseOf) {
-			clients, of := strings.CutPrefix(cas, commits(durable)+", ")
-			one := &series{name: clients}
-			for _, r := range s.Rows {
-				if v := r.Values["a second"]; of && r.Case == cas && v > 0 && r.Way != again {
-					one.at(v, v, v, float64(slices.Index(ways, r.Way)))
-				}
-			}
-			if len(one.XYs) > 0 {
-				all = append(all, one)
-			}
-		}
-		if len(all) == 0 {
-			continue
-		}
-		if err := spots(p, all); err != nil {
-			return err
-		}
-		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
-		p.X.Min, p.X.Max = p.X.Min/1.3, p.X.Max*1.3
-		p.Legend.Top, p.Legend.Left = len(plots) > 0, len(plots) > 0
-		p.NominalY(ways...)
-		plots = append(plots, p)
-	}
-	return canvas(file, vg.Points(float64(470*len(plots))), vg.Points(float64(80+20*len(ways))), plots...)
 }

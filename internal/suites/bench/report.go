@@ -44,9 +44,7 @@ type Row struct {
 	// Bar is the error bar of the comparison.
 	Bar    float64            `json:"bar,omitempty"`
 	Values map[string]float64 `json:"values,omitempty"`
-	// Curve is a value for each second.
-	Curve []float64 `json:"curve,omitempty"`
-	Note  string    `json:"note,omitempty"`
+	Note   string             `json:"note,omitempty"`
 }
 
 // Machine describes what the figures depend on.
