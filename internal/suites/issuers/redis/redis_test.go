@@ -241,6 +241,17 @@ func TestAdvance(t *testing.T) {
 	if _, err := i.Advance(t.Context(), "r", held.Token+5); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
 	}
+	// What ISSUERS.md tells operators to do with redis-cli.
+	const above = guard.Token(1 << 60)
+	if err := s.client(t, s.addr).Set(t.Context(), "fencepost:{r}:counter", above.String(), 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
+		t.Fatal(err)
+	}
+	if got := acquire(t, i, "r", "b"); got.Token != above+1 {
+		t.Errorf("with a counter set by hand: token %v, want %v", got.Token, above+1)
+	}
 }
 
 // TestForeignValues: a foreign value under a key is a specific error, and
