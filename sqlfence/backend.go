@@ -44,12 +44,6 @@ type conn[Tx any] interface {
 	release()
 }
 
-// pipeliner is a connection that sends a transaction as a whole. committing
-// reports that a COMMIT may have been sent.
-type pipeliner interface {
-	batch(ctx context.Context, first statement, writes []Expr) (rows []int64, committing bool, err error)
-}
-
 // txMode says how a transaction begins.
 type txMode struct {
 	level sql.IsolationLevel // named in every BEGIN, so that the server's default does not apply

@@ -37,21 +37,6 @@ func BenchmarkEnter(b *testing.B) {
 	})
 }
 
-// BenchmarkBatch: enter and a write in one batch against the same write alone.
-func BenchmarkBatch(b *testing.B) {
-	const update = "UPDATE jobs SET v = $2 WHERE id = $1"
-	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
-		claim := claimOf("jobs", 5)
-		if err := db.Raise(b.Context(), claim); err != nil {
-			b.Fatal(err)
-		}
-		paired(b, clients, func(client, i int) error {
-			_, err := db.Batch(b.Context(), claim, Raw(update, client, i))
-			return err
-		}, func(client, i int) error { return db.unfenced(b.Context(), update, client, i) })
-	})
-}
-
 // BenchmarkRaise: how long a raise takes while 32 clients of the older holder
 // run one transaction after another, and continue under the new token after it.
 func BenchmarkRaise(b *testing.B) {

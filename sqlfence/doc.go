@@ -58,8 +58,8 @@
 //     HTTP service, with [DB.Transactor], share the marks of fenced transactions.
 //
 // Several resources, another isolation level, retries, a lost COMMIT: [DB.InTxAll].
-// Writes known in advance, in one round trip on pgx: [DB.Batch]. A transaction begun
-// by sqlc, GORM or the driver: [DB.Enter]; by code that hides it: [DB.EnterOn].
+// A transaction begun by sqlc, GORM or the driver: [DB.Enter]; by code that hides it:
+// [DB.EnterOn].
 //
 // # Taking over
 //

@@ -234,57 +234,6 @@ func TestTableInsideInTx(t *testing.T) {
 	})
 }
 
-// TestBatchStatements (P1, P5): whatever surrounds a keyword, a batch accepts one
-// statement a write, and only such as can neither end its transaction nor wait for
-// the client: a COMMIT among them would leave what follows without a fence. In the
-// simple protocol the server would accept several.
-func TestBatchStatements(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v text); INSERT INTO n VALUES (1, 'old'); CREATE TABLE copy (stdin int)")
-		db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
-		batch := func(texts ...string) error {
-			var writes []Expr
-			for _, text := range texts {
-				writes = append(writes, Raw(text))
-			}
-			_, err := db.Batch(t.Context(), claimOf("r", 5), writes...)
-			return err
-		}
-		for _, text := range []string{
-			"COMMIT/**/", "ROLLBACK/**/", "/**/COMMIT", "--\nCOMMIT", "/* /* */ */ END", "COMMIT--", "commit\tAND CHAIN", "ABORT", "BEGIN/**/",
-			"PREPARE TRANSACTION 'x'", "SAVEPOINT s", "EXECUTE x", "SELECTED", "(SELECT 1)", "\u00a0COMMIT",
-			"COPY n FROM STDIN/**/", "COPY n TO STDOUT/**/", "COPY/**/n FROM STDIN", " copy n (id) to stdout with (format csv)", "COPY (SELECT id FROM n) TO STDOUT;", "COPY n FROM PROGRAM 'echo 7'",
-			"SELECT E'a' -- a text goes on behind comments, too\n'\\''; COMMIT; --'", "SELECT E'a'\n--\n'\\''; COMMIT; --'",
-			"SELECT E'a'\r'\\''; COMMIT; --'", "SELECT E'a' -- a comment ends with\r'\\''; COMMIT; --'", "SELECT 1 /* open", "SELECT 1 /* /* */", "SELECT $a$1", "SELECT $ $; COMMIT; $ $", "SELECT $$1",
-			"UPDATE n SET v = 'new'; COMMIT; UPDATE n SET v = 'newer'", "SELECT 1; ROLLBACK", "SELECT ';'; COMMIT", `SELECT 1 AS ";"; COMMIT`, "SELECT $$a;b$$; COMMIT", "SELECT $x$ $$ ; $x$; COMMIT",
-			"SELECT E'\\'; '; COMMIT", "SELECT 1 /* ; /* ; */ */; COMMIT", "SELECT 1 -- ;\n; COMMIT", "SELECT 'open", "; COMMIT",
-		} {
-			wantInvalid(t, text, batch(text, "UPDATE n SET v = 'new'"), "writes[0]", "")
-			if v := e.text("SELECT v FROM n"); v != "old" {
-				t.Fatalf("%q wrote %q", text, v)
-			}
-		}
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != guard.NoToken {
-			t.Errorf("something was sent: mark %v, %v", mark, err)
-		}
-		for _, text := range []string{
-			"-- name: Close :exec\nUPDATE n SET v = v", " /* a */ update n SET v = v", "SELECT/**/1", "SELECT-1", "TABLE n", "values (1)", "SELECT $a$;$a$", "SELECT 1; \n-- end",
-			"SELECT ';' ; ", "SELECT $$;$$", "SELECT $$$$", "SELECT 1 AS \";\" -- ; the end", "SELECT 1 /* ; */ ;", "SELECT E'\\';' || 'x;''y'", "SELECT 1 AS a$b$c",
-			"DO $do$ BEGIN PERFORM 1; END $do$;", "INSERT INTO copy (stdin) VALUES (1)",
-		} {
-			if err := batch(text); err != nil {
-				t.Errorf("%q: %v", text, err)
-			}
-		}
-		// A dollar that begins no quoted text is left to the server.
-		for _, text := range []string{"SELECT $a", "SELECT 1 $", "SELECT $'; quoted'"} {
-			if err := batch(text); pgerr.State(err) != "42601" {
-				t.Errorf("%q: %v, want the server's syntax error", text, err)
-			}
-		}
-	})
-}
-
 // TestTableKinds (P1): a relation that is not a table, or has rules, is refused
 // at its first use, before anything is written: an INSTEAD OF trigger of a view
 // let token 10 overwrite 11. The controls are the table itself and a

@@ -75,17 +75,3 @@ func ExampleDB_InTxAll() {
 	fmt.Println(err)
 	// Output: <nil>
 }
-
-// Writes that are known in advance take one round trip, COMMIT included.
-func ExampleDB_Batch() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	db, _, done := migrated(ctx)
-	defer done()
-	claim := guard.Claim{Resource: "tenant_123:invoices", Token: 11}
-	rows, err := db.Batch(ctx, claim,
-		sqlfence.Raw("INSERT INTO invoices VALUES ($1, 100), ($2, 50)", "ardent", "boreal"),
-		sqlfence.Raw("UPDATE invoices SET cents = cents * 2 WHERE customer = $1", "boreal"))
-	fmt.Println(rows, err)
-	// Output: [2 1] <nil>
-}

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"iter"
 	"math/rand/v2"
+	"strconv"
 	"testing"
 	"time"
 
@@ -74,7 +75,6 @@ type fence interface {
 	operations
 	enforcement
 	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
-	Batch(ctx context.Context, claim guard.Claim, writes ...Expr) ([]int64, error)
 	Resolve(ctx context.Context, err error) (bool, error)
 	// fencedAll is InTxAll, fenced is InTx; plain and unfenced are what a user has without sqlfence:
 	// a transaction of the server's default level, and a statement.
@@ -449,3 +449,15 @@ func (e *env) closed() fence {
 	pool.close()
 	return e.on(pool, nil)
 }
+
+// execModes are the exec modes of pgx, below database/sql in the short form the
+// two that differ most.
+func (e *env) execModes() []pgx.QueryExecMode {
+	if e.driver == "std" && !longtest.Long {
+		return []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol}
+	}
+	return []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

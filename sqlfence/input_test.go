@@ -111,10 +111,6 @@ func TestInvalidClaims(t *testing.T) {
 			"InTxAll": func(c guard.Claim) error {
 				return closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c}, nil, never)
 			},
-			"Batch": func(c guard.Claim) error {
-				_, err := closed.Batch(t.Context(), c, Raw("SELECT 1"))
-				return err
-			},
 			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
 			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
 			"Mark": func(c guard.Claim) error {

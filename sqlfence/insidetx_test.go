@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
@@ -151,41 +150,6 @@ func TestEndedBehindAnotherError(t *testing.T) {
 			})
 			if !errors.Is(err, own) || errors.Is(err, guard.ErrStale) != raised || !raised && err != own {
 				t.Errorf("raised %t: %v", raised, err)
-			}
-		}
-	})
-}
-
-// TestBatchOfEndedHolder (P6): on database/sql, a batch whose session a raise has
-// ended is stale, like InTx, or unavailable if it learns of the end before the raise
-// is committed. On pgx the COMMIT has been sent, too.
-func TestBatchOfEndedHolder(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		db := e.open(&Options{TerminateAfter: 100 * time.Millisecond})
-		for try := 1; ; try++ {
-			holder := claimOf("r", guard.Token(2*try))
-			if err := db.Raise(t.Context(), holder); err != nil {
-				t.Fatal(err)
-			}
-			got := make(chan error, 1)
-			go func() {
-				_, err := db.Batch(context.Background(), holder, Raw("SELECT pg_sleep(600)"))
-				got <- err
-			}()
-			e.waitFor("the batch", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
-			if err := db.Raise(t.Context(), claimOf("r", holder.Token+1)); err != nil {
-				t.Fatal(err)
-			}
-			want := guard.ErrStale
-			if e.driver == "pgx" {
-				want = guard.ErrOutcomeUnknown
-			}
-			err := <-got
-			if errors.Is(err, want) {
-				return
-			}
-			if !errors.Is(err, guard.ErrUnavailable) || try == 20 {
-				t.Fatalf("try %d: %v", try, err)
 			}
 		}
 	})

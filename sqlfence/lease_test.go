@@ -33,7 +33,6 @@ func TestContextOfALostLease(t *testing.T) {
 				"InTx":          e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
 				"Raise":         e.db.Raise(ctx, lease.claim),
 				"InsecureTx":    transactor.InsecureTx(ctx, func(context.Context) error { return nil }),
-				"Batch":         func() error { _, err := e.db.Batch(ctx, lease.claim, Raw("SELECT 1")); return err }(),
 				"Marks":         func() error { _, err := collect(e.db.Marks(ctx, "")); return err }(),
 				"Verify":        func() error { _, err := e.db.Verify(ctx, Verification{}); return err }(),
 				"Triggers":      func() error { _, err := e.db.Triggers(ctx); return err }(),

@@ -86,8 +86,8 @@ func TestExecModesOfTheSchema(t *testing.T) {
 					t.Errorf("%v, %d: %v", mode, what, err)
 				}
 			}
-			if _, err := db.Batch(t.Context(), of(6), Raw("INSERT INTO written VALUES ($1, $2)", of(6).Resource, int64(6))); err != nil {
-				t.Errorf("%v: Batch: %v", mode, err)
+			if err := db.fenced(t.Context(), of(6), write(6)); err != nil {
+				t.Errorf("%v: above the mark: %v", mode, err)
 			}
 			if mark, err := db.Admit(t.Context(), of(6)); err != nil || mark.Token != 6 || mark.LeaseID != of(6).LeaseID {
 				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)

@@ -51,8 +51,6 @@ func TestObserver(t *testing.T) {
 			"failed InTx": {guard.OpTransaction, guard.Mark{}, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return failed })
 			}, 1},
-			"batch":       {guard.OpTransaction, mark, func() error { _, err := db.Batch(t.Context(), ok, Raw("SELECT 1")); return err }, 1},
-			"stale batch": {guard.OpTransaction, mark, func() error { _, err := db.Batch(t.Context(), old, Raw("SELECT 1")); return err }, 1},
 			"enter":       {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), ok, nothing) }, 1},
 			"stale enter": {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), old, nothing) }, 1},
 			"update in InTx": {guard.OpTransaction, mark, func() error {

@@ -42,7 +42,7 @@ type Options struct {
 	// Logger logs when a raise has waited for half a second or ends a session, with
 	// the process IDs and application names of the sessions it waits for; nil means slog.Default().
 	Logger *slog.Logger
-	// PresentClaims makes [DB.InTx], [DB.InTxAll], [DB.Batch] and [DB.Enter]
+	// PresentClaims makes [DB.InTx], [DB.InTxAll] and [DB.Enter]
 	// present their claims to triggers (sqladmin's InstallTrigger), as [DB.Present]
 	// does. Without it a write to such a table is refused with
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is

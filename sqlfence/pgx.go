@@ -171,44 +171,10 @@ func (c *pgxConn) release() {
 	c.pooled.Release()
 }
 
-// batchBuildText begins the error of pgx 5.12.0 for an argument that it cannot
-// encode; its type is not exported, and the connection is closed. Without this
-// check the outcome would be called unknown.
-const batchBuildText = "error preprocessing batch (build)"
-
 // unprepared reports that a statement of a batch could not be prepared: nothing of
 // the batch was sent.
 func unprepared(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "error preprocessing batch (prepare)")
-}
-
-// batch sends COMMIT in the same round trip. The server skips it after an error,
-// since both come before one Sync; so after an error with an open transaction
-// nothing was committed.
-func (c *pgxConn) batch(ctx context.Context, first statement, writes []Expr) ([]int64, bool, error) {
-	b := pgxBegin(readCommitted, first)
-	rows := make([]int64, len(writes))
-	for i, w := range writes {
-		b.Queue(w.sql, w.args...).Exec(func(tag pgconn.CommandTag) error { rows[i] = tag.RowsAffected(); return nil })
-	}
-	aborted := false
-	b.Queue("COMMIT").Exec(func(tag pgconn.CommandTag) error { aborted = tag.String() == "ROLLBACK"; return nil })
-	br := c.Conn.SendBatch(ctx, b)
-	c.handle = &pgxHandle{Tx: br.Tx()}
-	switch err := br.Close(); {
-	case err == nil && aborted:
-		return nil, false, sqlkit.ErrAborted
-	case err == nil:
-		return rows, true, sqlkit.Replicated(c.Conn, nil)
-	case unprepared(err) && pgerr.State(err) != "":
-		return nil, false, err
-	case unprepared(err):
-		return nil, false, pgerr.NotSent(err)
-	case strings.HasPrefix(err.Error(), batchBuildText):
-		return nil, false, sqlkit.Unsendable{Cause: err} // the COMMIT would have been built after it
-	default:
-		return nil, !sqlkit.Busy(c.Conn), sqlkit.PgxSent(c.Conn, err)
-	}
 }
 
 // pgxHandle is the handle of a transaction, or of a savepoint in it. COMMIT

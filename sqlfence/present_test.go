@@ -114,7 +114,6 @@ func TestEnteringPresents(t *testing.T) {
 				}
 				return write(ctx, tx)
 			})
-			_, all["Batch"] = db.Batch(t.Context(), claimOf("a", 5), Raw(both+" WHERE tenant = 'a'"))
 			return all
 		}
 		for way, err := range ways(e.db) {

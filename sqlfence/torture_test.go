@@ -2,11 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -176,104 +171,6 @@ func TestSnapshotControls(t *testing.T) {
 			if rows, err := e.staleEnter(way); err != nil || rows != 1 {
 				t.Errorf("%s, the control: %v, %d rows", name, err, rows)
 			}
-		}
-	})
-}
-
-// TestBatchTorture (P1): batches of many clients insert nothing stale and count
-// what they acknowledge.
-func TestBatchTorture(t *testing.T) {
-	someDefaults(t, func(t *testing.T, e *env, db fence, _ Isolation) {
-		e.exec(batchTables)
-		var next, acked atomic.Int64
-		var wg sync.WaitGroup
-		for range crowd {
-			wg.Go(func() {
-				token := next.Add(1)
-				for range campaign(5) {
-					if rand.IntN(2) == 0 {
-						token = next.Add(1)
-					}
-					_, err := db.Batch(context.Background(), claimOf("r", guard.Token(token)), batchWrites(token, "SELECT pg_sleep(random() * 0.001)")...)
-					switch guard.ReasonOf(err) {
-					case guard.ReasonNone:
-						acked.Add(1)
-					case guard.ReasonStale:
-					default:
-						t.Errorf("token %d: %v", token, err)
-						return
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if lost, stale := acked.Load()-e.int("SELECT v FROM counters"), e.int(staleEntries); lost != 0 || stale != 0 || acked.Load() == 0 {
-			t.Errorf("of %d batches %d were lost, %d inserts were stale", acked.Load(), lost, stale)
-		}
-	})
-}
-
-const batchTables = `DROP TABLE IF EXISTS counters, entries; DELETE FROM fencepost.marks;
-	CREATE TABLE counters (id int PRIMARY KEY, v bigint NOT NULL); INSERT INTO counters VALUES (1, 0);
-	CREATE TABLE entries (token bigint NOT NULL, seen bigint NOT NULL)`
-
-// batchWrites inserts an entry, pauses and counts.
-func batchWrites(token int64, pause string) []Expr {
-	return []Expr{
-		{"INSERT INTO entries SELECT $1::bigint, count(*) FROM entries WHERE token < $1::bigint", []any{token}},
-		{pause, nil},
-		{"UPDATE counters SET v = v + 1", nil},
-	}
-}
-
-// TestBatchOvertaken (P1): a batch that arrives while an older holder's batch
-// is in the middle of its writes waits for it. The control sends the same
-// writes without a fence: it inserts, and does not see what the older batch
-// inserted.
-func TestBatchOvertaken(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		overtake := func(send func(claim guard.Claim, writes []Expr) error) (stale int64) {
-			e.exec(batchTables)
-			tx, err := e.admin.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"); err != nil {
-				t.Fatal(err)
-			}
-			sent := make([]chan error, 2)
-			for i := range sent {
-				token := int64(5 + i)
-				sent[i] = e.start(func(func()) error {
-					return send(claimOf("r", guard.Token(token)), batchWrites(token, "SELECT pg_advisory_xact_lock_shared(1)"))
-				})
-			}
-			if err := tx.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(<-sent[0], <-sent[1]); err != nil || e.int("SELECT v FROM counters") != 2 {
-				t.Errorf("%d batches were written, %v", e.int("SELECT v FROM counters"), err)
-			}
-			return e.int(staleEntries)
-		}
-		if stale := overtake(func(claim guard.Claim, writes []Expr) error {
-			_, err := e.db.Batch(context.Background(), claim, writes...)
-			return err
-		}); stale != 0 {
-			t.Errorf("%d inserts were stale", stale)
-		}
-		if stale := overtake(func(_ guard.Claim, writes []Expr) error {
-			return e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
-				for _, w := range writes {
-					if _, err := tx.exec(ctx, w.sql, w.args...); err != nil {
-						return fmt.Errorf("%s: %w", w.sql, err)
-					}
-				}
-				return nil
-			})
-		}); stale != 1 {
-			t.Errorf("without a fence, the control: %d inserts were stale, want 1", stale)
 		}
 	})
 }

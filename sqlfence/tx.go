@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -302,7 +303,7 @@ func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 		return nil, guard.Invalid("claims", "", "must have at least one claim")
 	}
 	if len(claims) > maxClaims {
-		return nil, guard.Invalid("claims", itoa(len(claims)), "must be at most "+itoa(maxClaims))
+		return nil, guard.Invalid("claims", strconv.Itoa(len(claims)), "must be at most "+strconv.Itoa(maxClaims))
 	}
 	for _, claim := range claims {
 		if err := claim.Validate(); err != nil {
@@ -363,7 +364,7 @@ func (o *TxOptions) resolve() (TxOptions, error) {
 		return resolved, guard.Invalid("TxOptions.Isolation", resolved.Isolation.String(), "must be sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable")
 	}
 	if resolved.Retries < 0 || resolved.Retries > maxRetries {
-		return resolved, guard.Invalid("TxOptions.Retries", itoa(resolved.Retries), "must be 0 to "+itoa(maxRetries))
+		return resolved, guard.Invalid("TxOptions.Retries", strconv.Itoa(resolved.Retries), "must be 0 to "+strconv.Itoa(maxRetries))
 	}
 	return resolved, nil
 }

@@ -76,10 +76,6 @@ func TestCancelledStandbyWait(t *testing.T) {
 				{"InTx that may resolve", func(db fence) error {
 					return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, write5)
 				}},
-				{"Batch", func(db fence) error {
-					_, err := db.Batch(t.Context(), claimOf("r", 5), Raw("INSERT INTO written VALUES (5)"))
-					return err
-				}},
 				{"Update", func(db fence) error { return table.Update(t.Context(), db, claimOf("1", 5), Key{1}, Set{"v": "new"}) }},
 				{"Table.Raise", func(db fence) error { return table.Raise(t.Context(), db, claimOf("1", 6), Key{1}, nil) }},
 				{"Reset", func(db fence) error {
