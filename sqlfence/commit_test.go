@@ -3,9 +3,13 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 // TestCommitBound: a COMMIT is given the timeout and at most an eighth more,
@@ -49,5 +53,38 @@ func TestCommitAllocations(t *testing.T) {
 	b, ctx := &commitBound{timeout: time.Hour}, t.Context()
 	if n := testing.AllocsPerRun(100, func() { b.context(ctx) }); n > 1 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestRoundTrips: on pgx a fenced transaction takes the round trips of an unfenced
+// one, which is the control, also if its outcome may be looked up.
+func TestRoundTrips(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	p, through := e.newProxy()
+	db := e.open(nil, through)
+	one := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, "SELECT 1"); return err }
+	for what, call := range map[string]func() error{
+		"unfenced": func() error { return db.plain(t.Context(), one) },
+		"InTx":     func() error { return db.fenced(t.Context(), claimOf("r", 5), one) },
+		"InTx that may resolve": func() error {
+			return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, one)
+		},
+	} {
+		if err := call(); err != nil { // statements are prepared
+			t.Fatal(err)
+		}
+		var trips atomic.Int32
+		p.set(func(message string) fate {
+			// Sync, Query; not the ping of a pool that was not used for a second.
+			if message[0] == 'S' || message[0] == 'Q' && !strings.Contains(message, "-- ping") {
+				trips.Add(1)
+			}
+			return forward
+		})
+		err := call()
+		p.set(nil)
+		if err != nil || trips.Load() != 3 {
+			t.Errorf("%s: %d round trips, %v, want 3", what, trips.Load(), err)
+		}
 	}
 }
