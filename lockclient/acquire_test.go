@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -160,7 +161,7 @@ func TestIsolation(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			url := pgtest.Database(t)
 			pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level })
-			if err := Migrate(t.Context(), pool); err != nil {
+			if err := pglock.Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}
 			client := newTestClient(t, pool, nil)
@@ -208,7 +209,7 @@ func TestGrantIsDurable(t *testing.T) {
 				c.ConnConfig.RuntimeParams["synchronous_commit"] = configured
 				c.ConnConfig.RuntimeParams["lock_timeout"] = "77s"
 			})
-			if err := Migrate(t.Context(), pool); err != nil {
+			if err := pglock.Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}
 			// A deferred trigger runs at commit and sees the settings of the
@@ -219,7 +220,7 @@ func TestGrantIsDurable(t *testing.T) {
 				DROP TRIGGER IF EXISTS see ON fencepost.leases;
 				CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON fencepost.leases DEFERRABLE INITIALLY DEFERRED
 				FOR EACH ROW EXECUTE FUNCTION see(); TRUNCATE seen, fencepost.leases`)
-			client := newTestClient(t, pool, &Options{LockTimeout: 1234 * time.Millisecond})
+			client := newTuned(t, pool, pglock.Options{LockTimeout: 1234 * time.Millisecond}, nil)
 			lease := mustTry(t, client, "r", time.Minute)
 			if err := lease.Renew(t.Context()); err != nil {
 				t.Fatal(err)
@@ -269,7 +270,7 @@ func TestLeaseIDOfTwoOwners(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	first := newTestClient(t, pool, nil)
-	second, err := New(pool, "another", nil)
+	second, err := New(guard.Must(pglock.New(pool, nil)), "another", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -24,7 +25,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 		}
 		b.Cleanup(func() { server.Stop() })
 		pool := dial(b, server.URL(), func(c *pgxpool.Config) { c.MaxConns = 16 })
-		if err := Migrate(b.Context(), pool); err != nil {
+		if err := pglock.Migrate(b.Context(), pool); err != nil {
 			b.Fatal(err)
 		}
 		mustExec(b, pool, "CREATE TABLE plain (id int PRIMARY KEY, n bigint, at timestamptz) WITH (fillfactor = 50)")

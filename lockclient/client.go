@@ -12,13 +12,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Client holds leases for one owner. Make one with [New] or [NewWith]. It is
+// Client holds leases for one owner. Make one with [New]. It is
 // safe for concurrent use and is meant to live as long as the process: one
 // client holds any number of leases.
 type Client struct {
@@ -26,10 +24,10 @@ type Client struct {
 	limits    driver.Limits
 	owner     string
 	set       Options
-	grace     time.Duration // see pglease.Grace
+	grace     time.Duration
 	clock     func() time.Duration
 	events    *events
-	namespace pglease.Namespace
+	namespace input.Namespace
 	// whereabouts is the metadata of leases without any; empty where there is no
 	// room for it.
 	whereabouts string
@@ -50,55 +48,21 @@ type Client struct {
 	stepped chan struct{} // closed when the issuer's clock was moved
 }
 
-// New returns a client whose leases are issued by PostgreSQL and owned by owner:
-// 1 to 128 bytes of UTF-8 without control characters, by which people recognise
-// the holder, such as a host name with a process ID. It does not distinguish
-// holders: lease IDs do that. opts may be nil.
+// grace is how long an attempt goes on after its caller's context ended: its response
+// is nearly always on its way, and makes the outcome known.
+const grace = 100 * time.Millisecond
+
+// New returns a client of an issuer whose leases are owned by owner: 1 to 128 bytes
+// of UTF-8 without control characters, by which people recognise the holder, such
+// as a host name with a process ID. It does not distinguish holders: lease IDs do
+// that. opts may be nil. New sends nothing, and the client closes the issuer.
 //
-// Leases are acquired on pool. Renewals and releases use connections of their
-// own with pool's configuration, at most Options.RenewConns, opened when first
-// needed. New sends nothing; the schema is checked at the first acquire.
-//
-// The pool's hooks, which also open the client's own connections, see the values of
-// the caller's context: those of the acquire in renewals, which go out together with
-// others under the values of one of them, and those of the last wait while listening.
+// Package pglock has the issuer of PostgreSQL; etcdlock, zklock, redislock and
+// lockhttp have others.
 //
 // The error is an InvalidError (errors.Is guard.ErrInvalid) that names the
 // field.
-func New(pool *pgxpool.Pool, owner string, opts *Options) (*Client, error) {
-	if err := guard.ValidateOwner(owner); err != nil {
-		return nil, err
-	}
-	issuer, err := newIssuer(pool, owner, opts)
-	if err != nil {
-		return nil, err
-	}
-	return NewWith(issuer, owner, opts) // which keeps the issuer: all was checked
-}
-
-// NewIssuer returns the issuer on which [New] bases its client, for a server
-// that issues leases to others. From opts it reads OpTimeout, LockTimeout,
-// RenewConns, Wake and Logger.
-func NewIssuer(pool *pgxpool.Pool, opts *Options) (driver.Issuer, error) {
-	return newIssuer(pool, "", opts)
-}
-
-func newIssuer(pool *pgxpool.Pool, owner string, opts *Options) (driver.Issuer, error) {
-	if pool == nil {
-		return nil, guard.Invalid("pool", "nil", "must not be nil")
-	}
-	set, _, err := opts.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	server := &pglease.Server{Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger}
-	return pglease.NewIssuer(server, owner, set.RenewConns, pglease.Wake(set.Wake))
-}
-
-// NewWith returns a client of any issuer: etcd, ZooKeeper, Redis, memory, a lock
-// server. The client closes it. Options that are PostgreSQL's (LockTimeout,
-// RenewConns, Wake) are not read. Everything else is as in [New].
-func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
+func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	if issuer == nil {
 		return nil, guard.Invalid("issuer", "nil", "must not be nil")
 	}
@@ -110,7 +74,7 @@ func NewWith(issuer driver.Issuer, owner string, opts *Options) (*Client, error)
 		return nil, err
 	}
 	c := &Client{
-		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: pglease.Grace, clock: driver.Now,
+		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: grace, clock: driver.Now,
 		stepped: make(chan struct{}),
 	}
 	if c.limits.MetadataBytes >= len(whereabouts()) {

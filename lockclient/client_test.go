@@ -78,7 +78,7 @@ func TestCloseEndsHolds(t *testing.T) {
 // block Close beyond its context.
 func TestCloseIsBounded(t *testing.T) {
 	slow := &closesSlowly{Issuer: memory.NewServer().Issuer(), gate: make(chan struct{}), closed: make(chan struct{})}
-	client, err := lockclient.NewWith(slow, "owner", nil)
+	client, err := lockclient.New(slow, "owner", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +423,7 @@ func TestNamespace(t *testing.T) {
 func TestRenewalWithoutAnAnswer(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			client, err := lockclient.NewWith(hangs{memory.NewServer().Issuer()}, "owner", &lockclient.Options{OpTimeout: time.Second})
+			client, err := lockclient.New(hangs{memory.NewServer().Issuer()}, "owner", &lockclient.Options{OpTimeout: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -524,7 +524,7 @@ func TestAbandonedReleaseIsReported(t *testing.T) {
 // TestTTLStep: an engine that counts in whole seconds is never asked for a part
 // of one, nor for more than it can keep.
 func TestTTLStep(t *testing.T) {
-	client, err := lockclient.NewWith(stepped{memory.NewServer().Issuer()}, "owner", nil)
+	client, err := lockclient.New(stepped{memory.NewServer().Issuer()}, "owner", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

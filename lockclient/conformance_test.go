@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -25,12 +25,12 @@ func TestConformance(t *testing.T) {
 		issuer := func(t testing.TB, through net.Addr) driver.Issuer {
 			t.Helper()
 			c := pool.Config()
-			o := &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second}
+			o := &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second}
 			if through != nil {
 				// On a second connection an acquire could be held before it was
 				// sent, while its statement is prepared; and what is held must
 				// not be a listener that connects.
-				o.Wake = lockclient.WakePoll
+				o.Wake = pglock.WakePoll
 				c.ConnConfig.DialFunc, c.MaxConns = dialer(through), 1
 				c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 			}
@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			i, err := lockclient.NewIssuer(own, o)
+			i, err := pglock.New(own, o)
 			if err != nil {
 				t.Fatal(err)
 			}

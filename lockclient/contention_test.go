@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -22,7 +23,7 @@ import (
 func TestRowLocked(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	client := newTestClient(t, pool, &Options{OpTimeout: patience, LockTimeout: 50 * time.Millisecond})
+	client := newTuned(t, pool, pglock.Options{LockTimeout: 50 * time.Millisecond}, &Options{OpTimeout: patience})
 	lease := mustTry(t, client, "r", time.Minute)
 	mustTry(t, client, "free", time.Minute).Release(t.Context())
 	tx, err := pool.Begin(t.Context())
@@ -191,7 +192,7 @@ func TestLeaseIDOfAnotherOwnerThatRanOut(t *testing.T) {
 func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	client := newTestClient(t, pool, &Options{OpTimeout: time.Minute, LockTimeout: 45 * time.Second, ReleaseTimeout: time.Minute})
+	client := newTuned(t, pool, pglock.Options{LockTimeout: 45 * time.Second}, &Options{OpTimeout: time.Minute, ReleaseTimeout: time.Minute})
 	healthy := mustTry(t, client, "healthy", time.Minute)
 	var leases []*Lease
 	for n := range 12 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -33,10 +34,10 @@ func TestServerKilled(t *testing.T) {
 	expectNoGoroutines(t)
 	server := forgetful(t)
 	pool := dial(t, server.URL(), func(c *pgxpool.Config) { c.MaxConns = 16 })
-	if err := Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	client := newTestClient(t, pool, &Options{OpTimeout: 800 * time.Millisecond, RenewConns: 8})
+	client := newTuned(t, pool, pglock.Options{RenewConns: 8}, &Options{OpTimeout: 800 * time.Millisecond})
 	var last [4]guard.Token
 	for round := range byLength(2, 5) { // for both ways to end
 		var gone atomic.Bool
@@ -133,7 +134,7 @@ func TestKilledControl(t *testing.T) {
 	t.Parallel()
 	server := forgetful(t)
 	pool := dial(t, server.URL())
-	if err := Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	alter(t, pool, "acquire", "IN ('off', 'local')", "IN ('none')")
@@ -165,7 +166,7 @@ func TestServerAway(t *testing.T) {
 	expectNoGoroutines(t)
 	server := forgetful(t)
 	pool := dial(t, server.URL())
-	if err := Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	client := newTestClient(t, pool, nil)

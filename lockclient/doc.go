@@ -2,10 +2,11 @@
 // one holder at a time, with a fencing token that grows with every grant, and
 // notifies the holder when the lease is over.
 //
-//	if err := lockclient.Migrate(ctx, pool); err != nil {
+//	issuer, err := pglock.New(pool, nil) // PostgreSQL; pglock.Migrate makes its schema
+//	if err != nil {
 //		return err
 //	}
-//	client, err := lockclient.New(pool, "worker-7", nil)
+//	client, err := lockclient.New(issuer, "worker-7", nil)
 //	if err != nil {
 //		return err
 //	}
@@ -19,16 +20,15 @@
 // A lease does not stop a stale holder from writing; a fence does: present the
 // token where you write, with package sqlfence, httpfence or s3fence.
 //
-// PostgreSQL issues the leases, or with [NewWith] any other driver.Issuer.
-// ISSUERS.md compares the issuers and lists the limits of waiting, clocks and
-// failover.
+// The issuer is PostgreSQL (package pglock), etcd, ZooKeeper, Redis, a lock server or
+// any other driver.Issuer. ISSUERS.md compares them and lists the limits of waiting,
+// clocks and failover.
 //
 // # What it guarantees
 //
 //   - Tokens only grow (P3): per resource, across release, expiry, change of
-//     owner, purge, kill -9 of a server whose default is synchronous_commit =
-//     off, promotion of a standby that lacks the last grants, dump and restore.
-//     What needs an operator is documented in package lockadmin.
+//     owner, purge, kill -9 of the issuer's server. Each issuer's documentation
+//     says which failovers and restores this covers, and which need an operator.
 //   - One token, one lease (P4): no two grants of a resource have one token. The
 //     same lease ID under the same owner gets its own token back while its lease
 //     runs, which is how an acquire whose response was lost is repeated.
@@ -66,14 +66,12 @@
 // process that has waited longest and keeps the lease for it for a tenth of a
 // second. If that process has died, the next in the queue asks then.
 // [Client.TryAcquire] may overtake the queue. A waiter whose notification is lost
-// asks on its own after two seconds; behind a pooler it polls ([Options.Wake]).
+// asks on its own after two seconds.
 //
 // # Many leases
 //
 // The client renews together the leases that are kept alive and due at about
-// the same time, without a goroutine for each; a locked row delays no other row.
-// Acquires that arrive while one is in flight are sent as one statement, and so
-// are releases; none waits for a stuck one while the pool has room.
+// the same time, without a goroutine for each.
 //
 // # Choosing the TTL
 //
@@ -82,27 +80,13 @@
 // The event lock_margin_low reports that less than a third of the TTL was left
 // when the response to a renewal arrived.
 //
-// # Connections
-//
-// Leases are acquired on the caller's pool. Renewals and releases have a small
-// pool of their own, so that a caller that uses up all connections of its pool
-// does not lose its leases. Each statement is a transaction of its own, never
-// part of a caller's. Connections must have READ COMMITTED as their default
-// isolation level, or every acquire is refused. Statements leave no state on a
-// connection, so poolers in transaction mode work if pgx uses an exec mode that
-// needs no named prepared statements.
-//
-// # Tenants, upgrades and compatibility
+// # Tenants and compatibility
 //
 // [Options.Namespace] confines a client to one tenant's resources: every name is
 // one within the namespace, joined injectively as by guard.JoinResource. It is a
 // boundary inside a process; database roles are package lockadmin's.
 //
-// [Migrate] brings the schema to this build's version while holders run. A
-// client refuses a schema that is older or newer than its build, at its first
-// acquire; a running client goes on. So migrate first, then roll out. The schema
-// only goes forward, by numbered steps; tokens keep their meaning. Until version 1
-// exported names may change between minor versions.
+// Until version 1 exported names may change between minor versions.
 //
 // # Observing
 //
@@ -113,8 +97,6 @@
 // lock_contended (once per wait), lock_renewed (debug), lock_released, and as
 // warnings lock_acquire_failed, lock_renew_failed, lock_margin_low,
 // lock_release_failed and lock_lost, with resource, ownerId, leaseId, fencingToken
-// and ttlSeconds; for the listening connection lock_listen_failed and
-// lock_listen_restored; and for the server lock_epoch_raised and
-// lock_epoch_hidden. A warning is logged when the condition is new and once a
+// and ttlSeconds. A warning is logged when the condition is new and once a
 // minute while it lasts; suppressed is the number of those left out.
 package lockclient

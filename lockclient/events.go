@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // events reports to the logger and the observer, which may be nil.
@@ -46,7 +46,7 @@ func (e *events) observe(ctx context.Context, op guard.Op, claim guard.Claim, to
 }
 
 func (e *events) log(ctx context.Context, level slog.Level, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
-	logger := pglease.Logger(e.c.set.Logger, level)
+	logger := input.Logger(e.c.set.Logger, level)
 	if logger == nil || !logger.Enabled(ctx, level) {
 		return
 	}
@@ -74,7 +74,7 @@ type warning struct {
 // failed logs a failure when it is new, and once a minute while it lasts, with
 // how many were left out since. The last of those is logged in any case.
 func (e *events) failed(ctx context.Context, name string, claim guard.Claim, ttl time.Duration, more ...slog.Attr) {
-	if logger := pglease.Logger(e.c.set.Logger, slog.LevelWarn); logger == nil || !logger.Enabled(ctx, slog.LevelWarn) {
+	if logger := input.Logger(e.c.set.Logger, slog.LevelWarn); logger == nil || !logger.Enabled(ctx, slog.LevelWarn) {
 		return
 	}
 	e.mu.Lock()

@@ -54,9 +54,9 @@ func (e elected) Close() error { return nil }
 
 // Bring your own token: Hold, its deadline and the fences work as with any
 // issuer. Whether tokens grow is the other system's promise.
-func ExampleNewWith() {
+func ExampleNew_issuer() {
 	term := elected{resource: "tenant_123:billing-close", token: 41, leads: func() (time.Time, bool) { return time.Now().Add(10 * time.Second), true }}
-	locks := guard.Must(lockclient.NewWith(term, "pod-7", nil))
+	locks := guard.Must(lockclient.New(term, "pod-7", nil))
 	marks := guard.NewMemory(nil)
 	marks.Admit(context.Background(), guard.Claim{Resource: term.resource, Token: 42}) // a later leader was here
 	err := locks.Hold(context.Background(), term.resource, &lockclient.HoldOptions{TTL: 5 * time.Second}, func(ctx context.Context) error {

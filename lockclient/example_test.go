@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -40,10 +41,10 @@ func ExampleClient_Hold() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		log.Fatal(err)
 	}
-	client, err := lockclient.New(pool, "worker-7", nil)
+	client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "worker-7", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -69,11 +70,11 @@ func ExampleClient_TryAcquire() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		log.Fatal(err)
 	}
 	for _, owner := range []string{"worker-7", "worker-8"} {
-		client, err := lockclient.New(pool, owner, nil)
+		client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), owner, nil)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -104,7 +105,7 @@ func ExampleClient_Hold_leaderElection() {
 	defer cancel()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		log.Fatal(err)
 	}
 	campaign := func(ctx context.Context, client *lockclient.Client, lead func(context.Context) error) {
@@ -119,7 +120,7 @@ func ExampleClient_Hold_leaderElection() {
 	terms := make(chan guard.Token)
 	var candidates sync.WaitGroup
 	for _, name := range []string{"node-1", "node-2", "node-3"} {
-		client, err := lockclient.New(pool, name, nil)
+		client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -177,7 +178,7 @@ func ExampleClient_Acquire() {
 
 // The schema can be printed for another migration tool.
 func ExampleMigrations() {
-	for _, m := range lockclient.Migrations() {
+	for _, m := range pglock.Migrations() {
 		name := fmt.Sprintf("%04d_fencepost_%s.sql", m.Version, m.Name)
 		if err := os.WriteFile(name, []byte(m.SQL), 0o644); err != nil {
 			log.Fatal(err)

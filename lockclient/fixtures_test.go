@@ -20,6 +20,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -57,14 +58,21 @@ func migrated(t testing.TB) *pgxpool.Pool {
 // machine keeps: only the tests of limits are about them.
 func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *Options) *Client {
 	t.Helper()
+	return newTuned(t, pool, pglock.Options{}, opts)
+}
+
+// newTuned is newTestClient with options of its issuer.
+func newTuned(t testing.TB, pool *pgxpool.Pool, tuned pglock.Options, opts *Options) *Client {
+	t.Helper()
 	var o Options
 	if opts != nil {
 		o = *opts
 	}
 	if o.OpTimeout == 0 {
-		o.OpTimeout, o.LockTimeout = patience, cmp.Or(o.LockTimeout, patience/2)
+		o.OpTimeout, tuned.LockTimeout = patience, cmp.Or(tuned.LockTimeout, patience/2)
 	}
-	c, err := New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
+	tuned.OpTimeout, tuned.Logger = o.OpTimeout, o.Logger
+	c, err := New(guard.Must(pglock.New(pool, &tuned)), "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +122,7 @@ func (m *moved) Why(ctx context.Context, claim guard.Claim) error {
 // simulate returns a client of a simulated issuer.
 func simulate(t testing.TB, i driver.Issuer, opts *Options) *Client {
 	t.Helper()
-	c, err := NewWith(i, "o", opts)
+	c, err := New(i, "o", opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -186,7 +187,7 @@ func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (
 	defer cancel()
 	crew, sleeping := make([]*Client, clients), make([]*sleepers, clients)
 	for i := range crew {
-		crew[i] = newTestClient(t, pool, &Options{PollInterval: time.Minute, RenewConns: 1})
+		crew[i] = newTuned(t, pool, pglock.Options{RenewConns: 1}, &Options{PollInterval: time.Minute})
 		listens(t, crew[i]) // before anybody waits
 		sleeping[i] = watchSleepers(crew[i])
 		sleeping[i].several = clients > 1

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -58,7 +59,7 @@ func underKills(t *testing.T, rounds int, issue func(ctx context.Context, pool *
 	t.Helper()
 	server := forgetful(t)
 	pool := dial(t, server.URL(), func(c *pgxpool.Config) { c.MaxConns = 12 })
-	if err := Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	take := issue(t.Context(), pool)

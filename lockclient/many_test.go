@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -182,7 +183,7 @@ func crowded(t *testing.T, processes, each int) crowd {
 	counts := make([]*counting, processes)
 	for n := range clients {
 		pool := dial(t, url, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		clients[n] = newTestClient(t, pool, &Options{RenewConns: 1})
+		clients[n] = newTuned(t, pool, pglock.Options{RenewConns: 1}, nil)
 		counts[n] = &counting{Issuer: clients[n].issuer}
 		clients[n].issuer = counts[n]
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -84,7 +85,7 @@ func TestMigrateRepeats(t *testing.T) {
 					ctx = limited
 				}
 				began := time.Now()
-				err := Migrate(ctx, pool)
+				err := pglock.Migrate(ctx, pool)
 				took := time.Since(began)
 				if pg := pglease.Error(err); !errors.Is(err, want) || pg == nil || pg.Code != test.code {
 					t.Errorf("got %v", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -49,7 +50,7 @@ func TestMigrateConcurrently(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	if err := Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatalf("again: %v", err)
 	}
 	var applied int
@@ -86,14 +87,14 @@ func TestMigratePrinted(t *testing.T) {
 			t.Errorf("the schemas differ\ngot  %q\nwant %q", got, want)
 		}
 		mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
-		if err := Migrate(t.Context(), pool); err != nil {
+		if err := pglock.Migrate(t.Context(), pool); err != nil {
 			t.Errorf("Migrate after the script: %v", err)
 		}
 	}
-	t.Run("script", func(t *testing.T) { apply(t, MigrationSQL()) })
+	t.Run("script", func(t *testing.T) { apply(t, pglock.MigrationSQL()) })
 	t.Run("steps", func(t *testing.T) {
 		var steps []string
-		for i, m := range Migrations() {
+		for i, m := range pglock.Migrations() {
 			if m.Version != i+1 || m.Name == "" {
 				t.Errorf("step %d is %+v", i, m)
 			}
@@ -137,11 +138,11 @@ func TestSchemaVersion(t *testing.T) {
 		name, prepare, says string
 		migrateHelps        bool
 	}{
-		{"no schema", "", "run lockclient.Migrate", true},
-		{"schema without migrations", "CREATE SCHEMA fencepost", "run lockclient.Migrate", true},
+		{"no schema", "", "run pglock.Migrate", true},
+		{"schema without migrations", "CREATE SCHEMA fencepost", "run pglock.Migrate", true},
 		{"other component only", "CREATE SCHEMA fencepost; CREATE TABLE fencepost.migrations (component text, version int, name text)",
-			"run lockclient.Migrate", true},
-		{"newer", MigrationSQL() + "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 1000, 'later')",
+			"run pglock.Migrate", true},
+		{"newer", pglock.MigrationSQL() + "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 1000, 'later')",
 			"run a newer build", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -152,7 +153,7 @@ func TestSchemaVersion(t *testing.T) {
 			if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), test.says) {
 				t.Fatalf("got %v, want a setup error and %q", err, test.says)
 			}
-			err = Migrate(t.Context(), pool)
+			err = pglock.Migrate(t.Context(), pool)
 			if !test.migrateHelps {
 				if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), test.says) {
 					t.Errorf("Migrate: got %v, want a setup error and %q", err, test.says)
@@ -186,7 +187,7 @@ func TestRollBack(t *testing.T) {
 				t.Errorf("the holder: %v", err)
 			}
 			_, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
-			for what, err := range map[string]error{"acquire": err, "migrate": Migrate(t.Context(), pool)} {
+			for what, err := range map[string]error{"acquire": err, "migrate": pglock.Migrate(t.Context(), pool)} {
 				if refused := errors.Is(err, guard.ErrSetup); refused != (usableFrom > know) || err != nil && !refused {
 					t.Errorf("%s: %v", what, err)
 				}
@@ -213,22 +214,22 @@ func TestSchemaCheckedOnce(t *testing.T) {
 
 func TestMigrateFails(t *testing.T) {
 	t.Parallel()
-	if err := Migrate(t.Context(), nil); !errors.Is(err, guard.ErrInvalid) {
+	if err := pglock.Migrate(t.Context(), nil); !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("nil pool: %v", err)
 	}
 	closed := pgtest.Pool(t)
 	closed.Close()
-	if err := Migrate(t.Context(), closed); !errors.Is(err, guard.ErrUnavailable) {
+	if err := pglock.Migrate(t.Context(), closed); !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("closed pool: %v", err)
 	}
 	pool := pgtest.Pool(t)
 	mustSimple(t, pool, "CREATE SCHEMA fencepost; CREATE TABLE fencepost.leases (mine int)")
-	if err := Migrate(t.Context(), pool); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "already exists") {
+	if err := pglock.Migrate(t.Context(), pool); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "already exists") {
 		t.Errorf("table in the way: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Migrate(ctx, pool); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	if err := pglock.Migrate(ctx, pool); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -265,7 +266,7 @@ func TestMigrateInOwnSchema(t *testing.T) {
 			mustExec(t, admin, "CREATE SCHEMA fencepost AUTHORIZATION "+role)
 		}
 		pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
-		if err := Migrate(t.Context(), pool); (err == nil) != there || !there && !errors.Is(err, guard.ErrSetup) {
+		if err := pglock.Migrate(t.Context(), pool); (err == nil) != there || !there && !errors.Is(err, guard.ErrSetup) {
 			t.Errorf("the schema is there: %t: %v", there, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // droppable is a connection that a network can drop silently, as a NAT does:
@@ -99,7 +100,7 @@ func TestDroppedConnections(t *testing.T) {
 			t.Parallel()
 			var n network
 			direct := migrated(t)
-			client := newTestClient(t, n.pool(t, direct), &Options{RenewConns: conns})
+			client := newTuned(t, n.pool(t, direct), pglock.Options{RenewConns: conns}, nil)
 			if most := open(t, direct, client, conns); most != conns {
 				t.Errorf("%d renewals at once, RenewConns is %d", most, conns)
 			}

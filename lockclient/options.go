@@ -10,7 +10,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 const (
@@ -23,8 +22,6 @@ const (
 	MaxTTL = 24 * time.Hour
 
 	defaultPollInterval = 100 * time.Millisecond
-	defaultRenewConns   = 4
-	maxRenewConns       = 64
 )
 
 // Options configures [New]. The zero value is the default.
@@ -37,29 +34,17 @@ type Options struct {
 	// Observer observes every acquire, renewal, release and loss; nil means
 	// none.
 	Observer guard.Observer
-	// OpTimeout bounds one statement on the client's side, and separately the
-	// wait for a connection; 0 means 5 s. The statements that grant or renew
-	// are further bounded by the TTL, since a later response is of no use. It
-	// also bounds how long an attempt whose response was lost is repeated.
+	// OpTimeout bounds one call of the issuer, and how long one whose response was
+	// lost is repeated; 0 means 5 s. A grant or a renewal is further bounded by the
+	// TTL, since a later response is of no use. The issuer's own timeout may be
+	// shorter.
 	OpTimeout time.Duration
-	// LockTimeout bounds how long a statement waits for the row on the server
-	// (lock_timeout, set inside the statement); 0 means 2 s, or three quarters
-	// of OpTimeout if that is less. It must be less than OpTimeout: otherwise
-	// the client gives up first and cannot know the outcome.
-	LockTimeout time.Duration
 	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
 	ReleaseTimeout time.Duration
 	// PollInterval is the longest pause between two tries of [Client.Acquire]
 	// while the server's notifications do not arrive; 0 means 100 ms. Pauses
 	// start at a fifth of it and are jittered.
 	PollInterval time.Duration
-	// Wake says how waiters learn of releases from PostgreSQL; empty means
-	// [WakeAuto].
-	Wake Wake
-	// RenewConns is the most connections that the client opens for renewals
-	// and releases, in addition to the caller's pool; 0 means 4, at most 64. Until its
-	// first renewal, it releases on an idle connection of the pool, if any.
-	RenewConns int
 	// Namespace confines the client to the resources of one tenant, such as
 	// "tenant_123"; empty means not confined. Every resource that a call names
 	// is a name within it. Leases, claims and errors have the whole name, which
@@ -71,24 +56,11 @@ type Options struct {
 	Namespace string
 }
 
-// Wake says how waiters learn of releases.
-type Wake string
-
-const (
-	// WakeAuto listens for notifications, unless the connection turns out to
-	// come from a pooler: LISTEN would stay on a server process that is handed
-	// to other clients. Then waiters poll.
-	WakeAuto Wake = Wake(pglease.WakeAuto)
-	// WakeNotify always listens, such as behind a pooler in session mode.
-	WakeNotify Wake = Wake(pglease.WakeNotify)
-	// WakePoll never listens. Waiters that poll have no place in the queue. They
-	// may wait long while others listen, so use one of the two for a resource.
-	WakePoll Wake = Wake(pglease.WakePoll)
-)
-
-func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err error) {
-	s = pglease.Of(o)
-	if err := input.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
+func (o *Options) withDefaults() (s Options, namespace input.Namespace, err error) {
+	if o != nil {
+		s = *o
+	}
+	if err := input.Fill("Options.OpTimeout", &s.OpTimeout, 5*time.Second, input.MaxTimeout); err != nil {
 		return s, "", err
 	}
 	if err := input.Fill("Options.ReleaseTimeout", &s.ReleaseTimeout, s.OpTimeout, input.MaxTimeout); err != nil {
@@ -97,15 +69,7 @@ func (o *Options) withDefaults() (s Options, namespace pglease.Namespace, err er
 	if err := input.Fill("Options.PollInterval", &s.PollInterval, defaultPollInterval, time.Minute); err != nil {
 		return s, "", err
 	}
-	if s.RenewConns = cmp.Or(s.RenewConns, defaultRenewConns); s.RenewConns < 0 || s.RenewConns > maxRenewConns {
-		return s, "", guard.Invalid("Options.RenewConns", strconv.Itoa(s.RenewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
-	}
-	switch s.Wake = cmp.Or(s.Wake, WakeAuto); s.Wake {
-	case WakeAuto, WakeNotify, WakePoll:
-	default:
-		return s, "", guard.Invalid("Options.Wake", string(s.Wake), "must be auto, notify or poll")
-	}
-	namespace, err = pglease.NewNamespace("Options.Namespace", s.Namespace)
+	namespace, err = input.NewNamespace("Options.Namespace", s.Namespace)
 	return s, namespace, err
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -127,15 +128,15 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 // of a statement.
 func TestPoolerNeverListens(t *testing.T) {
 	t.Parallel()
-	for wake, leaks := range map[Wake]bool{WakeAuto: false, WakePoll: false, WakeNotify: true} {
+	for wake, leaks := range map[pglock.Wake]bool{pglock.WakeAuto: false, pglock.WakePoll: false, pglock.WakeNotify: true} {
 		t.Run(string(wake), func(t *testing.T) {
 			t.Parallel()
 			direct := migrated(t)
 			pooled := behindPgBouncer(t, direct)
 			rec := &recorder{}
-			client := newTestClient(t, pooled, &Options{Wake: wake, PollInterval: 10 * time.Millisecond, Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+			client := newTuned(t, pooled, pglock.Options{Wake: wake}, &Options{PollInterval: 10 * time.Millisecond, Logger: slog.New(slog.NewJSONHandler(rec, nil))})
 			triedToListen := func() bool {
-				return wake == WakePoll || rec.Count("lock_listen_failed") > 0
+				return wake == pglock.WakePoll || rec.Count("lock_listen_failed") > 0
 			}
 			for range 5 {
 				lease := mustTry(t, client, "r", time.Hour)
@@ -219,7 +220,7 @@ func TestPoolerPauses(t *testing.T) {
 		t.Error("the control, whose renewals cannot arrive, is still held")
 	}
 	// Its own connections, the pool's and this one's.
-	if n, most := tell("SHOW CLIENTS"), 4*defaultRenewConns+10+1; n > most {
+	if n, most := tell("SHOW CLIENTS"), 4*4+10+1; n > most {
 		t.Errorf("PgBouncer has %d clients, at most %d are expected", n, most)
 	}
 	tell("RESUME")

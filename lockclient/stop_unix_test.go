@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -98,7 +99,7 @@ func holdUntilLost() error {
 	if err != nil {
 		return err
 	}
-	client, err := New(pool, "holder", nil)
+	client, err := New(guard.Must(pglock.New(pool, nil)), "holder", nil)
 	if err != nil {
 		return err
 	}

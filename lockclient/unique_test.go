@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -152,7 +153,7 @@ func contend() error {
 	if err != nil {
 		return err
 	}
-	client, err := New(pool, "process "+strconv.Itoa(os.Getpid()), nil)
+	client, err := New(guard.Must(pglock.New(pool, nil)), "process "+strconv.Itoa(os.Getpid()), nil)
 	if err != nil {
 		return err
 	}

@@ -132,11 +132,9 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// TestNewInvalid: each is refused with its field, value and problem, by New and
-// by NewWith.
+// TestNewInvalid: each is refused with its field, value and problem.
 func TestNewInvalid(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t)
 	for _, test := range []struct {
 		field, value, owner string
 		opts                *Options
@@ -148,62 +146,38 @@ func TestNewInvalid(t *testing.T) {
 		{"owner", "a\xff", "a\xff", nil, ""},
 		{"Options.OpTimeout", "-1ns", "o", &Options{OpTimeout: -1}, "must be 1ms to 1h0m0s"},
 		{"Options.OpTimeout", "2h0m0s", "o", &Options{OpTimeout: 2 * time.Hour}, "must be 1ms to 1h0m0s"},
-		{"Options.LockTimeout", "-1ns", "o", &Options{LockTimeout: -1}, "must be 1ms to 1h0m0s"},
-		{"Options.LockTimeout", "5s", "o", &Options{LockTimeout: 5 * time.Second}, "must be less than Options.OpTimeout, which is 5s"},
-		{"Options.LockTimeout", "1s", "o", &Options{OpTimeout: time.Second, LockTimeout: time.Second}, "must be less than Options.OpTimeout, which is 1s"},
 		{"Options.ReleaseTimeout", "-1ns", "o", &Options{ReleaseTimeout: -1}, "must be 1ms to 1h0m0s"},
 		{"Options.PollInterval", "1ns", "o", &Options{PollInterval: time.Nanosecond}, "must be 1ms to 1m0s"},
 		{"Options.PollInterval", "1m0.000000001s", "o", &Options{PollInterval: time.Minute + 1}, "must be 1ms to 1m0s"},
-		{"Options.RenewConns", "-1", "o", &Options{RenewConns: -1}, "must be 0 to 64"},
-		{"Options.RenewConns", "65", "o", &Options{RenewConns: 65}, "must be 0 to 64"},
-		{"Options.Wake", "never", "o", &Options{Wake: "never"}, "must be auto, notify or poll"},
 		{"Options.Namespace", "a\x00", "o", &Options{Namespace: "a\x00"}, ""},
 	} {
-		made, err := New(pool, test.owner, test.opts)
-		madeWith, errWith := NewWith(&answering{}, test.owner, test.opts)
-		if made != nil || madeWith != nil {
-			t.Errorf("%q, %+v: got a client", test.owner, test.opts)
-		}
-		for _, err := range []error{err, errWith} {
-			var invalid *guard.InvalidError
-			if !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value || !strings.Contains(invalid.Problem, test.says) {
-				t.Errorf("%q, %+v: got %v", test.owner, test.opts, err)
-			}
+		made, err := New(&answering{}, test.owner, test.opts)
+		var invalid *guard.InvalidError
+		if made != nil || !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value || !strings.Contains(invalid.Problem, test.says) {
+			t.Errorf("%q, %+v: got %v, %v", test.owner, test.opts, made, err)
 		}
 	}
 	for _, opts := range []*Options{
-		{Wake: WakeAuto}, {Wake: WakeNotify}, {Wake: WakePoll},
-		{RenewConns: 64}, {PollInterval: time.Minute}, {PollInterval: time.Millisecond}, {OpTimeout: time.Hour},
-		{LockTimeout: time.Millisecond}, {LockTimeout: 5*time.Second - 1}, {ReleaseTimeout: time.Hour}, {ReleaseTimeout: time.Millisecond},
+		{PollInterval: time.Minute}, {PollInterval: time.Millisecond}, {OpTimeout: time.Hour}, {ReleaseTimeout: time.Hour}, {ReleaseTimeout: time.Millisecond},
 	} {
-		if c, err := NewWith(&answering{}, "o", opts); err != nil {
+		if c, err := New(&answering{}, "o", opts); err != nil {
 			t.Errorf("%+v: %v", opts, err)
 		} else {
 			c.Close(t.Context())
 		}
 	}
-	_, noPool := New(nil, "o", nil)
-	_, noIssuer := NewWith(nil, "o", nil)
-	for field, err := range map[string]error{"pool": noPool, "issuer": noIssuer} {
-		var invalid *guard.InvalidError
-		if !errors.As(err, &invalid) || invalid.Field != field || invalid.Value != "nil" {
-			t.Errorf("no %s: %v", field, err)
-		}
+	var invalid *guard.InvalidError
+	if _, err := New(nil, "o", nil); !errors.As(err, &invalid) || invalid.Field != "issuer" || invalid.Value != "nil" {
+		t.Errorf("no issuer: %v", err)
 	}
-	for _, test := range []struct {
-		opts     *Options
-		op, lock time.Duration
-	}{
-		{nil, 5 * time.Second, 2 * time.Second},
-		{&Options{}, 5 * time.Second, 2 * time.Second},
-		{&Options{OpTimeout: time.Millisecond}, time.Millisecond, time.Millisecond},
-		{&Options{OpTimeout: time.Second}, time.Second, 750 * time.Millisecond},
-		{&Options{OpTimeout: time.Minute}, time.Minute, 2 * time.Second},
-	} {
-		set, _, err := test.opts.withDefaults()
-		if err != nil || set.OpTimeout != test.op || set.LockTimeout != test.lock || set.ReleaseTimeout != test.op ||
-			set.PollInterval != 100*time.Millisecond || set.RenewConns != 4 || set.Wake != WakeAuto {
-			t.Errorf("%+v: %+v, %v", test.opts, set, err)
+	for _, opts := range []*Options{nil, {}, {OpTimeout: time.Second}} {
+		op := 5 * time.Second
+		if opts != nil && opts.OpTimeout > 0 {
+			op = opts.OpTimeout
+		}
+		set, _, err := opts.withDefaults()
+		if err != nil || set.OpTimeout != op || set.ReleaseTimeout != op || set.PollInterval != 100*time.Millisecond {
+			t.Errorf("%+v: %+v, %v", opts, set, err)
 		}
 	}
 }

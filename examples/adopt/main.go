@@ -24,6 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -63,7 +64,7 @@ func run(ctx context.Context, out io.Writer) error {
 	for _, step := range []step{
 		{"as it was", nothing, []version{s.old, s.old}},
 		{"1 the schemas are there", func(ctx context.Context) error {
-			return errors.Join(lockclient.Migrate(ctx, pool), admin.Migrate(ctx))
+			return errors.Join(pglock.Migrate(ctx, pool), admin.Migrate(ctx))
 		}, []version{s.old, s.old}},
 		{"2 triggers report", func(ctx context.Context) error { return admin.InstallTrigger(ctx, reporting) }, []version{s.old, s.old}},
 		{"3 the version with both locks rolls out", nothing, []version{s.old, s.both, s.both}},
@@ -107,7 +108,11 @@ func newService(pool *pgxpool.Pool) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := lockclient.New(pool, "replica", nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	client, err := lockclient.New(issuer, "replica", nil)
 	return &service{pool: pool, db: db, client: client}, err
 }
 

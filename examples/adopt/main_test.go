@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -37,7 +37,7 @@ func ready(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.client.Close(context.Background()) })
-	if err := errors.Join(s.create(t.Context()), lockclient.Migrate(t.Context(), pool), sqladmin.Pgx(pool).Migrate(t.Context())); err != nil {
+	if err := errors.Join(s.create(t.Context()), pglock.Migrate(t.Context(), pool), sqladmin.Pgx(pool).Migrate(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	return s

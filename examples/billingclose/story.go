@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -81,7 +81,7 @@ func (s *story) prepare(ctx context.Context) error {
 	if err := createSchema(ctx, s.pool); err != nil {
 		return err
 	}
-	if err := lockclient.Migrate(ctx, s.pool); err != nil {
+	if err := pglock.Migrate(ctx, s.pool); err != nil {
 		return err
 	}
 	return sqladmin.Pgx(s.pool).Migrate(ctx)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // ttls are the TTLs of the workers' leases. The story waits for worker a's to
@@ -76,7 +77,11 @@ func runWorker(ctx context.Context, encoded string) error {
 	} else {
 		w.closer = newUnfenced(pool, w.Ledger, store)
 	}
-	client, err := lockclient.New(pool, "worker-"+w.Name, nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		return err
+	}
+	client, err := lockclient.New(issuer, "worker-"+w.Name, nil)
 	if err != nil {
 		return err
 	}

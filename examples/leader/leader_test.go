@@ -15,7 +15,7 @@ import (
 // terms runs lead with an issuer whose every token is stale at the resource, in
 // terms of a length, and returns how many there were and how long it all took.
 func terms(t *testing.T, length, limit time.Duration) (n int, took time.Duration, err error) {
-	client, err := lockclient.NewWith(memory.NewServer().Issuer(), "worker", nil)
+	client, err := lockclient.New(memory.NewServer().Issuer(), "worker", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

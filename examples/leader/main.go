@@ -24,6 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -62,7 +63,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	if s.db, err = sqlfence.Pgx(pool, nil); err != nil {
 		return err
 	}
-	if err := errors.Join(lockclient.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)); err != nil {
+	if err := errors.Join(pglock.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, "CREATE TABLE schedule (by text NOT NULL); INSERT INTO schedule VALUES ('nobody')"); err != nil {
@@ -125,7 +126,11 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 
 // start starts a worker; the returned function stops it and waits for it to end.
 func (s *story) start(ctx context.Context, worker string) (stop func(), err error) {
-	client, err := lockclient.New(s.pool, worker, nil)
+	issuer, err := pglock.New(s.pool, nil)
+	if err != nil {
+		return nil, err
+	}
+	client, err := lockclient.New(issuer, worker, nil)
 	if err != nil {
 		return nil, err
 	}

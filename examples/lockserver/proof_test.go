@@ -73,7 +73,7 @@ func TestProof(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := lockclient.NewWith(issuer, "worker", nil)
+		client, err := lockclient.New(issuer, "worker", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,10 +18,10 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -71,7 +71,7 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	}
 	// The issuer must give up before the server does, because then the outcome is
 	// known.
-	issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: 1200 * time.Millisecond})
+	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 1200 * time.Millisecond})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,7 +32,6 @@ func main() {
 	fence := must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return name, nil }, nil))
 	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	web := &http.Client{Transport: must(httpfence.NewTransport(nil, []string{ledger.URL}, nil))}
-
 	work := func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		err := db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
@@ -42,7 +42,7 @@ func main() {
 		fmt.Printf("token %v  database: %v\ntoken %v  ledger:   %v\n", claim.Token, err, claim.Token, httpfence.ErrorFrom(resp))
 		return resp.Body.Close()
 	}
-	client, hold := must(lockclient.New(pool, "worker-7", nil)), &lockclient.HoldOptions{TTL: time.Minute}
+	client, hold := must(lockclient.New(must(pglock.New(pool, nil)), "worker-7", nil)), &lockclient.HoldOptions{TTL: time.Minute}
 	var first guard.Claim
 	must(0, client.Hold(ctx, name, hold, func(ctx context.Context) error {
 		first, _ = guard.ClaimFrom(ctx)

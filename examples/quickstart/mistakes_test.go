@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -28,14 +29,14 @@ func TestMistakes(t *testing.T) {
 	ctx := t.Context()
 	pool, bare := pgtest.Pool(t), pgtest.Pool(t) // bare has no schema
 	unmigrated := must(sqlfence.Pgx(bare, nil))
-	must(0, lockclient.Migrate(ctx, pool))
+	must(0, pglock.Migrate(ctx, pool))
 	must(0, sqladmin.Pgx(pool).Migrate(ctx))
 	must(pool.Exec(ctx, `CREATE TABLE closes (tenant text, period text, n int, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 		CREATE TABLE bare (tenant text, period text, n int, PRIMARY KEY (tenant, period));
 		CREATE TABLE texts (tenant text, period text, n int, last_fencing_token text NOT NULL DEFAULT '', PRIMARY KEY (tenant, period));
 		INSERT INTO closes VALUES ('acme', '2026-04'); INSERT INTO texts VALUES ('acme', '2026-04')`))
 	rows := must(sqlrow.Pgx(pool, nil))
-	locks, keys := must(lockclient.New(pool, "w", nil)), []string{"tenant", "period"}
+	locks, keys := must(lockclient.New(must(pglock.New(pool, nil)), "w", nil)), []string{"tenant", "period"}
 	defer locks.Close(context.WithoutCancel(ctx))
 	claim, key := guard.Claim{Resource: "acme:billing-close:2026-04", Token: 3, LeaseID: "L"}, sqlrow.Key{"acme", "2026-04"}
 	nothing := func(context.Context, pgx.Tx) error { return nil }
@@ -59,8 +60,8 @@ func TestMistakes(t *testing.T) {
 		want string // the way out
 	}{
 		"no Migrate: lease": {func() any {
-			return second(must(lockclient.New(bare, "w", nil)).TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
-		}, "run lockclient.Migrate"},
+			return second(must(lockclient.New(must(pglock.New(bare, nil)), "w", nil)).TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
+		}, "run pglock.Migrate"},
 		"no Migrate: transaction": {func() any { return unmigrated.InTx(ctx, claim, nothing) }, "run sqladmin's Migrate"},
 		"no Migrate: store":       {func() any { return second(unmigrated.Admit(ctx, claim)) }, "run sqladmin's Migrate"},
 		"token as text":           {func() any { return second(guard.ParseToken("0x12")) }, "must be a decimal number from 1 to"},
@@ -94,7 +95,7 @@ func TestMistakes(t *testing.T) {
 		"TTL without a unit":    {func() any { return second(locks.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: 30})) }, `"30ns": must be 100ms to`},
 		"nil AcquireOptions":    {func() any { return second(locks.Acquire(ctx, "r", nil)) }, "AcquireOptions.TTL is missing"},
 		"nil HoldOptions":       {func() any { return locks.Hold(ctx, "r", nil, func(context.Context) error { return nil }) }, "HoldOptions.TTL is missing"},
-		"nil pool: leases":      {func() any { return second(lockclient.New((*pgxpool.Pool)(nil), "w", nil)) }, "pool"},
+		"nil pool: leases":      {func() any { return second(pglock.New((*pgxpool.Pool)(nil), nil)) }, "pool"},
 		"nil pool: fence":       {func() any { return second(sqlfence.Pgx(nil, nil)) }, "pool"},
 		"nil store":             {func() any { return second(httpfence.New(nil, resource, nil)) }, "store"},
 		"nil resource":          {func() any { return second(httpfence.New(guard.NewMemory(nil), nil, nil)) }, "ResourceFunc"},

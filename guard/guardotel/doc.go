@@ -4,7 +4,7 @@
 //
 //	telemetry, metrics, err := guardotel.Prometheus(&guardotel.Options{Prefixes: []string{"billing-close:"}})
 //	mux.Handle("GET /metrics", metrics)
-//	client, err := lockclient.New(pool, "worker-1", &lockclient.Options{Observer: telemetry})
+//	client, err := lockclient.New(issuer, "worker-1", &lockclient.Options{Observer: telemetry})
 //	db, err := sqlfence.Pgx(pool, &sqlfence.Options{Observer: telemetry})
 //
 // # Instruments

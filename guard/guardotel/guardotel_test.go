@@ -27,6 +27,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -42,8 +43,8 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 		}
 	}
 	fence := guard.Must(sqlfence.Pgx(pool, &sqlfence.Options{Observer: observer}))
-	must(errors.Join(lockclient.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)))
-	client := guard.Must(lockclient.New(pool, "worker-1", &lockclient.Options{Observer: observer}))
+	must(errors.Join(pglock.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)))
+	client := guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), "worker-1", &lockclient.Options{Observer: observer}))
 	defer client.Close(ctx)
 	opts := &lockclient.AcquireOptions{TTL: time.Minute}
 	lease, err := client.TryAcquire(ctx, "close:2026-04", opts)

@@ -23,6 +23,7 @@ var snippetImports = map[string]string{
 	"io":         "io",
 	"lockclient": module + "/lockclient",
 	"lockadmin":  module + "/lockclient/lockadmin",
+	"pglock":     module + "/lockclient/pglock",
 	"log":        "log",
 	"rand":       "math/rand/v2",
 	"pgx":        "github.com/jackc/pgx/v5",

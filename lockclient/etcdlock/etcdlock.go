@@ -27,7 +27,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
+//	locks, err := lockclient.New(issuer, "worker-7", nil)
 //
 // # Keys
 //

@@ -37,7 +37,7 @@ type auditQuery struct {
 
 func (o *Operator) auditQuery(pattern string, opts *AuditOptions) (q auditQuery, err error) {
 	q.AuditOptions = pglease.Of(opts)
-	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
+	if q.Pattern, err = pglease.NewPattern(o.namespace, "pattern", pattern); err != nil {
 		return q, err
 	}
 	if !q.To.IsZero() && !q.From.Before(q.To) {

@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -43,7 +44,11 @@ func ExampleOperator_Advance() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	client, err := lockclient.New(pool, "worker-7", nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -82,7 +87,11 @@ func ExampleOperator_ForceUnlock() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	worker, err := lockclient.New(pool, "worker-7", nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	worker, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -124,7 +133,11 @@ func ExampleOperator_List() {
 	ctx := context.Background()
 	pool, cleanup := database(ctx)
 	defer cleanup()
-	client, err := lockclient.New(pool, "worker-7", nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
 		log.Fatal(err)
 	}

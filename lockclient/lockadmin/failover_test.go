@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -69,7 +70,7 @@ func TestPromotedStandby(t *testing.T) {
 	t.Parallel()
 	primary := startServer(t, nil)
 	pool := dial(t, primary.URL())
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	client := newTestClient(t, pool, nil)
@@ -146,7 +147,7 @@ func TestRestoredDump(t *testing.T) {
 	t.Parallel()
 	server, fresh := startServer(t, nil), startServer(t, &pgtest.Options{Fresh: true})
 	pool := dial(t, server.URL())
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	client := newTestClient(t, pool, nil)

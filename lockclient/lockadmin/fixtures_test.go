@@ -1,14 +1,15 @@
 package lockadmin
 
 import (
-	"cmp"
 	"context"
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -44,19 +45,27 @@ type Client struct {
 func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *Client {
 	t.Helper()
 	var o lockclient.Options
+	var lockTimeout time.Duration // the default
 	if opts != nil {
 		o = *opts
 	}
 	if o.OpTimeout == 0 {
-		o.OpTimeout, o.LockTimeout = patience, cmp.Or(o.LockTimeout, patience/2)
+		o.OpTimeout, lockTimeout = patience, patience/2
 	}
-	c, err := lockclient.New(pool, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
+	return newTuned(t, pool, lockTimeout, o)
+}
+
+// newTuned is newTestClient with another bound on waiting for a row.
+func newTuned(t testing.TB, pool *pgxpool.Pool, lockTimeout time.Duration, o lockclient.Options) *Client {
+	t.Helper()
+	issuer := guard.Must(pglock.New(pool, &pglock.Options{OpTimeout: o.OpTimeout, LockTimeout: lockTimeout, Logger: o.Logger}))
+	c, err := lockclient.New(issuer, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close(context.Background()) })
 	op, err := New(pool, &Options{
-		Logger: o.Logger, Observer: o.Observer, Namespace: o.Namespace, OpTimeout: o.OpTimeout, LockTimeout: o.LockTimeout,
+		Logger: o.Logger, Observer: o.Observer, Namespace: o.Namespace, OpTimeout: o.OpTimeout, LockTimeout: lockTimeout,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // offeredSQL is what a role can create in a schema of other roles' search_path:
@@ -73,7 +74,7 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		calls := map[string]func() error{
-			"Migrate": func() error { return lockclient.Migrate(t.Context(), pool) },
+			"Migrate": func() error { return pglock.Migrate(t.Context(), pool) },
 			"Inspect": func() error { _, err := op.Inspect(t.Context()); return err },
 			"Get":     func() error { _, err := op.Get(t.Context(), "r"); return err },
 			"Advance": func() error {

@@ -52,7 +52,7 @@ type listQuery struct {
 
 func (o *Operator) listQuery(pattern string, opts *ListOptions) (q listQuery, err error) {
 	set := pglease.Of(opts)
-	if q.Pattern, err = o.namespace.NewPattern("pattern", pattern); err != nil {
+	if q.Pattern, err = pglease.NewPattern(o.namespace, "pattern", pattern); err != nil {
 		return q, err
 	}
 	if set.After != "" {

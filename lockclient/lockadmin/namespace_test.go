@@ -9,7 +9,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // pieces are what hostile names are made of.
@@ -46,7 +47,7 @@ func collisions(join func(ns, name string) (string, error)) (n int) {
 func TestNamespacesAreInjective(t *testing.T) {
 	t.Parallel()
 	if n := collisions(func(ns, name string) (string, error) {
-		n, err := pglease.NewNamespace("Options.Namespace", ns)
+		n, err := input.NewNamespace("Options.Namespace", ns)
 		if err != nil {
 			return "", err
 		}
@@ -70,7 +71,7 @@ func TestNamespaceJoinsAsJoinResource(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 1000 {
 		ns, a, b := hostile(rng), hostile(rng), hostile(rng)
-		n, err := pglease.NewNamespace("Options.Namespace", ns)
+		n, err := input.NewNamespace("Options.Namespace", ns)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +170,7 @@ func TestNamespaceInvalid(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	for _, ns := range []string{"a\x00", "a\n", "\xff", strings.Repeat("x", 257), strings.Repeat(":", 86), strings.Repeat("y", 1<<20)} {
-		_, err := lockclient.New(pool, "o", &lockclient.Options{Namespace: ns})
+		_, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "o", &lockclient.Options{Namespace: ns})
 		_, opErr := New(pool, &Options{Namespace: ns})
 		for _, err := range []error{err, opErr} {
 			var invalid *guard.InvalidError

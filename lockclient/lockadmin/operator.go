@@ -20,7 +20,7 @@ import (
 // [New]. It is safe for concurrent use, starts nothing and need not be closed.
 type Operator struct {
 	server    *pglease.Server
-	namespace pglease.Namespace
+	namespace input.Namespace
 	tenant    string // the namespace as it was given
 	observer  guard.Observer
 }
@@ -60,7 +60,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	if err := input.Timeouts(&set.OpTimeout, &set.LockTimeout); err != nil {
 		return nil, err
 	}
-	namespace, err := pglease.NewNamespace("Options.Namespace", set.Namespace)
+	namespace, err := input.NewNamespace("Options.Namespace", set.Namespace)
 	if err != nil {
 		return nil, err
 	}

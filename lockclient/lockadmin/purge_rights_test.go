@@ -1,9 +1,10 @@
 package lockadmin
 
 import (
-	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
 // TestNoUnlockWithoutRecord: whatever an operator passes to the purge, a lease

@@ -127,7 +127,7 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "UPDATE fencepost.leases SET owner = 'somebody else' WHERE resource = 'old 1'"); err != nil {
 		t.Fatal(err)
 	}
-	lease := mustTry(t, newTestClient(t, pool, &lockclient.Options{OpTimeout: patience, LockTimeout: 150 * time.Millisecond}), "renewed", time.Hour)
+	lease := mustTry(t, newTuned(t, pool, 150*time.Millisecond, lockclient.Options{OpTimeout: patience}), "renewed", time.Hour)
 	purger := newTestClient(t, pool, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

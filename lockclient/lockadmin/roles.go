@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
@@ -135,12 +135,12 @@ func literal(s string) string {
 
 // Migrate creates the whole schema fencepost or brings it to this build's
 // version: the leases of package lockclient and the marks of package sqlfence.
-// [lockclient.Migrate] does only the first, sqladmin's only the
+// [pglock.Migrate] does only the first, sqladmin's only the
 // second. It is safe while replicas start concurrently and while holders run.
 //
-// Errors: those of [lockclient.Migrate].
+// Errors: those of [pglock.Migrate].
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		return err
 	}
 	return sqladmin.Pgx(pool).Migrate(ctx)

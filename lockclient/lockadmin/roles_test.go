@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
@@ -26,7 +27,7 @@ func migrateRoles(ctx context.Context, pool *pgxpool.Pool, names *RoleNames) err
 	if err != nil {
 		return err
 	}
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		return err
 	}
 	_, err = pool.Exec(ctx, sql)

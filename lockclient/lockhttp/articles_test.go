@@ -17,12 +17,12 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // raw sends the bytes of a request as a client in another language writes them. The
@@ -76,7 +76,7 @@ Authorization: Bearer %TOKEN%`
 func TestArticlesAPI(t *testing.T) {
 	t.Parallel()
 	onPostgreSQL := func(t *testing.T) driver.Issuer {
-		issuer, err := lockclient.NewIssuer(leasetest.Migrated(t), &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+		issuer, err := pglock.New(leasetest.Migrated(t), &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,7 +323,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 	var logged strings.Builder
 	var urls []string
 	for range 2 {
-		issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+		issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // everybody trusts every caller.
@@ -81,7 +81,7 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 		pool := leasetest.Migrated(t)
 		var servers []*httptest.Server
 		for range 2 {
-			issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+			issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

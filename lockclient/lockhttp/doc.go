@@ -9,7 +9,7 @@
 //
 // The server:
 //
-//	issuer, err := lockclient.NewIssuer(pool, nil) // or etcd, Redis, memory
+//	issuer, err := pglock.New(pool, nil) // or etcd, Redis, memory
 //	operator, err := lockadmin.New(pool, nil)
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
 //	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
@@ -17,7 +17,7 @@
 // A worker:
 //
 //	issuer, err := lockhttp.NewIssuer("https://locks.example.com", httpClient)
-//	client, err := lockclient.NewWith(issuer, "worker-7", nil)
+//	client, err := lockclient.New(issuer, "worker-7", nil)
 //	err = client.Hold(ctx, "acme:billing-close:2026-04", ...)
 //
 // # What it guarantees

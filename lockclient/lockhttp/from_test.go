@@ -86,7 +86,7 @@ func (t ticking) Limits() driver.Limits {
 func TestDatedBackIsRenewed(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, ticking{&early{memory.NewServer().Issuer(), 200 * time.Millisecond}}, everybody, nil)
-	client, err := lockclient.NewWith(connect(t, web.URL), "o", nil)
+	client, err := lockclient.New(connect(t, web.URL), "o", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

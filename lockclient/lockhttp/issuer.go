@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// Issuer is the lock server as a [driver.Issuer], for lockclient.NewWith. Make
+// Issuer is the lock server as a [driver.Issuer], for lockclient.New. Make
 // one with [NewIssuer]. It is safe for concurrent use.
 type Issuer struct {
 	base   string

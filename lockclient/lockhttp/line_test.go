@@ -105,7 +105,7 @@ func TestClientsInLine(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				c, err := lockclient.NewWith(i, fmt.Sprint("worker-", n), nil)
+				c, err := lockclient.New(i, fmt.Sprint("worker-", n), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -105,7 +105,7 @@ func TestOneQueue(t *testing.T) {
 		}
 		for n := range 8 {
 			if n%2 == 0 {
-				c, err := lockclient.NewWith(connect(), "worker", nil)
+				c, err := lockclient.New(connect(), "worker", nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -17,9 +17,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // TestRestarts: clients acquire and release over HTTP while PostgreSQL is stopped
@@ -46,10 +46,10 @@ func TestRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := lockclient.NewIssuer(pool, &lockclient.Options{OpTimeout: 1200 * time.Millisecond})
+	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 1200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func TestProofOfClient(t *testing.T) {
 	}
 	web, _ := serve(t, memory.NewServer().Issuer(), who, &lockhttp.Options{Signer: sign})
 	issuer := connect(t, web.URL).(*lockhttp.Issuer)
-	locks, err := lockclient.NewWith(issuer, "worker-a", nil)
+	locks, err := lockclient.New(issuer, "worker-a", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestProofOfClient(t *testing.T) {
 
 	plain, _ := serve(t, memory.NewServer().Issuer(), who, nil)
 	issuer = connect(t, plain.URL).(*lockhttp.Issuer)
-	if locks, err = lockclient.NewWith(issuer, "worker-a", nil); err != nil {
+	if locks, err = lockclient.New(issuer, "worker-a", nil); err != nil {
 		t.Fatal(err)
 	}
 	defer locks.Close(t.Context())

@@ -16,12 +16,12 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // postgres is an issuer on a database of its own, with its operators' calls.
@@ -35,7 +35,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := lockclient.NewIssuer(own, &lockclient.Options{RenewConns: 1})
+	issuer, err := pglock.New(own, &pglock.Options{RenewConns: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

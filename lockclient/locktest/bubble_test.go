@@ -13,7 +13,7 @@ import (
 // left, whether it is closed or not. A test in a bubble fails if one is.
 func TestNothingStaysBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, err := lockclient.NewWith(memory.NewServer().Issuer(), "owner", nil)
+		client, err := lockclient.New(memory.NewServer().Issuer(), "owner", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

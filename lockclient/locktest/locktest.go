@@ -74,7 +74,7 @@ func New(t TB, opts *lockclient.Options) (*lockclient.Client, *Server) {
 // Client returns another client of the server, as another process would be.
 func (s *Server) Client(t TB, owner string, opts *lockclient.Options) *lockclient.Client {
 	t.Helper()
-	c, err := lockclient.NewWith(s.server.Issuer(), owner, opts)
+	c, err := lockclient.New(s.server.Issuer(), owner, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

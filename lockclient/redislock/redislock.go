@@ -37,7 +37,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	locks, err := lockclient.NewWith(issuer, "worker-7", nil)
+//	locks, err := lockclient.New(issuer, "worker-7", nil)
 //
 // [Do] works with any client. The client must not retry a command by itself
 // (go-redis: MaxRetries: -1), because an error that says that nothing was

@@ -29,7 +29,7 @@
 //	}
 //
 // Claims are made up as above; for code that takes a *lockclient.Client, call
-// lockclient.Migrate in Setup, or use package locktest.
+// pglock.Migrate in Setup, or use package locktest.
 //
 // # Without a server
 //

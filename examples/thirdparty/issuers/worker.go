@@ -94,7 +94,7 @@ func work(ctx context.Context, encoded string) error {
 	if err != nil {
 		return err
 	}
-	locks, err := lockclient.NewWith(issuer, "worker-"+r.Name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler)})
+	locks, err := lockclient.New(issuer, "worker-"+r.Name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

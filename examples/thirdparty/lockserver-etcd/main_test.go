@@ -58,7 +58,7 @@ func TestServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := lockclient.NewWith(issuer, "worker", nil)
+		client, err := lockclient.New(issuer, "worker", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 func startPostgres(ctx context.Context, e *env, durable bool) (string, error) {
@@ -20,7 +21,7 @@ func startPostgres(ctx context.Context, e *env, durable bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := lockclient.Migrate(ctx, pool); err != nil {
+	if err := pglock.Migrate(ctx, pool); err != nil {
 		return "", err
 	}
 	return url, execute(ctx, pool,
@@ -93,7 +94,12 @@ func dialPostgres(ctx context.Context, url, owner string, ttl time.Duration, con
 	if err != nil {
 		return nil, err
 	}
-	client, err := lockclient.New(pool, owner, &lockclient.Options{RenewConns: min(4, conns)})
+	issuer, err := pglock.New(pool, &pglock.Options{RenewConns: min(4, conns)})
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	client, err := lockclient.New(issuer, owner, nil)
 	if err != nil {
 		pool.Close()
 		return nil, err

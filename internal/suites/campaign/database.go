@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/fencepost-go/fencepost/internal/suites/campaign/oracle"
@@ -137,7 +137,7 @@ func (d *database) create(ctx context.Context, guards string) error {
 		return err
 	}
 	defer pool.Close()
-	if err := errors.Join(sqladmin.Pgx(pool).Migrate(ctx), lockclient.Migrate(ctx, pool)); err != nil {
+	if err := errors.Join(sqladmin.Pgx(pool).Migrate(ctx), pglock.Migrate(ctx, pool)); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, schema); err != nil {

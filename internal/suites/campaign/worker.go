@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/fencepost-go/fencepost/internal/suites/campaign/oracle"
 )
@@ -41,8 +42,11 @@ func runWorker(ctx context.Context, w *worker, pool *pgxpool.Pool) (err error) {
 	if w.surface, err = newSurface(w, pool); err != nil {
 		return err
 	}
-	w.locks, err = lockclient.New(pool, w.Name, &lockclient.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second, PollInterval: 30 * time.Millisecond})
+	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second})
 	if err != nil {
+		return err
+	}
+	if w.locks, err = lockclient.New(issuer, w.Name, &lockclient.Options{OpTimeout: 20 * time.Second, PollInterval: 30 * time.Millisecond}); err != nil {
 		return err
 	}
 	defer w.locks.Close(ctx)

@@ -13,9 +13,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -42,7 +42,7 @@ func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Po
 	if err := lockadmin.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := lockclient.NewIssuer(pool, nil)
+	issuer, err := pglock.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -158,7 +159,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 
 func works(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	client, err := lockclient.New(pool, "worker", nil)
+	client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "worker", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func works(t *testing.T, pool *pgxpool.Pool) {
 func inUse(t *testing.T, pool *pgxpool.Pool, down func() error) {
 	t.Helper()
 	admin := sqladmin.Pgx(pool)
-	client, err := lockclient.New(pool, "worker", nil)
+	client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "worker", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
@@ -148,7 +148,7 @@ func schemaSQL(component string) string {
 	if component == marksComponent {
 		return sqladmin.MigrationSQL()
 	}
-	return lockclient.MigrationSQL()
+	return pglock.MigrationSQL()
 }
 
 // known returns the version of a component that this build needs: the script

@@ -9,8 +9,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -124,7 +124,7 @@ func TestPasswordIsNeverPrinted(t *testing.T) {
 	if secret == "" || !strings.Contains(url, secret) {
 		t.Fatalf("the test's URL has no password")
 	}
-	if err := lockclient.Migrate(context.Background(), pool); err != nil {
+	if err := pglock.Migrate(context.Background(), pool); err != nil {
 		t.Fatal(err)
 	}
 	hold(t, pool, "w", "r", time.Hour)

@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
@@ -185,7 +187,7 @@ func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Dur
 	key := holder{pool, owner}
 	known, there := holders.Load(key)
 	if !there {
-		client, err := lockclient.New(pool, owner, nil)
+		client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), owner, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -213,7 +213,7 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	pattern, err := pglease.Namespace("").NewPattern("pattern", given[0])
+	pattern, err := pglease.NewPattern("", "pattern", given[0])
 	if err != nil {
 		return err
 	}

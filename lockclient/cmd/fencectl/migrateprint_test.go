@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -109,7 +109,7 @@ func TestPrintedDownInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("1 tables have triggers")
-	if out := psql(t, url, "BEGIN;"+lockclient.DownSQL()+"COMMIT;"); out != "" {
+	if out := psql(t, url, "BEGIN;"+pglock.DownSQL()+"COMMIT;"); out != "" {
 		t.Errorf("the control: psql says %s", out)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // probed is how long the steps of a lease took, each a few times, the shortest first.
@@ -18,7 +19,12 @@ const probeRounds = 5
 // round does not count: it checks the schema, enters the epoch and may have to
 // connect. On an error, what was measured before it is returned.
 func (s *session) probe(ctx context.Context, resource string) (p probed, err error) {
-	client, err := lockclient.New(s.pool, "operator", &lockclient.Options{OpTimeout: s.timeout, Logger: slog.New(slog.DiscardHandler)})
+	quiet := slog.New(slog.DiscardHandler)
+	issuer, err := pglock.New(s.pool, &pglock.Options{OpTimeout: s.timeout, Logger: quiet})
+	if err != nil {
+		return p, err
+	}
+	client, err := lockclient.New(issuer, "operator", &lockclient.Options{OpTimeout: s.timeout, Logger: quiet})
 	if err != nil {
 		return p, err
 	}

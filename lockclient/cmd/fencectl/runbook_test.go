@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -179,7 +180,7 @@ func (w *walk) client(owner string) *lockclient.Client {
 	if c := w.clients[owner]; c != nil {
 		return c
 	}
-	c, err := lockclient.New(w.pool, owner, nil)
+	c, err := lockclient.New(guard.Must(pglock.New(w.pool, nil)), owner, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}

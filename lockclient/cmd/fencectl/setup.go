@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/urfave/cli/v3"
@@ -72,7 +72,7 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 
 // printSchema prints the schema for the tool that will run it.
 func (a *app) printSchema(cmd *cli.Command) error {
-	up, down := []string{schemaSQL(leasesComponent), schemaSQL(marksComponent)}, []string{lockclient.DownSQL(), sqladmin.DownSQL()}
+	up, down := []string{schemaSQL(leasesComponent), schemaSQL(marksComponent)}, []string{pglock.DownSQL(), sqladmin.DownSQL()}
 	chosen := up
 	if cmd.Bool("down") {
 		chosen = down

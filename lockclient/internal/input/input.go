@@ -1,8 +1,10 @@
-// Package input checks what callers give, and makes lease IDs, for every issuer.
+// Package input checks what callers give, fills in defaults, and makes lease IDs,
+// for every issuer.
 package input
 
 import (
 	"cmp"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -53,4 +55,13 @@ func Plain(field, s string, most int) error {
 		return guard.Invalid(field, s, "must not contain control characters")
 	}
 	return nil
+}
+
+// Logger returns the logger for an event: the given one. If it is nil, warnings go
+// to slog's default, since operators must know them, and the rest nowhere.
+func Logger(given *slog.Logger, level slog.Level) *slog.Logger {
+	if given == nil && level >= slog.LevelWarn {
+		return slog.Default()
+	}
+	return given
 }

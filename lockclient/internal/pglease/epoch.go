@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
@@ -95,16 +96,7 @@ func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeo
 }
 
 func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
-	if logger := Logger(s.Logger, level); logger != nil {
+	if logger := input.Logger(s.Logger, level); logger != nil {
 		logger.LogAttrs(ctx, level, name, attrs...)
 	}
-}
-
-// Logger returns the logger for an event: the given one. If it is nil, warnings go
-// to slog's default, since operators must know them, and the rest nowhere.
-func Logger(given *slog.Logger, level slog.Level) *slog.Logger {
-	if given == nil && level >= slog.LevelWarn {
-		return slog.Default()
-	}
-	return given
 }

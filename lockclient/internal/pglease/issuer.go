@@ -49,9 +49,9 @@ var (
 	errUnanswered = errors.New("the server sent no response for it")
 )
 
-// NewIssuer returns an issuer on a server, for owner in its log lines, with at most
-// conns connections of its own. It opens no connection yet.
-func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
+// NewIssuer returns an issuer on a server with at most conns connections of its own.
+// It opens no connection yet.
+func NewIssuer(s *Server, conns int, wake Wake) (*Issuer, error) {
 	config := s.Pool.Config()
 	// More than are used at once: pgx takes up to 15 seconds to give up a connection
 	// that the network has dropped silently, and that counts until then.
@@ -72,7 +72,7 @@ func NewIssuer(s *Server, owner string, conns int, wake Wake) (*Issuer, error) {
 	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: input.NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
-	i.listener = i.newListener(owner, wake)
+	i.listener = i.newListener(wake)
 	return i, nil
 }
 

@@ -26,7 +26,7 @@ import (
 // TestNewIssuerInvalid: a pool of no connections is refused.
 func TestNewIssuerInvalid(t *testing.T) {
 	t.Parallel()
-	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, "", 0, "")
+	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, 0, "")
 	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", i, err)
 	}

@@ -42,7 +42,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 			}
 			issuers[n].Close()
 		} else {
-			client, err := lockclient.NewWith(patientIssuer{issuers[n]}, fmt.Sprint("process ", n), nil)
+			client, err := lockclient.New(patientIssuer{issuers[n]}, fmt.Sprint("process ", n), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -132,7 +132,7 @@ var (
 	errPooler = errors.New("the backend PID differs from the handshake's (a pooler): the connection does not listen, and waiters poll")
 )
 
-func (i *Issuer) newListener(owner string, wake Wake) *listener {
+func (i *Issuer) newListener(wake Wake) *listener {
 	config := i.Pool.Config()
 	l := &listener{
 		timeout: i.OpTimeout, process: i.process, wake: wake,
@@ -167,9 +167,9 @@ func (i *Issuer) newListener(owner string, wake Wake) *listener {
 	}
 	l.tell = func(err error) {
 		if err != nil {
-			i.log(l.ctx, slog.LevelWarn, "lock_listen_failed", slog.String("ownerId", owner), slog.String("error", err.Error()))
+			i.log(l.ctx, slog.LevelWarn, "lock_listen_failed", slog.String("error", err.Error()))
 		} else {
-			i.log(l.ctx, slog.LevelInfo, "lock_listen_restored", slog.String("ownerId", owner))
+			i.log(l.ctx, slog.LevelInfo, "lock_listen_restored")
 		}
 	}
 	return l

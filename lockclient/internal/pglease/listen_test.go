@@ -49,7 +49,7 @@ func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpo
 func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.Issuer {
 	t.Helper()
 	s := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Logger: logger}
-	i, err := pglease.NewIssuer(s, "o", 2, pglease.WakeAuto)
+	i, err := pglease.NewIssuer(s, 2, pglease.WakeAuto)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ func TestProcessesBeginTogether(t *testing.T) {
 			for n := range processes {
 				i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)
 				i.BeforeListen(func() error { <-connect; return nil })
-				client, err := lockclient.NewWith(asked{i, hasty, &attempts, &watches, &wakes}, fmt.Sprint("process ", n), nil)
+				client, err := lockclient.New(asked{i, hasty, &attempts, &watches, &wakes}, fmt.Sprint("process ", n), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

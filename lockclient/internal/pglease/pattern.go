@@ -31,7 +31,7 @@ type Pattern struct {
 //
 // So "tenant_1" never selects tenant_12. "*" has no other meaning; in a name,
 // write that character as %2A.
-func (n Namespace) NewPattern(field, text string) (Pattern, error) {
+func NewPattern(n input.Namespace, field, text string) (Pattern, error) {
 	if err := input.Plain(field, text, guard.MaxResourceLen); err != nil {
 		return Pattern{}, err
 	}

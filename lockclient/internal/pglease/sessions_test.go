@@ -9,11 +9,11 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,7 +31,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 	}
 	t.Cleanup(func() { server.Stop() })
 	pool := leasetest.Dial(t, server.URL(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_min_messages"] = "error" })
-	if err := lockclient.Migrate(t.Context(), pool); err != nil {
+	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	i := newIssuer(t, pool, nil)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // TestGrantAfterAWait: whether a lease is over is decided by the clock after the
@@ -24,7 +24,7 @@ func TestGrantAfterAWait(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := lockclient.Migrate(t.Context(), pool); err != nil {
+		if err := pglock.Migrate(t.Context(), pool); err != nil {
 			t.Fatal(err)
 		}
 		var acquire string

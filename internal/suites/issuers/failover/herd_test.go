@@ -51,7 +51,7 @@ func TestNoHerd(t *testing.T) {
 			ttl := 20 * servers.ZooKeeperTick
 			var attempts atomic.Int64
 			open := func(name string) *lockclient.Client {
-				locks, err := lockclient.NewWith(counting{connect(), &attempts}, name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler), OpTimeout: time.Minute})
+				locks, err := lockclient.New(counting{connect(), &attempts}, name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler), OpTimeout: time.Minute})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -83,7 +83,7 @@ func (h *history) holder() int {
 // contend holds one resource in turns until ctx ends: it acquires, keeps the
 // lease alive for a while, checks it all the time, and releases it.
 func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issuer, n int, ttl time.Duration) {
-	locks, err := lockclient.NewWith(issuer, fmt.Sprint("contender-", n), &lockclient.Options{
+	locks, err := lockclient.New(issuer, fmt.Sprint("contender-", n), &lockclient.Options{
 		OpTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Error(err)

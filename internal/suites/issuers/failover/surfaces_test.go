@@ -171,7 +171,7 @@ func newSurfaces(t *testing.T) *surfaces {
 // work takes the lease, writes, gives it up, and writes once more when another
 // has written.
 func (s *surfaces) work(ctx context.Context, t *testing.T, issuer driver.Issuer, n int, ttl time.Duration, h *history) {
-	locks, err := lockclient.NewWith(issuer, fmt.Sprint("worker-", n), &lockclient.Options{OpTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	locks, err := lockclient.New(issuer, fmt.Sprint("worker-", n), &lockclient.Options{OpTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Error(err)
 		return

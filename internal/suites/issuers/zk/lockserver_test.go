@@ -27,7 +27,7 @@ func TestLockServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := lockclient.NewWith(remote, "o", nil)
+	client, err := lockclient.New(remote, "o", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -36,7 +37,11 @@ func run(ctx context.Context, resource string) error {
 	if resource == "migrate" {
 		return lockadmin.Migrate(ctx, pool)
 	}
-	client, err := lockclient.New(pool, "worker", nil)
+	issuer, err := pglock.New(pool, nil)
+	if err != nil {
+		return err
+	}
+	client, err := lockclient.New(issuer, "worker", nil)
 	if err != nil {
 		return err
 	}

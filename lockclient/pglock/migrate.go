@@ -1,4 +1,4 @@
-package lockclient
+package pglock
 
 import (
 	"cmp"
@@ -79,7 +79,7 @@ func DownSQL() string { return pglease.Schema().Down() }
 
 // Migrations returns the steps of the schema in order. Each may be applied by
 // goose, atlas, golang-migrate or by hand, as a transaction of its own; it
-// records itself, so that [Migrate] and a [Client] accept the result.
+// records itself, so that [Migrate] and every issuer accept the result.
 func Migrations() []Migration {
 	steps := make([]Migration, len(pglease.Schema().Migrations))
 	for i, m := range pglease.Schema().Migrations {

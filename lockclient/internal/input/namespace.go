@@ -1,4 +1,4 @@
-package pglease
+package input
 
 import (
 	"strconv"
