@@ -19,8 +19,11 @@ const (
 	// placesMost bounds how many places are kept for a subject.
 	placesMost = 1000
 	// CallFor is how long the first try is reserved for a waiter that was notified
-	// to ask.
+	// to ask. If it does not ask, the next one has half of that, and so on, so that
+	// many that never ask do not delay those that do.
 	CallFor = time.Second
+	// halvings bounds how often: an eighth of CallFor is still some round trips.
+	halvings = 3
 )
 
 // Name tells remote waiters apart, which leave and come back. The others have none.
@@ -44,6 +47,7 @@ type queue struct {
 	seen     time.Duration     // when, by driver.Now
 	called   *Place            // the one that was notified to ask and has not yet
 	until    time.Duration     // for how long it is waited for
+	missed   int               // how many were called, one after the other, and did not ask
 }
 
 // kept is the place of a waiter that has left and may come back.
@@ -132,11 +136,13 @@ func (p *Place) Call() bool {
 	if q.yield(p) {
 		return false
 	}
-	q.called, q.until, q.held = p, driver.Now()+CallFor, nil
-	time.AfterFunc(CallFor, func() {
+	patience := CallFor >> min(q.missed, halvings)
+	q.called, q.until, q.held = p, driver.Now()+patience, nil
+	time.AfterFunc(patience, func() {
 		q.all.mu.Lock()
 		defer q.all.mu.Unlock()
 		if q.called == p {
+			q.missed++
 			q.leave(p, true)
 		}
 	})
@@ -148,6 +154,7 @@ func (all *Queues) Asked(resource string, name Name) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if q := all.by[resource]; q != nil && q.called != nil && q.called.name == name {
+		q.missed = 0
 		q.leave(q.called, true)
 	}
 }

@@ -150,6 +150,50 @@ func TestCall(t *testing.T) {
 	}
 }
 
+// TestManyThatDoNotAsk: of waiters that are called and do not ask, each has half of the
+// time of the one before it, so that eight of them delay the ninth by some two seconds.
+// After one that asks, the next has the whole time again.
+func TestManyThatDoNotAsk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var all Queues
+		var places []*Place
+		for n := range 11 {
+			p, _ := all.Join("r", Name{"s", fmt.Sprint(n)})
+			places = append(places, p)
+		}
+		misses := func(n int, patience time.Duration) {
+			t.Helper()
+			if !places[n].Call() {
+				t.Fatalf("%d was not called", n)
+			}
+			for _, want := range []string{"false ", "true "} { // before and after
+				if want == "false " {
+					time.Sleep(patience - time.Millisecond)
+				} else {
+					time.Sleep(time.Millisecond)
+				}
+				synctest.Wait()
+				if got := turns(places[n+1]); got != want {
+					t.Errorf("behind %d, which has %v to ask: turn %s", n, patience, got)
+				}
+			}
+		}
+		began := time.Now()
+		for n := range 8 {
+			misses(n, CallFor>>min(n, 3))
+		}
+		if took := time.Since(began); took > 5*CallFor/2 {
+			t.Errorf("the ninth waits for %v", took)
+		}
+		places[8].Call()
+		all.Asked("r", Name{"s", "8"})
+		misses(9, CallFor)
+		places[10].Leave(false)
+		time.Sleep(placeFor)
+	})
+}
+
 // TestFail: each failure gives two more a turn, and none to a waiter that is called
 // to ask, nor to anybody while one is called.
 func TestFail(t *testing.T) {
