@@ -266,7 +266,7 @@ func TestMigrateInOwnSchema(t *testing.T) {
 			mustExec(t, admin, "CREATE SCHEMA fencepost AUTHORIZATION "+role)
 		}
 		pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
-		if err := pglock.Migrate(t.Context(), pool); (err == nil) != there || !there && !errors.Is(err, guard.ErrSetup) {
+		if err := pglock.Migrate(t.Context(), pool); (err == nil) != there || !there && (!errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "GRANT CREATE ON DATABASE")) {
 			t.Errorf("the schema is there: %t: %v", there, err)
 		}
 	}

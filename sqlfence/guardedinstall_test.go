@@ -96,6 +96,41 @@ func TestInstallAgainBesideAWriter(t *testing.T) {
 	})
 }
 
+// TestInstallRights (P6): the owner of a table alone may not install triggers, and the
+// error says who may. As a member of the schema's owner it may, and may remove them. So
+// it is with the roles, and a role that may not migrate is told what it lacks.
+func TestInstallRights(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		role, db := e.as("tableowner")
+		e.exec("CREATE TABLE own (tenant text NOT NULL); ALTER TABLE own OWNER TO " + role)
+		install := func() error { return db.InstallTrigger(t.Context(), triggerOn([]string{"own"}, `{tenant}`)) }
+		if err := install(); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "member of the role that owns schema fencepost") {
+			t.Errorf("without the schema: %v", err)
+		}
+		if err := db.MigrateRoles(t.Context(), nil); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "CREATEROLE") {
+			t.Errorf("roles: %v", err)
+		}
+		owner := e.newRole("fenceowner", "NOLOGIN")
+		e.exec("GRANT " + owner + " TO " + role + "; ALTER SCHEMA fencepost OWNER TO " + owner)
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		if err := db.Migrate(t.Context()); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "GRANT CREATE ON DATABASE") {
+			t.Errorf("migrate: %v", err)
+		}
+		e.exec("CREATE SCHEMA fencepost AUTHORIZATION " + owner + "; ALTER ROLE " + role + " SET ROLE " + owner)
+		schemaOwner := e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
+		if err := schemaOwner.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		e.exec("ALTER ROLE " + role + " RESET ROLE")
+		if err := install(); err != nil {
+			t.Errorf("as a member of the schema's owner: %v", err)
+		}
+		if err := db.RemoveTrigger(t.Context(), []string{"own"}); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	})
+}
+
 // TestInstallConcurrently: replicas that install at once all succeed; the
 // result is what one installation makes, and installing again changes nothing.
 func TestInstallConcurrently(t *testing.T) {

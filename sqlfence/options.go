@@ -46,7 +46,7 @@ type Options struct {
 	// present their claims to triggers (sqladmin's InstallTrigger), as [DB.Present]
 	// does. Without it a write to such a table is refused with
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
-	// off by default. Set it before the first triggers are installed.
+	// off by default. Set it before triggers refuse, since they see no claim without it.
 	PresentClaims bool
 	// Observer receives an event for every fenced write, transaction, raise and
 	// admission; nil means none.

@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -96,30 +98,85 @@ func TestTriggers(t *testing.T) {
 	}
 }
 
-// TestReadmeSQL runs the page's SQL in its order.
-func TestReadmeSQL(t *testing.T) {
+// TestReadme runs the page's SQL in its order, with what its table of rights says
+// between: the owner of the schema migrates and makes the roles, the owner of the table
+// installs triggers, and the service writes. Each is refused without its grant.
+func TestReadme(t *testing.T) {
 	s := ready(t)
 	page, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllSubmatch(page, -1)
+	blocks := func(language string) (found []string) {
+		for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllSubmatch(page, -1) {
+			found = append(found, string(m[1]))
+		}
+		return found
+	}
+	worker, err := os.ReadFile("worker.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, code := range blocks("go") {
+		if code = "\t" + strings.ReplaceAll(strings.TrimSpace(code), "\n", "\n\t"); !strings.Contains(string(worker), code) {
+			t.Errorf("worker.go does not have\n%s", code)
+		}
+	}
 	conn, err := s.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
+	exec := func(sql string) error {
+		_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+		return err
+	}
 	run := func(sql string) {
-		if _, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+		t.Helper()
+		if err := exec(sql); err != nil {
 			t.Errorf("%v\n%s", err, sql)
 		}
 	}
-	run("BEGIN")
+	refused := func(sql string) {
+		t.Helper()
+		run("SAVEPOINT before")
+		if err := exec(sql); pgerr.State(err) != pgerr.Privilege {
+			t.Errorf("%v, want a missing right:\n%s", err, sql)
+		}
+		run("ROLLBACK TO before")
+	}
+	as := func(role string) { t.Helper(); run("SET LOCAL SESSION AUTHORIZATION " + role) }
+	sql := blocks("sql")
+	if len(sql) != 4 || len(blocks("go")) != 2 {
+		t.Fatalf("%d blocks of SQL: the check is broken", len(sql))
+	}
+	trigger := sqladmin.Trigger{Table: []string{"balances"}, Resource: names, Columns: map[string]string{"tenant": "tenant"}, InsecureReportOnly: true}
+	run("BEGIN; DROP SCHEMA fencepost CASCADE")
 	defer run("ROLLBACK") // roles belong to the server
-	for _, block := range blocks {
-		run(string(block[1]))
+	run(sql[0])
+	run("GRANT CREATE ON DATABASE " + conn.Conn().Config().Database + " TO fence_owner")
+	as("fence_owner")
+	run(pglock.MigrationSQL() + sqladmin.MigrationSQL())
+	run(must(lockadmin.RolesSQL(nil)) + must(sqladmin.RolesSQL(nil)))
+	as("billing_app")
+	refused("SELECT fencepost.present('balance:acme', 1, 'lease')")
+	refused(must(sqladmin.TriggerSQL(trigger)))
+	as("billing_ddl")
+	run(must(sqladmin.TriggerSQL(trigger)))
+	as("DEFAULT")
+	run(sql[1])
+	as("billing_app")
+	run("UPDATE balances SET cents = cents + 1; SELECT fencepost.raise('balance:acme', 1, 'lease', 1000)")
+	as("billing_ddl")
+	trigger.InsecureReportOnly = false
+	run(must(sqladmin.TriggerSQL(trigger)))
+	run(sql[2] + sql[3])
+	run(must(sqladmin.RemoveTriggerSQL(trigger.Table)))
+}
+
+func must(sql string, err error) string {
+	if err != nil {
+		panic(err)
 	}
-	if len(blocks) < 3 {
-		t.Errorf("%d blocks: the check is broken", len(blocks))
-	}
+	return sql
 }

@@ -45,7 +45,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/waiting":   {"lockclient/driver", "lockclient/internal/pause"},
-	"lockclient/pglock":             {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "github.com/jackc/pgx/v5"},
+	"lockclient/pglock":             {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/redislock":          {"guard", "lockclient/driver"},
 	"lockclient/locktest":           {"guard", "lockclient", "lockclient/driver/memory"},
 	"lockclient/cmd/fencectl":       {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/internal/pglease", "sqlfence", "sqlfence/sqladmin", "internal/migrate", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},

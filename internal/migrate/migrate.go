@@ -312,6 +312,9 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	return conn.Exec(ctx, "COMMIT")
 }
 
+// Needs says what a role needs for [Component.Up].
+const Needs = "it takes the owner of schema fencepost, or where there is none a role that may create it (GRANT CREATE ON DATABASE)"
+
 // Unrecorded reports that Up found something that a step creates and that
 // fencepost.migrations does not have: half a script was applied, or the schema was
 // restored without its data. Nothing was changed, and nothing is until somebody

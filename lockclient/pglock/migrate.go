@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -59,6 +61,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	if _, newer := errors.AsType[*migrate.NewerError](err); newer || migrate.Unrecorded(err) {
 		return guard.Setup("migrate", guard.Claim{}, err)
+	}
+	if pgerr.State(err) == pgerr.Privilege {
+		return guard.Setup("migrate", guard.Claim{}, fmt.Errorf("%w; %s", err, migrate.Needs))
 	}
 	return pglease.Failure("migrate", guard.Claim{}, err)
 }

@@ -4,7 +4,7 @@
 LOCK TABLE fencepost.guarded IN ACCESS EXCLUSIVE MODE;
 DO $in_use$
 DECLARE
-  why text := (SELECT format('%s tables have triggers of this schema, remove these first', count(*))
+  why text := (SELECT format('the triggers of %s are of this schema, remove them first', string_agg(format('%I.%I', schema_name, table_name), ', '))
     FROM fencepost.guarded HAVING count(*) > 0);
 BEGIN
   IF why IS NOT NULL THEN

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"embed"
 	"errors"
+	"fmt"
 	"io/fs"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -48,6 +49,9 @@ func (a *Admin) Migrate(ctx context.Context) error {
 	var newer *migrate.NewerError
 	if errors.As(err, &newer) || migrate.Unrecorded(err) {
 		return guard.Setup(op, guard.Claim{}, err)
+	}
+	if pgerr.State(err) == pgerr.Privilege {
+		return guard.Setup(op, guard.Claim{}, fmt.Errorf("%w; %s", err, migrate.Needs))
 	}
 	if pgerr.State(err) == pgerr.NotSupported {
 		return guard.Unavailable(op, guard.Claim{}, err)

@@ -117,7 +117,7 @@ const (
 // created. The application's role should not own them, because a table's owner
 // may disable its triggers, nor have the privilege TRIGGER on the table, which
 // GRANT ALL includes, because it may replace them; grant it SELECT, INSERT,
-// UPDATE and DELETE. Roll out sqlfence's Options.PresentClaims first.
+// UPDATE and DELETE. Roll out sqlfence's Options.PresentClaims before triggers refuse.
 //
 // The triggers belong to the table whatever its name becomes; what gets the old
 // name needs triggers of its own. They also see what is written through a table
@@ -188,12 +188,18 @@ func (a *Admin) administer(ctx context.Context, op, query string, args ...any) e
 	}, func(err error) error { return administerFailure(op, err) })
 }
 
+// administers says who may do what [Admin.administer] does.
+const administers = "it takes a member of the role that owns schema fencepost, who for triggers also owns the table, " +
+	"and for roles that do not exist yet has CREATEROLE"
+
 // administerFailure is sqlkit.SchemaFailure for statements that name a table of the
 // caller's, which may be missing too.
 func administerFailure(op string, err error) error {
 	switch pgerr.State(err) {
 	case "22023", "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
+	case pgerr.Privilege:
+		return guard.Setup(op, guard.Claim{}, fmt.Errorf("%w; %s", err, administers))
 	}
 	return sqlkit.SchemaFailure(op, guard.Claim{}, err)
 }

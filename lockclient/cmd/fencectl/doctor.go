@@ -169,7 +169,7 @@ func (f *findings) guarded(ctx context.Context, s *session) {
 			whole++
 		}
 	}
-	f.add(name, checkOK, "%d, all triggers intact", whole)
+	f.add(name, checkOK, "%d with all their triggers refuse writes without a claim", whole)
 }
 
 // refusals says what triggers in report-only mode would have refused.

@@ -108,7 +108,7 @@ func TestPrintedDownInUse(t *testing.T) {
 	if err := sqladmin.Pgx(pool).InstallTrigger(t.Context(), trigger); err != nil {
 		t.Fatal(err)
 	}
-	refused("1 tables have triggers")
+	refused("the triggers of public.invoices")
 	if out := psql(t, url, "BEGIN;"+pglock.DownSQL()+"COMMIT;"); out != "" {
 		t.Errorf("the control: psql says %s", out)
 	}
@@ -123,7 +123,7 @@ func TestPrintedDownWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for use, why := range map[string]string{grant: "the lease of 'held' runs", trigger: "1 tables have triggers"} {
+	for use, why := range map[string]string{grant: "the lease of 'held' runs", trigger: "the triggers of public.invoices"} {
 		url, pool := database(t)
 		down := must(t, url, "migrate", "--print", "--down")
 		exec1(t, pool, "CREATE TABLE invoices (tenant text NOT NULL)")

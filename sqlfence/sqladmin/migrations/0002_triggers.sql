@@ -306,13 +306,13 @@ BEGIN
     IF NOT FOUND THEN
       RETURN format('has no column %I', part ->> 'column');
     ELSIF NOT a.attnotnull THEN
-      RETURN format('has a column %I that may be NULL, which names no resource', part ->> 'column');
+      RETURN format('has a column %I that may be NULL, which names no resource: SET NOT NULL', part ->> 'column');
     ELSIF a.attgenerated NOT IN ('', 's') THEN
       RETURN format('has a column %I that is a virtual generated column', part ->> 'column');
     ELSIF a.attgenerated = 's' AND c.relkind = 'p' THEN
       RETURN format('is partitioned and has a column %I that is generated: triggers see a row as it was before its partition generated the column', part ->> 'column');
     ELSIF NOT (a.typtype = 'e' OR a.typoid IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)) THEN
-      RETURN format('has a column %I of type %s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting. Add a column of one of these that has the value, such as text GENERATED ALWAYS AS (%I::text) STORED for numeric, and name the resource by it', part ->> 'column', a.typname, part ->> 'column');
+      RETURN format('has a column %1$I of type %2$s; only text, varchar, smallint, integer, bigint, uuid and enums have one text for equal values under every setting. Add a column of one of these that has the value, such as text GENERATED ALWAYS AS (%3$I::text) STORED for numeric, or int GENERATED ALWAYS AS (extract(year FROM %3$I)::int * 100 + extract(month FROM %3$I)::int) STORED for the month of a date, and name the resource by it', part ->> 'column', a.typname, part ->> 'column');
     ELSIF a.typtype = 'e' AND (a.own = 'd' OR a.typowner <> c.relowner) THEN
       RETURN format('has a column %I of the enum %s, which must be the table owner''s own and no domain: its owner may rename its values, and so the resources', part ->> 'column', a.typname);
     ELSIF part ->> 'type' = 'int' AND a.typoid NOT IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) OR part ->> 'type' = 'uuid' AND a.typoid <> 'uuid'::regtype THEN
