@@ -50,7 +50,7 @@
 //	GET    /v1/locks/{resource}
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
 //	GET    /v1/audit
-//	GET    /v1/events?resource=R             server-sent: who holds, and every change that is seen
+//	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
 //	GET    /health, /readyz                  the process responds; a lease can be acquired and released
 //	GET    /ui                               the operators' page
 //

@@ -173,7 +173,7 @@ func TestIssuerAway(t *testing.T) {
 		{"GET", "/v1/locks/r", "", 503},
 		{"GET", "/v1/watch?resource=r", "", 503},
 		{"GET", "/readyz", "", 503},
-		{"GET", "/healthz", "", 200},
+		{"GET", "/health", "", 200},
 	} {
 		wg.Go(func() {
 			began := time.Now()

@@ -52,7 +52,7 @@ func (deaf) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 func TestWatchesEnd(t *testing.T) {
 	t.Parallel()
 	for name, path := range map[string]string{
-		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r", "a follower": "/v1/events?resource=r",
+		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r",
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

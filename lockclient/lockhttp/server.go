@@ -112,7 +112,6 @@ type Server struct {
 	granted      granted
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
 	waiters      waiting.Queues
-	feeds        feeds
 	ready        readiness
 	activity     activity
 
@@ -192,7 +191,6 @@ func writeInTime(w http.ResponseWriter) {
 // requests get a 503.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
-	s.feeds.close()
 	defer s.cancel()
 	if err := s.work.Drain(ctx); err != nil {
 		return guard.Unavailable("close", guard.Claim{}, err)
@@ -214,9 +212,7 @@ func (s *Server) routes() chi.Router {
 		}
 		s.fail(w, r, &httpError{kind: &kindMethod})
 	})
-	for _, path := range []string{"/health", "/healthz"} {
-		top.Get(path, func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
-	}
+	top.Get("/health", func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
 	top.Get("/readyz", s.readyz)
 	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -238,7 +234,6 @@ func (s *Server) routes() chi.Router {
 		{"GET", "/v1/locks/{name}", s.get},
 		{"POST", "/v1/locks/{name}/force-unlock", s.forceUnlock},
 		{"GET", "/v1/audit", s.audit},
-		{"GET", "/v1/events", s.follow},
 		{"GET", "/v1/watch", s.watch},
 	} {
 		top.MethodFunc(route.method, route.path, s.authenticated(route.handler))

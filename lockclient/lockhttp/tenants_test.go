@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -251,7 +252,7 @@ func TestLimits(t *testing.T) {
 	// One stream counts as one that waits.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r, _ := http.NewRequestWithContext(ctx, "GET", web.URL+"/v1/events?resource=r", nil)
+	r, _ := http.NewRequestWithContext(ctx, "GET", web.URL+"/v1/watch?resource=r", nil)
 	r.Header.Set("Authorization", "Bearer waiting")
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil || resp.StatusCode != 200 {
@@ -263,59 +264,46 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestEvents: a follower of a resource gets who has it, and every change.
-func TestEvents(t *testing.T) {
+// TestWatchTells: a watch says who has the lease, but to a worker neither the lease ID
+// nor the token, with which it could act as the holder. It says when that changes, and
+// it ends with the server.
+func TestWatchTells(t *testing.T) {
 	t.Parallel()
-	server := memory.NewServer()
-	web, handler := serve(t, server.Issuer(), people, nil)
-	follow := func(token string) *bufio.Reader {
-		r, _ := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/v1/events?resource=acme:billing-close:1&resource=acme:billing-close:2", nil)
+	web, handler := serve(t, memory.NewServer().Issuer(), people, nil)
+	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"secret","ttlSeconds":600}`)
+	if got.status != 200 {
+		t.Fatalf("%+v", got)
+	}
+	watch := func(token, want string) *bufio.Reader {
+		r, _ := http.NewRequestWithContext(t.Context(), "GET", web.URL+"/v1/watch?resource=acme:billing-close:1", nil)
 		r.Header.Set("Authorization", "Bearer "+token)
 		resp, err := http.DefaultClient.Do(r)
 		if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "text/event-stream" {
 			t.Fatal(resp, err)
 		}
 		t.Cleanup(func() { resp.Body.Close() })
-		return bufio.NewReader(resp.Body)
+		stream := bufio.NewReader(resp.Body)
+		event, _ := stream.ReadString('\n')
+		data, err := stream.ReadString('\n')
+		if event != "event: holder\n" || !strings.Contains(data, want) || err != nil {
+			t.Errorf("%s gets %s%s%v", token, event, data, err)
+		}
+		return stream
 	}
-	expect := func(from *bufio.Reader, all ...string) {
-		t.Helper()
-		for {
-			line, err := from.ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !strings.HasPrefix(line, "data: ") {
-				continue
-			}
-			fits := true
-			for _, part := range all {
-				fits = fits && strings.Contains(line, part)
-			}
-			if fits {
-				return
-			}
+	ops := watch("acme-ops", `"leaseId":"secret","fencingToken":1,"token":"1"`)
+	worker := watch("acme-2", `"ownerId":"acme-1","expiresAt"`)
+	ask(t, web.URL, "acme-1", "DELETE", "/v1/locks/secret?resource=acme:billing-close:1", "")
+	for _, stream := range []*bufio.Reader{ops, worker} {
+		if rest, err := io.ReadAll(stream); !strings.Contains(string(rest), "event: wake\n") || err != nil {
+			t.Errorf("after the release: %q %v", rest, err)
 		}
 	}
-	ops, worker := follow("acme-ops"), follow("acme-2")
-	expect(ops, `"resource":"acme:billing-close:1","holder":null`)
-	expect(worker, `"resource":"acme:billing-close:1","holder":null`)
-	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"secret","ttlSeconds":600}`)
-	if got.status != 200 {
-		t.Fatalf("%+v", got)
-	}
-	expect(ops, `"ownerId":"acme-1"`, `"leaseId":"secret"`, `"token":"1"`)
-	expect(worker, `"ownerId":"acme-1","expiresAt"`)
-	ask(t, web.URL, "acme-1", "DELETE", "/v1/locks/secret?resource=acme:billing-close:1", "")
-	expect(ops, `"resource":"acme:billing-close:1","holder":null`)
-	// The streams end with the server.
+	last := watch("acme-2", `"holder":null`)
 	if err := handler.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	for {
-		if _, err := ops.ReadString('\n'); err != nil {
-			break
-		}
+	if rest, err := io.ReadAll(last); strings.Contains(string(rest), "wake") || err != nil {
+		t.Errorf("after the end of the server: %q %v", rest, err)
 	}
 }
 
