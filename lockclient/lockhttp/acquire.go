@@ -80,7 +80,6 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		s.usage.runs(id, claim, body.ExpiresAt)
 		s.granted.add(claim, a.TTL, body.ExpiresAt)
 	}
-	s.activity.count(id, err, held)
 	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: err, leaseID: a.LeaseID}

@@ -83,9 +83,8 @@
 // Identity.Operator. [Limits] bound each identity.
 //
 // The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; its only state is the count of leases for Limits.Leases, which
-// leases it granted, and what the page's plots show. So any number of servers may share one
-// issuer.
+// with the issuer's; its only state is who waits, the count of leases for Limits.Leases, and which
+// leases it granted. So any number of servers may share one issuer.
 //
 // # Errors
 //

@@ -64,7 +64,6 @@ type view struct {
 	Columns []string
 	Locks   []lockBody
 	More    bool
-	Plots   []plot
 	Audit   []recordBody
 
 	Lock                     lockBody
@@ -214,7 +213,6 @@ func (s *Server) survey(r *http.Request, v *view) {
 	if v.Operator {
 		v.Columns = append(v.Columns, "Action")
 	}
-	v.Plots = s.activity.plots(v.Identity)
 	if s.opts.Admin == nil {
 		v.Problem = "This server has no operator API: nothing can be listed."
 		return

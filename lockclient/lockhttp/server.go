@@ -113,7 +113,6 @@ type Server struct {
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
 	waiters      waiting.Queues
 	ready        readiness
-	activity     activity
 
 	closeOnce sync.Once
 	closed    chan struct{}
