@@ -193,11 +193,9 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	}
 	var body lockBody
 	if s.opts.Admin != nil {
-		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
-			return s.opts.Admin.Get(ctx, resource)
-		}, nil)
+		info, err := s.lease(r.Context(), resource)
 		if err != nil {
-			return readOnly("get", err)
+			return err
 		}
 		body = s.lock(info, id)
 	} else {
@@ -217,6 +215,14 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 		ServerTime time.Time `json:"serverTime"`
 	}{body, time.Now()})
 	return nil
+}
+
+// lease is the issuer's record of a resource.
+func (s *Server) lease(ctx context.Context, resource string) (driver.LeaseInfo, error) {
+	info, err := within(ctx, s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
+		return s.opts.Admin.Get(ctx, resource)
+	}, nil)
+	return info, readOnly("get", err)
 }
 
 // readOnly: a read without a response in time has written nothing.
@@ -249,17 +255,29 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	return nil
 }
 
+// mayOperate checks that the identity may do what operators do, and that the server can.
+func (s *Server) mayOperate(id *Identity) error {
+	switch {
+	case !id.Operator:
+		return &httpError{kind: &kindForbidden}
+	case s.opts.Admin == nil:
+		return &httpError{kind: &kindUnsupported}
+	}
+	return nil
+}
+
+func (s *Server) mayUnlock(id *Identity, resource string) error {
+	if err := allowed(id, resource); err != nil {
+		return err
+	}
+	return s.mayOperate(id)
+}
+
 // unlock force-unlocks a resource and raises the invalidated claim, if the server
 // can.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *driver.ForceUnlockOptions) (body unlockedBody, err error) {
-	if !id.Operator {
-		return body, &httpError{kind: &kindForbidden}
-	}
-	if err := allowed(id, resource); err != nil {
+	if err := s.mayUnlock(id, resource); err != nil {
 		return body, err
-	}
-	if s.opts.Admin == nil {
-		return body, &httpError{kind: &kindUnsupported}
 	}
 	if actor == "" {
 		return body, guard.Missing("actorId")
@@ -319,11 +337,8 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) err
 
 // audited returns a page of the audit, the latest first, of all templates.
 func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
-	switch {
-	case !id.Operator:
-		return nil, 0, &httpError{kind: &kindForbidden}
-	case s.opts.Admin == nil:
-		return nil, 0, &httpError{kind: &kindUnsupported}
+	if err := s.mayOperate(id); err != nil {
+		return nil, 0, err
 	}
 	type page struct {
 		records []recordBody

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -340,6 +341,28 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 	}
 	if got := cut("second"); got.status != 200 {
 		t.Errorf("control: %d %s", got.status, got.text)
+	}
+}
+
+// unseeing is an operators' API that cannot list.
+type unseeing struct{ lockhttp.Admin }
+
+func (unseeing) List(context.Context, string, *driver.ListOptions) iter.Seq2[driver.LeaseInfo, error] {
+	return func(yield func(driver.LeaseInfo, error) bool) {
+		yield(driver.LeaseInfo{}, guard.Unavailable("list", guard.Claim{}, io.ErrUnexpectedEOF))
+	}
+}
+
+// TestPageWithoutAnIssuer: what could not be read is not shown as "no lock". The script
+// takes only a response of 200 for the tables, so it keeps those that it has.
+func TestPageWithoutAnIssuer(t *testing.T) {
+	t.Parallel()
+	web, _ := serve(t, memory.NewServer().Issuer(), people, &lockhttp.Options{Admin: unseeing{}})
+	for _, path := range []string{"/ui", "/ui/live"} {
+		got := ask(t, web.URL, "acme-1", "GET", path, "")
+		if got.status != 503 || !strings.Contains(got.text, "The issuer does not respond.") || strings.Contains(got.text, "No lock is shown") {
+			t.Errorf("%s: %d %s", path, got.status, got.text)
+		}
 	}
 }
 
