@@ -2,10 +2,7 @@ package lockhttp
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"iter"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -30,32 +27,6 @@ type lockBody struct {
 	HeldFor      seconds     `json:"heldForSeconds"`
 	Remaining    seconds     `json:"remainingSeconds"`
 	Waiting      int         `json:"waiting"`
-}
-
-type listBody struct {
-	Locks      []lockBody `json:"locks"`
-	Next       string     `json:"next,omitempty"`
-	ServerTime time.Time  `json:"serverTime"`
-}
-
-type auditBody struct {
-	Records    []recordBody `json:"records"`
-	Next       int64        `json:"next,omitempty"`
-	ServerTime time.Time    `json:"serverTime"`
-}
-
-// recordBody is one record of the audit.
-type recordBody struct {
-	ID        int64       `json:"id"`
-	At        time.Time   `json:"createdAt"`
-	Action    string      `json:"action"`
-	Resource  string      `json:"resource"`
-	Actor     string      `json:"actorId"`
-	Reason    string      `json:"reason"`
-	RequestID string      `json:"requestId"`
-	Number    int64       `json:"fencingToken"`
-	Token     guard.Token `json:"token"`
-	Cut       lockBody    `json:"cut"`
 }
 
 // unlockedBody is the response to a force unlock.
@@ -85,99 +56,6 @@ func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
 		b.LeaseID, b.FencingToken, b.Token = l.LeaseID, int64(l.Token), l.Token
 	}
 	return b
-}
-
-const pageMost = 1000
-
-func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	if s.opts.Admin == nil {
-		return &httpError{kind: &kindUnsupported}
-	}
-	q := queryOf(r)
-	prefix, after, limit := q.text("prefix"), q.text("after"), q.number("limit", 100, pageMost)
-	states, err := statesOf(q.all("state"))
-	if err == nil {
-		err = q.end()
-	}
-	if err != nil {
-		return err
-	}
-	locks, next, err := s.listed(r.Context(), id, prefix, after, int(max(limit, 1)), states)
-	if err != nil {
-		return err
-	}
-	s.respond(w, listBody{locks, next, time.Now()})
-	return nil
-}
-
-func statesOf(words []string) (states []driver.LeaseState, err error) {
-	for _, word := range words {
-		switch state := driver.LeaseState(word); state {
-		case driver.StateHeld, driver.StateExpired, driver.StateFree:
-			states = append(states, state)
-		default:
-			return nil, guard.Invalid("state", word, "must be held, expired or free")
-		}
-	}
-	return states, nil
-}
-
-// place is where the next page begins: after one of the identity's own
-// resources, in the list of one of its templates.
-type place struct {
-	Pattern int    `json:"p"`
-	After   string `json:"a"`
-}
-
-// listed is one page. Each template is one list, in the order of the names.
-func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []driver.LeaseState) (locks []lockBody, next string, err error) {
-	listings := id.listings(prefix)
-	var from place
-	if after != "" {
-		text, err := base64.RawURLEncoding.DecodeString(after)
-		if err != nil || json.Unmarshal(text, &from) != nil || from.Pattern < 0 || !id.may(from.After) {
-			return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
-		}
-	}
-	type page struct { // a call that is left behind writes into its own
-		locks []lockBody
-		next  string
-	}
-	p, err := within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (page, error) {
-		p := page{locks: []lockBody{}}
-		for n := from.Pattern; n < len(listings); n++ {
-			opts := &driver.ListOptions{States: states}
-			if n == from.Pattern {
-				opts.After = from.After
-			}
-			for info, err := range s.opts.Admin.List(ctx, listings[n].pattern, opts) {
-				switch {
-				case err != nil:
-					return page{}, err
-				case !id.may(info.Resource) || id.listedBefore(listings[n].template, info.Resource):
-					continue
-				case len(p.locks) == limit:
-					text, _ := json.Marshal(place{n, p.locks[limit-1].Resource})
-					p.next = base64.RawURLEncoding.EncodeToString(text)
-					return p, nil
-				}
-				p.locks = append(p.locks, s.lock(info, id))
-			}
-		}
-		return p, nil
-	}, nil)
-	return p.locks, p.next, renamed(readOnly("list", err), "prefix")
-}
-
-// listedBefore reports whether one of the identity's first n templates has the
-// resource as well.
-func (id *Identity) listedBefore(n int, resource string) bool {
-	for _, t := range id.Templates[:n] {
-		if id.matches(t, resource) {
-			return true
-		}
-	}
-	return false
 }
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error {
@@ -319,71 +197,4 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	s.log(ctx, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", actor), slog.String("reason", reason),
 		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised), slog.String("subject", id.Subject))
 	return body, nil
-}
-
-func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	q := queryOf(r)
-	prefix, before, limit := q.text("prefix"), q.number("before", 0, 1<<62), q.number("limit", 100, pageMost)
-	if err := q.end(); err != nil {
-		return err
-	}
-	records, next, err := s.audited(r.Context(), id, prefix, before, int(max(limit, 1)))
-	if err != nil {
-		return err
-	}
-	s.respond(w, auditBody{records, next, time.Now()})
-	return nil
-}
-
-// audited returns a page of the audit, the latest first, of all templates.
-func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
-	if err := s.mayOperate(id); err != nil {
-		return nil, 0, err
-	}
-	type page struct {
-		records []recordBody
-		next    int64
-	}
-	p, err := within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (page, error) {
-		p := page{records: []recordBody{}}
-		var merged []driver.AuditRecord
-		for _, one := range id.listings(prefix) {
-			var err error
-			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, one.pattern, &driver.AuditOptions{Before: before}), id, limit+1); err != nil {
-				return page{}, err
-			}
-		}
-		for n, record := range merged {
-			if n == limit {
-				p.next = merged[n-1].ID
-				break
-			}
-			p.records = append(p.records, recordBody{
-				ID: record.ID, At: record.At, Action: strings.ToUpper(record.Action), Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
-				RequestID: record.RequestID, Number: int64(record.Token), Token: record.Token, Cut: s.lock(record.Cut, id),
-			})
-		}
-		return p, nil
-	}, nil)
-	return p.records, p.next, renamed(readOnly("audit", err), "prefix")
-}
-
-// mergeRecords merges two lists, the latest first, up to a number of records.
-func mergeRecords(old []driver.AuditRecord, more iter.Seq2[driver.AuditRecord, error], id *Identity, most int) (merged []driver.AuditRecord, err error) {
-	for record, err := range more {
-		if err != nil {
-			return nil, err
-		}
-		for len(old) > 0 && old[0].ID > record.ID {
-			merged, old = append(merged, old[0]), old[1:]
-		}
-		if len(old) > 0 && old[0].ID == record.ID || !id.may(record.Resource) {
-			continue
-		}
-		if merged = append(merged, record); len(merged) >= most {
-			return merged[:most], nil
-		}
-	}
-	merged = append(merged, old...)
-	return merged[:min(len(merged), most)], nil
 }

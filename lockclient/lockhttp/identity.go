@@ -103,31 +103,24 @@ func (id *Identity) matches(t *guard.Template, resource string) bool {
 
 func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
 
-// listing is what lists the resources of one of an identity's templates.
-type listing struct {
-	pattern  string // as of package lockadmin
-	template int
-}
-
-// listings returns what lists the identity's resources under a prefix. It includes
-// nothing of another tenant, so that neither a page nor where the next one begins
-// can reveal one. prefix has whole components; empty means all.
-func (id *Identity) listings(prefix string) []listing {
+// patterns returns what lists the identity's resources under a prefix, as patterns of
+// package lockadmin. They include nothing of another tenant, so that neither a page nor
+// its end can reveal one. prefix has whole components; empty means all.
+func (id *Identity) patterns(prefix string) (patterns []string) {
 	prefix = strings.ReplaceAll(prefix, "*", "%2A")
 	if id.AllResources {
-		return []listing{{pattern: prefix}}
+		return []string{prefix}
 	}
 	var asked []string
 	if prefix != "" {
 		asked = strings.Split(prefix, ":")
 	}
-	var out []listing
-	for n, t := range id.Templates {
+	for _, t := range id.Templates {
 		if p, ok := id.pattern(t, asked); ok {
-			out = append(out, listing{p, n})
+			patterns = append(patterns, p)
 		}
 	}
-	return out
+	return patterns
 }
 
 // pattern returns the template with the tenant and the requested components

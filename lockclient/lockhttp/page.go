@@ -23,8 +23,8 @@ import (
 //go:embed ui
 var files embed.FS
 
-// pages are the templates of the operators' page.
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
+// templates are those of the operators' page.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
 
 // decimal writes a duration as a number of seconds, for the script.
 func decimal(s seconds) string { return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', 3, 64) }
@@ -114,7 +114,7 @@ func pageHeaders(next http.Handler) http.Handler {
 func (s *Server) render(w http.ResponseWriter, status int, name string, v *view) {
 	v.Title = titles[name]
 	var page bytes.Buffer
-	if err := pages.ExecuteTemplate(&page, name, v); err != nil {
+	if err := templates.ExecuteTemplate(&page, name, v); err != nil {
 		http.Error(w, "The page could not be made.", http.StatusInternalServerError)
 		return
 	}
