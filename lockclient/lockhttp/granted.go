@@ -79,11 +79,13 @@ func (g *granted) room() bool {
 	return g.count < grantedMost
 }
 
-// remove forgets a lease that is over.
+// remove forgets a lease that is over; without a token, whichever has the claim's ID.
+// Under another token it may run.
 func (g *granted) remove(claim guard.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.by[claim.LeaseID][claim.Resource]; !ok {
+	old, known := g.by[claim.LeaseID][claim.Resource]
+	if !known || claim.Token != guard.NoToken && claim.Token != old.token {
 		return
 	}
 	g.count--
