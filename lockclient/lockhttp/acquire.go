@@ -43,12 +43,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
 		return &httpError{kind: &kindTooMany}
 	}
-	uncount, ok := s.usage.hold(id, a.Claim(), time.Now().Add(a.wait+a.TTL+s.opts.Timeout))
-	if !ok {
-		return &httpError{kind: &kindTooManyLeases}
-	}
 	if s.closing() || !s.work.Begin() {
-		uncount()
 		return errClosing
 	}
 	defer s.work.End() // after a release of what nobody got has begun
@@ -72,12 +67,8 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) e
 		}
 	}
 	if err != nil || held != nil {
-		if !a.given || held != nil || kindOf(err).nothing { // else it may run, and the client knows its ID
-			uncount()
-		}
 		a.abandon()
 	} else {
-		s.usage.runs(id, claim, body.ExpiresAt)
 		s.granted.add(claim, a.TTL, body.ExpiresAt)
 	}
 	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))
@@ -222,7 +213,7 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 		}
 		refusal = held
 	}
-	done, ok := a.s.usage.wait(a.id)
+	done, ok := a.s.waits.begin(a.id)
 	if !ok {
 		return driver.Grant{}, nil, &httpError{kind: &kindTooMany}
 	}

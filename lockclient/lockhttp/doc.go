@@ -83,8 +83,7 @@
 // Identity.Operator. [Limits] bound each identity.
 //
 // The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; its only state is who waits, the count of leases for Limits.Leases, and which
-// leases it granted. So any number of servers may share one issuer.
+// with the issuer's; its only state is who waits and which leases it granted. So any number of servers may share one issuer.
 //
 // # Errors
 //
@@ -102,7 +101,7 @@
 //	410 lease_spent             the lease ID was released or abandoned
 //	412 late                    after its notAfter
 //	413 too_large, 415 unsupported_media_type
-//	429 too_many_requests, too_many_leases
+//	429 too_many_requests
 //	500 outcome_unknown         it may have been done: repeat it, or release
 //	500 internal                likewise
 //	501 unsupported             no Options.Admin, or an issuer without notifications

@@ -107,6 +107,14 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
+// ends returns when a lease ends, as far as this server knows; zero if it did not grant
+// it.
+func (g *granted) ends(claim guard.Claim) time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.by[claim.LeaseID][claim.Resource].until
+}
+
 // ttl returns the TTL that a lease was granted for; 0 if this server did not grant it
 // and the lease ID does not say so.
 func (g *granted) ttl(claim guard.Claim) time.Duration {

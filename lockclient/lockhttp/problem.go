@@ -31,30 +31,29 @@ type kind struct {
 
 // The kinds. Their names are the ends of the type URIs.
 var (
-	kindInvalid       = kind{"invalid", http.StatusBadRequest, "Invalid request", "The request is malformed.", true}
-	kindUnauthorized  = kind{"unauthenticated", http.StatusUnauthorized, "Not authenticated", "Present valid credentials.", true}
-	kindForbidden     = kind{"forbidden", http.StatusForbidden, "Not allowed", "This identity may not do that, whether the resource exists or not.", true}
-	kindNotFound      = kind{"not_found", http.StatusNotFound, "Not found", "There is nothing here.", true}
-	kindOver          = kind{"lease_over", http.StatusNotFound, "The lease is over", "It was released, ran out, was ended by an operator, or never was. Stop, and do not write under it.", true}
-	kindMethod        = kind{"method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed", "This path has other methods.", true}
-	kindChanged       = kind{"lease_changed", http.StatusConflict, "Another lease", "The resource's lease is not the expected one. Nothing was changed.", true}
-	kindSpent         = kind{"lease_spent", http.StatusGone, "The lease ID is spent", "A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID.", true}
-	kindLate          = kind{"late", http.StatusPreconditionFailed, "The request came too late", "It arrived after the moment that its notAfter names, by the server's clock. Nothing was done.", true}
-	kindTooLarge      = kind{"too_large", http.StatusRequestEntityTooLarge, "The request is too large", "Send less at once.", true}
-	kindMediaType     = kind{"unsupported_media_type", http.StatusUnsupportedMediaType, "Unsupported media type", "Send JSON, with Content-Type: application/json.", true}
-	kindTooMany       = kind{"too_many_requests", http.StatusTooManyRequests, "Too many requests", "This identity asks more often, or waits for more at once, than it may.", true}
-	kindTooManyLeases = kind{"too_many_leases", http.StatusTooManyRequests, "Too many leases", "This identity holds as many leases as it may.", true}
-	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It is unknown whether it was done. Repeat it with the same leaseId, or release that.", false}
-	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
-	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
-	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
-	kindSetup         = kind{"setup", http.StatusInternalServerError, "The issuer is not set up", "Nothing was done. An operator must repair the server; repeating the request does not help before.", true}
-	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
+	kindInvalid      = kind{"invalid", http.StatusBadRequest, "Invalid request", "The request is malformed.", true}
+	kindUnauthorized = kind{"unauthenticated", http.StatusUnauthorized, "Not authenticated", "Present valid credentials.", true}
+	kindForbidden    = kind{"forbidden", http.StatusForbidden, "Not allowed", "This identity may not do that, whether the resource exists or not.", true}
+	kindNotFound     = kind{"not_found", http.StatusNotFound, "Not found", "There is nothing here.", true}
+	kindOver         = kind{"lease_over", http.StatusNotFound, "The lease is over", "It was released, ran out, was ended by an operator, or never was. Stop, and do not write under it.", true}
+	kindMethod       = kind{"method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed", "This path has other methods.", true}
+	kindChanged      = kind{"lease_changed", http.StatusConflict, "Another lease", "The resource's lease is not the expected one. Nothing was changed.", true}
+	kindSpent        = kind{"lease_spent", http.StatusGone, "The lease ID is spent", "A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID.", true}
+	kindLate         = kind{"late", http.StatusPreconditionFailed, "The request came too late", "It arrived after the moment that its notAfter names, by the server's clock. Nothing was done.", true}
+	kindTooLarge     = kind{"too_large", http.StatusRequestEntityTooLarge, "The request is too large", "Send less at once.", true}
+	kindMediaType    = kind{"unsupported_media_type", http.StatusUnsupportedMediaType, "Unsupported media type", "Send JSON, with Content-Type: application/json.", true}
+	kindTooMany      = kind{"too_many_requests", http.StatusTooManyRequests, "Too many requests", "This identity asks more often, or waits for more at once, than it may.", true}
+	kindUnknown      = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It is unknown whether it was done. Repeat it with the same leaseId, or release that.", false}
+	kindInternal     = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
+	kindUnsupported  = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
+	kindBehind       = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
+	kindSetup        = kind{"setup", http.StatusInternalServerError, "The issuer is not set up", "Nothing was done. An operator must repair the server; repeating the request does not help before.", true}
+	kindUnavailable  = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
 )
 
 var kinds = []*kind{
 	&kindInvalid, &kindUnauthorized, &kindForbidden, &kindNotFound, &kindOver, &kindMethod, &kindChanged, &kindSpent,
-	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindTooManyLeases, &kindUnknown, &kindInternal,
+	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindUnknown, &kindInternal,
 	&kindUnsupported, &kindBehind, &kindSetup, &kindUnavailable,
 }
 
@@ -146,7 +145,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch k {
 	case &kindUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
-	case &kindUnavailable, &kindTooMany, &kindTooManyLeases:
+	case &kindUnavailable, &kindTooMany:
 		h.Set("Retry-After", "1")
 	}
 	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {

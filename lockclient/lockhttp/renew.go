@@ -178,14 +178,12 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 			failures[n] = guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
 		case got.State == driver.Extended:
 			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
-			s.usage.runs(id, r.Claim, b.ExpiresAt)
 			s.granted.add(r.Claim, 0, b.ExpiresAt)
 			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
 				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 			}
 		case got.State == driver.Over:
 			b.State = stateOver
-			s.usage.over(id, r.Claim)
 			s.granted.remove(r.Claim)
 		default:
 			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
@@ -250,8 +248,8 @@ func mine(id *Identity, claim guard.Claim) error {
 
 // running reports whether the claim's lease runs, or that is not known. The release of
 // any other lease ID is stored for an hour, so it counts as an acquire.
-func (s *Server) running(ctx context.Context, id *Identity, claim guard.Claim) bool {
-	if s.usage.has(id, claim) {
+func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
+	if s.granted.ends(claim).After(time.Now()) {
 		return true
 	}
 	watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
@@ -274,7 +272,7 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 	} else if err := mine(id, claim); err != nil {
 		return err
 	}
-	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), id, claim) && !id.Limits.Acquire() {
+	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), claim) && !id.Limits.Acquire() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
@@ -287,11 +285,6 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
 	s.granted.remove(claim)
-	if freed || claim.Token == guard.NoToken {
-		s.usage.free(id, claim)
-	} else {
-		s.usage.over(id, claim)
-	}
 	if !freed {
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}

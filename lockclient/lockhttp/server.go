@@ -108,7 +108,7 @@ type Server struct {
 	opts         Options
 	events       *slog.Logger // of what succeeds; may be nil
 	router       chi.Router
-	usage        usage
+	waits        waits
 	granted      granted
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
 	waiters      waiting.Queues

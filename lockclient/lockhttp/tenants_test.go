@@ -194,8 +194,6 @@ func TestLimits(t *testing.T) {
 		switch id.Subject {
 		case "Bearer rate":
 			id.Limits.Acquire = func() bool { allowed--; return allowed >= 0 }
-		case "Bearer leases":
-			id.Limits.Leases = 2
 		case "Bearer waiting":
 			id.Limits.Waiting = 1
 		case "Bearer ttl":
@@ -224,23 +222,6 @@ func TestLimits(t *testing.T) {
 	}
 	if got := release("L2?resource=rate2"); got.status != 200 {
 		t.Errorf("%+v", got)
-	}
-	one := acquire("leases", `,"ttlSeconds":60`)
-	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 200 || one.status != 200 {
-		t.Errorf("%+v", got)
-	}
-	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 429 || got.problem() != "too_many_leases" {
-		t.Errorf("%+v", got)
-	}
-	again := fmt.Sprintf(`{"resource":%q,"leaseId":%q,"ttlSeconds":60}`, one.str("resource"), one.str("leaseId"))
-	if got := ask(t, web.URL, "leases", "POST", "/v1/locks/acquire", again); got.status != 200 {
-		t.Errorf("a lease that it has: %+v", got)
-	}
-	if got := ask(t, web.URL, "leases", "DELETE", "/v1/locks/"+one.str("leaseId")+"?resource="+one.str("resource"), ""); got.status != 200 {
-		t.Errorf("%+v", got)
-	}
-	if got := acquire("leases", `,"ttlSeconds":60`); got.status != 200 {
-		t.Errorf("after a release: %+v", got)
 	}
 	for ttl, want := range map[string]int{"4.999999": 400, "5": 200, "10": 200, "10.000001": 400} {
 		if got := acquire("ttl", `,"ttlSeconds":`+ttl); got.status != want {

@@ -104,7 +104,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) err
 	if err := renamed(guard.ValidateLeaseID(asked.LeaseID), "leaseId"); err != nil {
 		return err
 	}
-	done, ok := s.usage.wait(id)
+	done, ok := s.waits.begin(id)
 	if !ok {
 		return &httpError{kind: &kindTooMany}
 	}
