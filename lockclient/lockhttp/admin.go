@@ -100,15 +100,7 @@ func (s *Server) lease(ctx context.Context, resource string) (driver.LeaseInfo, 
 	info, err := within(ctx, s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
 		return s.opts.Admin.Get(ctx, resource)
 	}, nil)
-	return info, readOnly("get", err)
-}
-
-// readOnly: a read without a response in time has written nothing.
-func readOnly(op string, err error) error {
-	if errors.Is(err, guard.ErrOutcomeUnknown) {
-		return guard.Unavailable(op, guard.Claim{}, errors.New(err.Error()))
-	}
-	return err
+	return info, readOnly(err)
 }
 
 func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity) error {

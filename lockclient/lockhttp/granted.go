@@ -220,5 +220,5 @@ func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, er
 		return nil, guard.Unavailable("find", claim, context.DeadlineExceeded)
 	}
 	claims, err := within(ctx, s, "find", claim, func(ctx context.Context) ([]guard.Claim, error) { return f.Find(ctx, claim.LeaseID) }, nil)
-	return claims, readOnly("find", err)
+	return claims, readOnly(err)
 }

@@ -175,7 +175,7 @@ func paged[T any](ctx context.Context, s *Server, id *Identity, p pages[T]) (row
 		}
 		return got, nil
 	}, nil)
-	return got.rows, got.more, renamed(readOnly(p.op, err), "prefix")
+	return got.rows, got.more, renamed(readOnly(err), "prefix")
 }
 
 // merge yields what two ordered lists have, in order, and once what both have. An error

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -73,11 +72,7 @@ func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (
 				w.Stop()
 			}
 		})
-	var failed *guard.FailedError
-	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
-		err = guard.Unavailable("watch", guard.Claim{Resource: w.Resource}, failed.Cause) // a watch writes nothing that matters
-	}
-	return watching, err
+	return watching, readOnly(err) // it writes nothing that matters
 }
 
 // blind is a watcher's error. An issuer that cannot report changes at all says so
