@@ -30,14 +30,10 @@ type acquiring struct {
 	lost     bool          // an attempt may have been granted unnoticed
 }
 
-func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
+func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	a := &acquiring{s: s, id: id, arrived: s.now()}
 	a.from = a.arrived
-	if err := a.parse(f); err != nil {
+	if err := a.parse(in); err != nil {
 		return err
 	}
 	if id.Limits.Acquire != nil && !id.Limits.Acquire() {

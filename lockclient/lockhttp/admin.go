@@ -58,11 +58,9 @@ func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
 	return b
 }
 
-func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	resource, err := pathName(r)
-	if err == nil {
-		err = queryOf(r).end()
-	}
+func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	resource := in.text("resource")
+	err := in.end()
 	if err == nil {
 		err = allowed(id, resource)
 	}
@@ -103,18 +101,10 @@ func (s *Server) lease(ctx context.Context, resource string) (driver.LeaseInfo, 
 	return info, readOnly(err)
 }
 
-func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	resource, err := pathName(r)
-	if err != nil {
-		return err
-	}
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
-	actor, reason := f.text("actorId"), f.text("reason")
-	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: f.text("leaseId"), RequestID: f.text("requestId")}
-	if err := f.end(); err != nil {
+func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	resource, actor, reason := in.text("resource"), in.text("actorId"), in.text("reason")
+	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: in.text("leaseId"), RequestID: in.text("requestId")}
+	if err := in.end(); err != nil {
 		return err
 	}
 	body, err := s.unlock(r.Context(), id, resource, actor, reason, opts)

@@ -96,6 +96,10 @@ func TestBadInput(t *testing.T) {
 		{"releasing another tenant's lease", a, "DELETE", "/v1/locks/U?resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
 		{"releasing another's with one's own resource", a, "DELETE", "/v1/locks/U?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
 		{"releasing another tenant's lease by its ID", a, "DELETE", "/v1/locks/U", "", 404, "lease_over", ""},
+		{"a body in the path's place", a, "POST", "/v1/locks/L/renew", `[`, 400, "invalid", "body"},
+		{"a lease ID in the path and in the body", a, "POST", "/v1/locks/L/renew", `{"leaseId":"L"}`, 400, "invalid", "leaseId"},
+		{"no UTF-8 in the path", a, "DELETE", "/v1/locks/%FF", "", 400, "invalid", "leaseId"},
+		{"no UTF-8 in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:%FF", "", 400, "invalid", "resource"},
 		{"a resource twice", a, "DELETE", "/v1/locks/L?resource=a&resource=b", "", 400, "invalid", "resource"},
 		{"a bad token in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=01", "", 400, "invalid", "fencingToken"},
 

@@ -40,15 +40,14 @@ type recordBody struct {
 
 const pageMost = 1000
 
-func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) error {
+func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	if s.opts.Admin == nil {
 		return &httpError{kind: &kindUnsupported}
 	}
-	q := queryOf(r)
-	prefix, after, limit := q.text("prefix"), q.text("after"), q.number("limit", 100, pageMost)
-	states, err := statesOf(q.all("state"))
+	prefix, after, limit := in.text("prefix"), in.text("after"), in.number("limit", 100, pageMost)
+	states, err := statesOf(in.texts("state"))
 	if err == nil {
-		err = q.end()
+		err = in.end()
 	}
 	if err != nil {
 		return err
@@ -98,10 +97,9 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 	return locks, next, err
 }
 
-func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	q := queryOf(r)
-	prefix, before, limit := q.text("prefix"), q.number("before", 0, 1<<62), q.number("limit", 100, pageMost)
-	if err := q.end(); err != nil {
+func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	prefix, before, limit := in.text("prefix"), in.number("before", 0, 1<<62), in.number("limit", 100, pageMost)
+	if err := in.end(); err != nil {
 		return err
 	}
 	records, next, err := s.audited(r.Context(), id, prefix, before, int(max(limit, 1)))

@@ -22,10 +22,7 @@ const (
 
 // parseRenewal reads one renewal of a batch.
 func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
-	r := driver.Renewal{
-		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true), LeaseID: f.text("leaseId")},
-		TTL:   f.seconds("ttlSeconds"),
-	}
+	r := driver.Renewal{Claim: f.claim(true), TTL: f.seconds("ttlSeconds")}
 	err := f.end()
 	if err == nil {
 		err = mine(id, r.Claim)
@@ -36,20 +33,10 @@ func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
 	return r, err
 }
 
-func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	name, err := pathName(r)
-	if err != nil {
-		return err
-	}
-	f, err := s.read(w, r, id, true)
-	if err != nil {
-		return err
-	}
-	renewal := driver.Renewal{
-		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", false), LeaseID: name},
-		TTL:   f.seconds("ttlSeconds"),
-	}
-	if err = f.end(); err == nil && renewal.TTL != 0 {
+func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	renewal := driver.Renewal{Claim: in.claim(false), TTL: in.seconds("ttlSeconds")}
+	err := in.end()
+	if err == nil && renewal.TTL != 0 {
 		err = s.checkTTL(id, renewal.TTL)
 	}
 	if err == nil {
@@ -69,11 +56,9 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 	results, failures := s.renew(r.Context(), id, []driver.Renewal{renewal})
 	switch {
 	case failures[0] != nil:
-		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: name}
+		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: renewal.Claim.LeaseID}
 	case results[0].State == stateOver:
-		over := &httpError{kind: &kindOver, leaseID: name}
-		over.cut = s.cutOf(r.Context(), renewal.Claim)
-		return over
+		return &httpError{kind: &kindOver, leaseID: renewal.Claim.LeaseID, cut: s.cutOf(r.Context(), renewal.Claim)}
 	}
 	s.respond(w, results[0])
 	return nil
@@ -90,8 +75,9 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 }
 
 // why says who ended a lease by force. It changes nothing.
-func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	claim, err := s.readClaim(w, r, id, true)
+func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	claim := in.claim(true)
+	err := in.end()
 	if err == nil {
 		err = mine(id, claim)
 	}
@@ -102,24 +88,19 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error
 	return nil
 }
 
-func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
+func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	var raw []json.RawMessage
-	if list := f.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
+	if list := in.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
 		return guard.Invalid("renewals", string(list), fmt.Sprintf("must be a list of 1 to %d renewals", batchMost))
 	}
-	if err := f.end(); err != nil {
+	if err := in.end(); err != nil {
 		return err
 	}
 	bodies, seen := make([]renewedBody, len(raw)), map[guard.Claim]bool{}
 	var renewals []driver.Renewal
 	var places []int // of the renewals among the bodies
 	for n := range raw {
-		item := parseFields(raw[n])
-		renewal, err := s.parseRenewal(id, &item)
+		renewal, err := s.parseRenewal(id, parseBody(raw[n]))
 		if err == nil && seen[renewal.Claim] {
 			err = guard.Invalid("leaseId", renewal.Claim.LeaseID, "is given twice")
 		}
@@ -199,45 +180,6 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 	return bodies, failures
 }
 
-func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	name, err := pathName(r)
-	if err != nil {
-		return err
-	}
-	q := queryOf(r)
-	claim := guard.Claim{Resource: q.text("resource"), LeaseID: name}
-	token := q.text("fencingToken")
-	if err := q.end(); err != nil {
-		return err
-	}
-	if token != "" {
-		if claim.Token, err = guard.ParseToken(token); err != nil {
-			return renamed(err, "fencingToken")
-		}
-	}
-	return s.free(w, r, id, claim)
-}
-
-// releaseByBody is release for lease IDs that do not fit into a path, such as
-// "..", which proxies interpret differently.
-func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	claim, err := s.readClaim(w, r, id, false)
-	if err != nil {
-		return err
-	}
-	return s.free(w, r, id, claim)
-}
-
-// readClaim reads a body that is a claim.
-func (s *Server) readClaim(w http.ResponseWriter, r *http.Request, id *Identity, token bool) (guard.Claim, error) {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return guard.Claim{}, err
-	}
-	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", token)}
-	return claim, f.end()
-}
-
 // mine checks a claim's names, and that the identity may name its resource.
 func mine(id *Identity, claim guard.Claim) error {
 	if err := allowed(id, claim.Resource); err != nil {
@@ -260,9 +202,13 @@ func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
 	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
 }
 
-// free releases a lease. A claim with a resource and no token is abandoned: see
+// release releases a lease. A claim with a resource and no token is abandoned: see
 // [driver.Issuer]. One without a resource is that of a lease that runs.
-func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
+func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	claim := in.claim(false)
+	if err := in.end(); err != nil {
+		return err
+	}
 	if claim.Resource == "" {
 		found, err := s.complete(r.Context(), id, claim)
 		if err != nil {

@@ -5,14 +5,10 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"io"
 	"iter"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -197,8 +193,9 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// handler serves a request of an identity, or returns why not.
-type handler func(w http.ResponseWriter, r *http.Request, id *Identity) error
+// handler serves a request of an identity, or returns why not. It takes what it knows of
+// in and refuses the rest.
+type handler func(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error
 
 func (s *Server) routes() chi.Router {
 	top := chi.NewRouter()
@@ -225,13 +222,13 @@ func (s *Server) routes() chi.Router {
 		{"GET", "/v1/time", s.time},
 		{"POST", "/v1/locks/acquire", s.acquire},
 		{"POST", "/v1/locks/renew", s.renewBatch},
-		{"POST", "/v1/locks/release", s.releaseByBody},
+		{"POST", "/v1/locks/release", s.release}, // lease IDs such as "..", which proxies change in a path
 		{"POST", "/v1/locks/why", s.why},
-		{"POST", "/v1/locks/{name}/renew", s.renewOne},
-		{"DELETE", "/v1/locks/{name}", s.release},
+		{"POST", "/v1/locks/{leaseId}/renew", s.renewOne},
+		{"DELETE", "/v1/locks/{leaseId}", s.release},
 		{"GET", "/v1/locks", s.list},
-		{"GET", "/v1/locks/{name}", s.get},
-		{"POST", "/v1/locks/{name}/force-unlock", s.forceUnlock},
+		{"GET", "/v1/locks/{resource}", s.get},
+		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock},
 		{"GET", "/v1/audit", s.audit},
 		{"GET", "/v1/watch", s.watch},
 	} {
@@ -247,7 +244,10 @@ func (s *Server) authenticated(h handler) http.HandlerFunc {
 		id, err := s.identify(r)
 		if err == nil {
 			r = r.WithContext(withIdentity(r.Context(), id))
-			err = h(w, r, id)
+			var in *fields
+			if in, err = s.read(w, r, id); err == nil {
+				err = h(w, r, id, in)
+			}
 		}
 		if err != nil {
 			s.fail(w, r, err)
@@ -273,96 +273,6 @@ func (s *Server) identify(r *http.Request) (*Identity, error) {
 		return nil, &httpError{kind: &kindUnauthorized}
 	}
 	return id, nil
-}
-
-// read reads a request's body: JSON, in time, within the identity's limit. If it may be
-// absent, none is an empty object.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity, optional bool) (*fields, error) {
-	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	if !strings.EqualFold(strings.TrimSpace(media), "application/json") && !(optional && r.ContentLength == 0) {
-		return nil, &httpError{kind: &kindMediaType}
-	}
-	if err := queryOf(r).end(); err != nil {
-		return nil, err
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cmp.Or(id.Limits.Body, defaultBody)))
-	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
-		return nil, &httpError{kind: &kindTooLarge}
-	case err != nil:
-		return nil, guard.Invalid("body", "", "did not arrive")
-	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the request may wait now
-	if optional && len(body) == 0 {
-		return &fields{}, nil
-	}
-	f := parseFields(body)
-	return &f, f.err
-}
-
-// pathName returns the decoded name in the path: "%2F" is a slash, "%61" an a.
-// It is decoded once; if RawPath is empty, net/http has done it.
-func pathName(r *http.Request) (string, error) {
-	name := chi.URLParam(r, "name")
-	if r.URL.RawPath == "" {
-		return name, nil
-	}
-	decoded, err := url.PathUnescape(name)
-	if err != nil {
-		return "", guard.Invalid("path", name, "has a bad escape")
-	}
-	return decoded, nil
-}
-
-// query is a request's query, whose parameters are removed one by one.
-type query struct {
-	in  url.Values
-	err error
-}
-
-func queryOf(r *http.Request) *query {
-	in, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return &query{err: guard.Invalid("query", r.URL.RawQuery, "is malformed")}
-	}
-	return &query{in: in}
-}
-
-func (q *query) all(name string) []string {
-	v := q.in[name]
-	delete(q.in, name)
-	return v
-}
-
-func (q *query) text(name string) string {
-	v := q.all(name)
-	if len(v) > 1 && q.err == nil {
-		q.err = guard.Invalid(name, v[1], "is given twice")
-	}
-	return strings.Join(v[:min(len(v), 1)], "")
-}
-
-// number takes a number from 0 to most; fallback if it is absent.
-func (q *query) number(name string, fallback, most int64) int64 {
-	text := q.text(name)
-	if text == "" {
-		return fallback
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if (err != nil || n < 0 || n > most || text[0] == '+') && q.err == nil {
-		q.err = guard.Invalid(name, text, "must be a number from 0 to "+strconv.FormatInt(most, 10))
-	}
-	return n
-}
-
-func (q *query) end() error {
-	for name := range q.in {
-		if q.err == nil {
-			q.err = guard.Invalid("query", name, "is not a parameter of this request")
-		}
-	}
-	return q.err
 }
 
 // allowed checks a resource's name, and that the identity may name it.
@@ -467,8 +377,8 @@ func (s *Server) sign(id *Identity, claim guard.Claim, until time.Time) (string,
 	return s.opts.Signer.Sign(claim, id.Audience, until)
 }
 
-func (s *Server) time(w http.ResponseWriter, r *http.Request, _ *Identity) error {
-	if err := queryOf(r).end(); err != nil {
+func (s *Server) time(w http.ResponseWriter, _ *http.Request, _ *Identity, in *fields) error {
+	if err := in.end(); err != nil {
 		return err
 	}
 	s.respond(w, timeBody{time.Now()})

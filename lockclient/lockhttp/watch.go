@@ -87,10 +87,9 @@ func blind(err error) error {
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
 // has the lease, a second, "wake", that it is worth asking again. A waiter, which
 // names its lease ID, queues with the others of this server; a watcher does not.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	q := queryOf(r)
-	asked := driver.Watch{Resource: q.text("resource"), LeaseID: q.text("leaseId")}
-	if err := q.end(); err != nil {
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	asked := driver.Watch{Resource: in.text("resource"), LeaseID: in.text("leaseId")}
+	if err := in.end(); err != nil {
 		return err
 	}
 	if err := allowed(id, asked.Resource); err != nil {
