@@ -53,7 +53,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity, i
 		a.lost, err = true, guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(r.Context()), driver.ErrLate))
 	}
 	body := grantBody{
-		Acquired: err == nil && held == nil, Resource: a.Resource, LeaseID: a.LeaseID, FencingToken: int64(grant.Token), Token: grant.Token,
+		Acquired: err == nil && held == nil, Resource: a.Resource, LeaseID: a.LeaseID, twice: twice{int64(grant.Token), grant.Token},
 		Waited: seconds(a.from - a.arrived), Reclaimed: grant.Reclaimed, Holder: holderOf(held, id.sees()),
 	}
 	if body.Acquired {

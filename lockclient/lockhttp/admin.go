@@ -15,27 +15,20 @@ import (
 
 // lockBody is what is known about one resource.
 type lockBody struct {
-	Resource     string      `json:"resource"`
-	State        string      `json:"state"`
-	Owner        string      `json:"ownerId,omitempty"`
-	Metadata     string      `json:"metadata,omitempty"`
-	LeaseID      string      `json:"leaseId,omitempty"`
-	FencingToken int64       `json:"fencingToken,omitempty"`
-	Token        guard.Token `json:"token,omitzero"`
-	AcquiredAt   time.Time   `json:"createdAt,omitzero"`
-	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
-	HeldFor      seconds     `json:"heldForSeconds"`
-	Remaining    seconds     `json:"remainingSeconds"`
-	Waiting      int         `json:"waiting"`
+	Resource   string    `json:"resource"`
+	State      string    `json:"state"`
+	holder               // or the last one of an expired lease
+	AcquiredAt time.Time `json:"createdAt,omitzero"`
+	HeldFor    seconds   `json:"heldForSeconds"`
+	Waiting    int       `json:"waiting"`
 }
 
 // unlockedBody is the response to a force unlock.
 type unlockedBody struct {
 	// Invalidated is the claim that must be raised at the resource.
-	Resource     string      `json:"resource"`
-	LeaseID      string      `json:"leaseId"`
-	FencingToken int64       `json:"fencingToken"`
-	Token        guard.Token `json:"token"`
+	Resource string `json:"resource"`
+	LeaseID  string `json:"leaseId"`
+	twice
 	// Raised says that the server has done so. Until somebody has, the cut
 	// holder can still write.
 	Raised     bool      `json:"raised"`
@@ -46,16 +39,14 @@ type unlockedBody struct {
 }
 
 func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
-	b := lockBody{
-		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
-		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
+	return lockBody{
+		Resource: l.Resource, State: string(l.State), AcquiredAt: l.AcquiredAt, HeldFor: seconds(max(0, l.HeldFor)),
+		holder: *holderOf(&driver.HeldError{
+			Owner: l.Owner, Metadata: l.Metadata, Token: l.Token, LeaseID: l.LeaseID, ExpiresAt: l.ExpiresAt, Remaining: max(0, l.Remaining),
+		}, id.sees()),
 		// The issuer counts processes, and this server is one of them.
 		Waiting: max(l.Waiters, s.waiters.Count(l.Resource)),
 	}
-	if id.sees() {
-		b.LeaseID, b.FencingToken, b.Token = l.LeaseID, int64(l.Token), l.Token
-	}
-	return b
 }
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
@@ -82,8 +73,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity, in *f
 		watching.Stop()
 		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
 		if h := holderOf(watching.Held, id.sees()); h != nil {
-			body.State, body.Owner, body.Metadata, body.LeaseID = string(driver.StateHeld), h.Owner, h.Metadata, h.LeaseID
-			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining
+			body.State, body.holder = string(driver.StateHeld), *h
 		}
 	}
 	s.respond(w, struct {
@@ -164,7 +154,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		return body, &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
 	}
 	body = unlockedBody{
-		Resource: resource, LeaseID: done.Invalidated.LeaseID, FencingToken: int64(done.Invalidated.Token), Token: done.Invalidated.Token,
+		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twice{int64(done.Invalidated.Token), done.Invalidated.Token},
 		Cut: s.lock(done.Cut, id), AuditID: done.AuditID, Repeated: done.Repeated,
 	}
 	if s.opts.Raise != nil {

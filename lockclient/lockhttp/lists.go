@@ -26,16 +26,15 @@ type auditBody struct {
 
 // recordBody is one record of the audit.
 type recordBody struct {
-	ID        int64       `json:"id"`
-	At        time.Time   `json:"createdAt"`
-	Action    string      `json:"action"`
-	Resource  string      `json:"resource"`
-	Actor     string      `json:"actorId"`
-	Reason    string      `json:"reason"`
-	RequestID string      `json:"requestId"`
-	Number    int64       `json:"fencingToken"`
-	Token     guard.Token `json:"token"`
-	Cut       lockBody    `json:"cut"`
+	ID        int64     `json:"id"`
+	At        time.Time `json:"createdAt"`
+	Action    string    `json:"action"`
+	Resource  string    `json:"resource"`
+	Actor     string    `json:"actorId"`
+	Reason    string    `json:"reason"`
+	RequestID string    `json:"requestId"`
+	twice
+	Cut lockBody `json:"cut"`
 }
 
 const pageMost = 1000
@@ -129,7 +128,7 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 	for n, r := range all {
 		records[n] = recordBody{
 			ID: r.ID, At: r.At, Action: strings.ToUpper(r.Action), Resource: r.Resource, Actor: r.Actor, Reason: r.Reason,
-			RequestID: r.RequestID, Number: int64(r.Token), Token: r.Token, Cut: s.lock(r.Cut, id),
+			RequestID: r.RequestID, twice: twice{int64(r.Token), r.Token}, Cut: s.lock(r.Cut, id),
 		}
 	}
 	if more {

@@ -121,12 +121,14 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 	return nil
 }
 
-// refused is the verdict on an item that was not carried out. The others were.
+// refused is the verdict on an item that was not carried out, or nobody knows it. The
+// others were.
 func refused(claim guard.Claim, err error) renewedBody {
 	k := kindOf(err)
-	b := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, FencingToken: int64(claim.Token), Token: claim.Token, State: k.name, Detail: k.detail, ServerTime: time.Now()}
+	b := renewedOf(claim, k.name)
+	b.Detail = k.detail
 	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) {
+	if errors.As(err, &invalid) && k.status < http.StatusInternalServerError {
 		b.Field, b.Detail = invalid.Field, err.Error()
 	}
 	return b
@@ -135,9 +137,8 @@ func refused(claim guard.Claim, err error) renewedBody {
 // renew carries out renewals, as many at a time as the issuer takes. failures
 // are the errors of those whose outcome is not known.
 func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
-	began := s.now()
+	began, at := s.now(), time.Now()
 	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
-	at := time.Now()
 	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
 		results := make([]driver.Renewed, len(renewals))
 		batch := max(1, s.limits.Batch)
@@ -147,37 +148,41 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 		}
 		return results, nil
 	}, nil)
-	if err != nil {
-		results = make([]driver.Renewed, len(renewals))
-	}
 	for n, r := range renewals {
-		got := results[n]
-		ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
-		b := renewedBody{Resource: r.Claim.Resource, LeaseID: r.Claim.LeaseID, FencingToken: int64(r.Claim.Token), Token: r.Claim.Token, ServerTime: time.Now()}
-		switch {
-		case got.State == driver.Extended && s.now()-began >= ttl:
-			failures[n] = guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
-		case got.State == driver.Extended:
-			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
-			s.granted.add(r.Claim, 0, b.ExpiresAt)
-			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
-				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
-			}
-		case got.State == driver.Over:
-			b.State = stateOver
-			s.granted.remove(r.Claim)
-		default:
-			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
-				failures[n] = guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
-			}
+		got := driver.Renewed{Err: err}
+		if err == nil {
+			got = results[n]
 		}
-		if failures[n] != nil {
-			b.State, b.TTL, b.ExpiresAt = kindOf(failures[n]).name, 0, time.Time{}
+		if bodies[n], failures[n] = s.renewed(id, r, got, began, at); failures[n] != nil {
+			bodies[n] = refused(r.Claim, failures[n])
 		}
-		bodies[n] = b
 		s.observe(ctx, guard.OpRenew, r.Claim, began, failures[n])
 	}
 	return bodies, failures
+}
+
+// renewed is the verdict on one renewal, which began at a time by the issuer's clock and
+// by the wall clock.
+func (s *Server) renewed(id *Identity, r driver.Renewal, got driver.Renewed, began time.Duration, at time.Time) (b renewedBody, err error) {
+	ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
+	switch {
+	case got.State == driver.Over:
+		s.granted.remove(r.Claim)
+		return renewedOf(r.Claim, stateOver), nil
+	case got.State == driver.Extended && s.now()-began >= ttl:
+		return b, guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
+	case got.State != driver.Extended && got.Err == nil:
+		return b, guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
+	case got.State != driver.Extended:
+		return b, got.Err
+	}
+	b = renewedOf(r.Claim, stateExtended)
+	b.TTL, b.ExpiresAt = seconds(ttl), at.Add(ttl)
+	s.granted.add(r.Claim, 0, b.ExpiresAt)
+	if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
+		err = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
+	}
+	return b, err
 }
 
 // mine checks a claim's names, and that the identity may name its resource.

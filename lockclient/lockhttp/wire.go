@@ -49,33 +49,37 @@ func parseSeconds(text string) (time.Duration, bool) {
 	return time.Duration(sec)*time.Second + time.Duration(micro)*time.Microsecond, true
 }
 
-// grantBody is the response to an acquire. A token is there twice: as a number, and as
-// text, since readers that have only floats lose digits above 2^53.
+// twice is a token as a number, and as text, since readers that have only floats lose
+// digits above 2^53.
+type twice struct {
+	Number int64       `json:"fencingToken,omitempty"`
+	Token  guard.Token `json:"token,omitzero"`
+}
+
+// grantBody is the response to an acquire.
 type grantBody struct {
-	Acquired     bool        `json:"acquired"`
-	Resource     string      `json:"resource"`
-	LeaseID      string      `json:"leaseId"`
-	FencingToken int64       `json:"fencingToken,omitempty"`
-	Token        guard.Token `json:"token,omitzero"`
-	TTL          seconds     `json:"ttlSeconds,omitempty"`
-	AcquiredAt   time.Time   `json:"acquiredAt,omitzero"`
-	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
-	Waited       seconds     `json:"waitedSeconds"`
-	Reclaimed    bool        `json:"reclaimed,omitempty"`
-	Proof        string      `json:"proof,omitempty"`
-	Holder       *holder     `json:"holder,omitempty"` // of a refusal
-	ServerTime   time.Time   `json:"serverTime"`
+	Acquired bool   `json:"acquired"`
+	Resource string `json:"resource"`
+	LeaseID  string `json:"leaseId"`
+	twice
+	TTL        seconds   `json:"ttlSeconds,omitempty"`
+	AcquiredAt time.Time `json:"acquiredAt,omitzero"`
+	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
+	Waited     seconds   `json:"waitedSeconds"`
+	Reclaimed  bool      `json:"reclaimed,omitempty"`
+	Proof      string    `json:"proof,omitempty"`
+	Holder     *holder   `json:"holder,omitempty"` // of a refusal
+	ServerTime time.Time `json:"serverTime"`
 }
 
 // holder is who has a lease.
 type holder struct {
-	Owner     string      `json:"ownerId"`
-	Metadata  string      `json:"metadata,omitempty"`
-	LeaseID   string      `json:"leaseId,omitempty"`
-	Number    int64       `json:"fencingToken,omitempty"`
-	Token     guard.Token `json:"token,omitzero"`
-	ExpiresAt time.Time   `json:"expiresAt,omitzero"`
-	Remaining seconds     `json:"remainingSeconds"`
+	Owner    string `json:"ownerId"`
+	Metadata string `json:"metadata,omitempty"`
+	LeaseID  string `json:"leaseId,omitempty"`
+	twice
+	ExpiresAt time.Time `json:"expiresAt,omitzero"`
+	Remaining seconds   `json:"remainingSeconds"`
 }
 
 // holderOf omits what lets the reader act as the holder, unless it may see
@@ -89,7 +93,7 @@ func holderOf(h *driver.HeldError, all bool) *holder {
 		out.Remaining = seconds(max(h.Remaining, time.Microsecond)) // 0 means free
 	}
 	if all {
-		out.LeaseID, out.Number, out.Token = h.LeaseID, int64(h.Token), h.Token
+		out.LeaseID, out.twice = h.LeaseID, twice{int64(h.Token), h.Token}
 	}
 	return out
 }
@@ -106,17 +110,23 @@ func (h *holder) held(resource string) *driver.HeldError {
 
 // renewedBody is the response to a renewal; in a batch it is one item.
 type renewedBody struct {
-	Resource     string      `json:"resource,omitempty"`
-	LeaseID      string      `json:"leaseId,omitempty"`
-	FencingToken int64       `json:"fencingToken,omitempty"`
-	Token        guard.Token `json:"token,omitzero"`
-	State        string      `json:"state"`            // extended, over, or the word of an error's type
-	Field        string      `json:"field,omitempty"`  // what is wrong with an invalid item
-	Detail       string      `json:"detail,omitempty"` // for an item that was not carried out
-	TTL          seconds     `json:"ttlSeconds,omitempty"`
-	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
-	Proof        string      `json:"proof,omitempty"`
-	ServerTime   time.Time   `json:"serverTime"`
+	Resource string `json:"resource,omitempty"`
+	LeaseID  string `json:"leaseId,omitempty"`
+	twice
+	State      string    `json:"state"`            // extended, over, or the word of an error's type
+	Field      string    `json:"field,omitempty"`  // what is wrong with an invalid item
+	Detail     string    `json:"detail,omitempty"` // for an item that was not carried out
+	TTL        seconds   `json:"ttlSeconds,omitempty"`
+	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
+	Proof      string    `json:"proof,omitempty"`
+	ServerTime time.Time `json:"serverTime"`
+}
+
+func renewedOf(claim guard.Claim, state string) renewedBody {
+	return renewedBody{
+		Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twice{int64(claim.Token), claim.Token},
+		State: state, ServerTime: time.Now(),
+	}
 }
 
 type batchBody struct {
