@@ -139,7 +139,7 @@ func readyWrites(t *testing.T) {
 	issuer := &keeping{Issuer: server.Issuer()}
 	ready := func(what string, want int) {
 		t.Helper()
-		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "ready", Logger: slog.New(slog.DiscardHandler)})
+		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,14 +148,14 @@ func readyWrites(t *testing.T) {
 			t.Errorf("%s: %d %s", what, got.Code, got.Body)
 		}
 	}
-	server.Steal("ready", "somebody", time.Hour)
+	server.Steal("fencepost-readyz", "somebody", time.Hour)
 	ready("held by somebody", 503)
-	server.Expire("ready")
-	server.Steal("ready", "readyz", time.Second)
+	server.Expire("fencepost-readyz")
+	server.Steal("fencepost-readyz", "readyz", time.Second)
 	ready("held by another server's probe", 200)
-	server.Expire("ready")
+	server.Expire("fencepost-readyz")
 
-	h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "ready", Logger: slog.New(slog.DiscardHandler)})
+	h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func readyWrites(t *testing.T) {
 		}
 		time.Sleep(1100 * time.Millisecond) // an answer is reused for a second
 	}
-	if held := server.Holder("ready"); held != nil {
+	if held := server.Holder("fencepost-readyz"); held != nil {
 		t.Errorf("it is left behind: %v", held)
 	}
 }

@@ -96,6 +96,7 @@ func TestBadInput(t *testing.T) {
 		{"releasing another tenant's lease", a, "DELETE", "/v1/locks/U?resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
 		{"releasing another's with one's own resource", a, "DELETE", "/v1/locks/U?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
 		{"releasing another tenant's lease by its ID", a, "DELETE", "/v1/locks/U", "", 404, "lease_over", ""},
+		{"what the probe of readiness holds", "root", "POST", "/v1/locks/acquire", `{"resource":"fencepost-readyz","ttlSeconds":60}`, 403, "forbidden", ""},
 		{"a body in the path's place", a, "POST", "/v1/locks/L/renew", `[`, 400, "invalid", "body"},
 		{"a lease ID in the path and in the body", a, "POST", "/v1/locks/L/renew", `{"leaseId":"L"}`, 400, "invalid", "leaseId"},
 		{"no UTF-8 in the path", a, "DELETE", "/v1/locks/%FF", "", 400, "invalid", "leaseId"},
@@ -184,14 +185,13 @@ func TestConstruction(t *testing.T) {
 	t.Parallel()
 	issuer := memory.NewServer().Issuer()
 	for name, err := range map[string]error{
-		"no issuer":      second(lockhttp.New(nil, everybody, nil)),
-		"no identities":  second(lockhttp.New(issuer, nil, nil)),
-		"timeout":        second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
-		"wait":           second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
-		"ready resource": second(lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "\n"})),
-		"no URL":         second(lockhttp.NewIssuer("locks:80", nil)),
-		"a password":     second(lockhttp.NewIssuer("http://a:b@locks", nil)),
-		"a query":        second(lockhttp.NewIssuer("http://locks?x=1", nil)),
+		"no issuer":     second(lockhttp.New(nil, everybody, nil)),
+		"no identities": second(lockhttp.New(issuer, nil, nil)),
+		"timeout":       second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
+		"wait":          second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
+		"no URL":        second(lockhttp.NewIssuer("locks:80", nil)),
+		"a password":    second(lockhttp.NewIssuer("http://a:b@locks", nil)),
+		"a query":       second(lockhttp.NewIssuer("http://locks?x=1", nil)),
 	} {
 		if guard.ReasonOf(err) != guard.ReasonInvalid {
 			t.Errorf("%s: %v", name, err)

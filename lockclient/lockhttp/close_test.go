@@ -124,7 +124,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		}}
-		h, err := lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, ReadyResource: "ready", Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
+		h, err := lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +137,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 		if request.method == "POST" && raised.Load() != 1 {
 			t.Error("the invalidated claim was not raised")
 		}
-		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "ready", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
+		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "fencepost-readyz", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
 			t.Errorf("the probe's lease: %v", err)
 		}
 	}

@@ -2,6 +2,7 @@ package lockhttp
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -68,15 +69,8 @@ const tenantVariable = "tenant"
 
 // may reports whether the identity may name the resource.
 func (id *Identity) may(resource string) bool {
-	if id.AllResources {
-		return true
-	}
-	for _, t := range id.Templates {
-		if id.matches(t, resource) {
-			return true
-		}
-	}
-	return false
+	fits := func(t *guard.Template) bool { return id.matches(t, resource) }
+	return resource != readyResource && (id.AllResources || slices.ContainsFunc(id.Templates, fits))
 }
 
 func (id *Identity) matches(t *guard.Template, resource string) bool {

@@ -8,7 +8,6 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -64,10 +63,6 @@ type Options struct {
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
-	// ReadyResource is what /readyz acquires and releases; empty means
-	// "fencepost-readyz:" and the host's name. Servers may share it. While anybody
-	// else holds it the server is not ready, so no identity should be able to.
-	ReadyResource string
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
 	// attribute event, with their subjects, lock_request_failed for each response of 500 and more and
 	// lock_unauthenticated; nil means slog.Default() for the last two and none
@@ -147,16 +142,6 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	}
 	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
 		return nil, err
-	}
-	if o.ReadyResource == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown"
-		}
-		o.ReadyResource = "fencepost-readyz:" + host
-	}
-	if err := guard.ValidateResource(o.ReadyResource); err != nil {
-		return nil, guard.Invalid("Options.ReadyResource", o.ReadyResource, "is not a resource's name")
 	}
 	if s.events = o.Logger; o.Logger == nil {
 		o.Logger = slog.Default()
