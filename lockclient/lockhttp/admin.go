@@ -66,13 +66,15 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity, in *f
 		}
 		body = s.lock(info, id)
 	} else {
-		watching, _, err := s.look(r.Context(), driver.Watch{Resource: resource})
-		if err != nil {
-			return blind(err)
+		held, err := s.held(r.Context(), resource)
+		if err == driver.ErrNoWatch { // one that failed is around more
+			return &httpError{kind: &kindUnsupported, err: err}
 		}
-		watching.Stop()
+		if err != nil {
+			return err
+		}
 		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
-		if h := holderOf(watching.Held, id.sees()); h != nil {
+		if h := holderOf(held, id.sees()); h != nil {
 			body.State, body.holder = string(driver.StateHeld), *h
 		}
 	}

@@ -107,23 +107,15 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
-// ends returns when a lease ends, as far as this server knows; zero if it did not grant
-// it.
-func (g *granted) ends(claim guard.Claim) time.Time {
+// of returns what is known of a lease. Of one that this server did not grant, it is the
+// TTL at most, which the lease ID may say.
+func (g *granted) of(claim guard.Claim) running {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.by[claim.LeaseID][claim.Resource].until
-}
-
-// ttl returns the TTL that a lease was granted for; 0 if this server did not grant it
-// and the lease ID does not say so.
-func (g *granted) ttl(claim guard.Claim) time.Duration {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if r, ok := g.by[claim.LeaseID][claim.Resource]; ok {
-		return r.ttl
+	if r, known := g.by[claim.LeaseID][claim.Resource]; known {
+		return r
 	}
-	return ttlOf(claim.LeaseID)
+	return running{ttl: ttlOf(claim.LeaseID)}
 }
 
 // uuidLen is the length of input.NewLeaseID.
@@ -132,8 +124,7 @@ const uuidLen = 36
 // newLeaseID makes a lease ID that ends with the TTL of the grant. So every server
 // behind one name can renew a lease for it, whichever of them granted it.
 func newLeaseID(ttl time.Duration) string {
-	text, _ := seconds(ttl).MarshalJSON() // never fails
-	return input.NewLeaseID() + "_" + string(text)
+	return input.NewLeaseID() + "_" + seconds(ttl).String()
 }
 
 // ttlOf returns the TTL that newLeaseID wrote; 0 for another ID.
@@ -193,18 +184,14 @@ func (s *Server) match(id *Identity, want guard.Claim, claims []guard.Claim) (fo
 // on any if the issuer is a driver.Finder.
 func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, error) {
 	if claim.Resource != "" {
-		watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
+		held, err := s.held(ctx, claim.Resource)
 		if err == driver.ErrNoWatch {
 			return nil, guard.Invalid("fencingToken", "", "is required: this server did not grant the lease, and its issuer cannot say which token it has")
 		}
-		if err != nil {
+		if err != nil || held == nil || held.LeaseID != claim.LeaseID {
 			return nil, err
 		}
-		watching.Stop()
-		if h := watching.Held; h != nil && h.LeaseID == claim.LeaseID {
-			return []guard.Claim{{Resource: claim.Resource, Token: h.Token, LeaseID: h.LeaseID}}, nil
-		}
-		return nil, nil
+		return []guard.Claim{{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID}}, nil
 	}
 	f, ok := s.issuer.(driver.Finder)
 	if !ok {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,10 +23,7 @@ import (
 var files embed.FS
 
 // templates are those of the operators' page.
-var templates = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
-
-// decimal writes a duration as a number of seconds, for the script.
-func decimal(s seconds) string { return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', 3, 64) }
+var templates = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock}).ParseFS(files, "ui/page.html"))
 
 // clock writes a duration as minutes and seconds.
 func clock(s seconds) string {

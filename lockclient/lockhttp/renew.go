@@ -46,7 +46,7 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity, 
 		return err
 	}
 	if renewal.TTL == 0 {
-		if renewal.TTL = s.granted.ttl(renewal.Claim); renewal.TTL == 0 {
+		if renewal.TTL = s.granted.of(renewal.Claim).ttl; renewal.TTL == 0 {
 			return guard.Invalid("ttlSeconds", "", "is required: this server did not grant the lease")
 		}
 		if err := s.checkTTL(id, renewal.TTL); err != nil {
@@ -196,15 +196,11 @@ func mine(id *Identity, claim guard.Claim) error {
 // running reports whether the claim's lease runs, or that is not known. The release of
 // any other lease ID is stored for an hour, so it counts as an acquire.
 func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
-	if s.granted.ends(claim).After(time.Now()) {
+	if s.granted.of(claim).until.After(time.Now()) {
 		return true
 	}
-	watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
-	if err != nil {
-		return true
-	}
-	watching.Stop()
-	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
+	held, err := s.held(ctx, claim.Resource)
+	return err != nil || held != nil && held.LeaseID == claim.LeaseID
 }
 
 // release releases a lease. A claim with a resource and no token is abandoned: see

@@ -104,7 +104,7 @@ func TestTenants(t *testing.T) {
 	}
 	// The page shows the same, with times in seconds.
 	page := ask(t, web.URL, "acme-1", "GET", "/ui/live", "")
-	down := regexp.MustCompile(`data-down="([0-9]{1,3}\.[0-9]{3})">[0-9]+:[0-9]{2}<`)
+	down := regexp.MustCompile(`data-down="([0-9]{1,3}(\.[0-9]+)?)">[0-9]+:[0-9]{2}<`)
 	if page.status != 200 || len(down.FindAllString(page.text, -1)) != 7 || strings.Contains(page.text, "umbrella") || strings.Contains(page.text, "Audit") {
 		t.Errorf("the page: %d %s", page.status, page.text)
 	}

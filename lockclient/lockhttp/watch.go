@@ -50,17 +50,13 @@ func (s *stream) send(name string, data any) error {
 	return s.control.Flush()
 }
 
-// look asks the issuer who has the lease; woken gets a value when to look
-// again.
-func (s *Server) look(ctx context.Context, w driver.Watch) (watching driver.Watching, woken chan struct{}, err error) {
-	woken = make(chan struct{}, 1)
-	watching, err = s.watchIssuer(ctx, w, func() {
-		select {
-		case woken <- struct{}{}:
-		default:
-		}
-	})
-	return watching, woken, err
+// held asks the issuer who has the lease.
+func (s *Server) held(ctx context.Context, resource string) (*driver.HeldError, error) {
+	watching, err := s.watchIssuer(ctx, driver.Watch{Resource: resource}, func() {})
+	if err == nil {
+		watching.Stop()
+	}
+	return watching.Held, err
 }
 
 // watchIssuer is the issuer's Watch as one exchange.
@@ -73,15 +69,6 @@ func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (
 			}
 		})
 	return watching, readOnly(err) // it writes nothing that matters
-}
-
-// blind is a watcher's error. An issuer that cannot report changes at all says so
-// with nothing around the error: then it does not help to ask again.
-func blind(err error) error {
-	if err == driver.ErrNoWatch {
-		return &httpError{kind: &kindUnsupported, err: err}
-	}
-	return err
 }
 
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
@@ -151,7 +138,13 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 				return nil
 			}
 		}
-		watching, woken, err := s.look(ctx, asked)
+		woken := make(chan struct{}, 1)
+		watching, err := s.watchIssuer(ctx, asked, func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		})
 		if err != nil && place != nil && ctx.Err() == nil {
 			place.Fail()
 		}

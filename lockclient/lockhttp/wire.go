@@ -14,15 +14,14 @@ import (
 // to the microsecond.
 type seconds time.Duration
 
-// MarshalJSON writes all significant digits.
-func (s seconds) MarshalJSON() ([]byte, error) {
-	d := time.Duration(s).Truncate(time.Microsecond)
-	text := strconv.FormatInt(int64(d/time.Second), 10)
-	if part := d % time.Second; part != 0 {
-		text += "." + strings.TrimRight(fmt.Sprintf("%06d", part/time.Microsecond), "0")
-	}
-	return []byte(text), nil
+// String writes all significant digits. A float has them: there are fifteen at most.
+func (s seconds) String() string {
+	text := strconv.FormatFloat(time.Duration(s).Truncate(time.Microsecond).Seconds(), 'f', 6, 64)
+	return strings.TrimRight(strings.TrimRight(text, "0"), ".")
 }
+
+// MarshalJSON writes the number.
+func (s seconds) MarshalJSON() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalJSON reads the number as parseSeconds does.
 func (s *seconds) UnmarshalJSON(b []byte) error {
