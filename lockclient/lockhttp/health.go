@@ -46,7 +46,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		if kindOf(err) == &kindBehind {
 			k = &kindBehind
 		}
-		s.fail(w, r, &httpError{kind: k, err: err})
+		s.fail(w, r, "", &httpError{kind: k, err: err})
 		return
 	}
 	s.respond(w, map[string]bool{"ok": true})

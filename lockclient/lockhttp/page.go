@@ -152,7 +152,7 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 			return
 		}
 		v.Identity, v.Operator = id, id.Operator
-		h(w, r.WithContext(withIdentity(r.Context(), id)), v)
+		h(w, r, v)
 	}
 }
 

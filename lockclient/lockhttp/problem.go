@@ -1,7 +1,6 @@
 package lockhttp
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -76,6 +75,15 @@ var kinds = []*kind{
 	&kindUnauthorized, &kindForbidden, &kindOver, &kindMethod, &kindTooLarge, &kindMediaType, &kindTooMany, &kindInternal, &kindUnsupported,
 }
 
+// explain returns what a response says of an error: more of what the client caused, and
+// nothing of the server.
+func (k *kind) explain(err error) (field, detail string) {
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
+		return invalid.Field, err.Error()
+	}
+	return "", k.detail
+}
+
 // kindNamed finds a kind by its word; a word of a newer server's means that nobody knows
 // what was done.
 func kindNamed(word string) *kind {
@@ -89,8 +97,7 @@ func kindNamed(word string) *kind {
 
 // kindOf classifies the errors of issuers and operators.
 func kindOf(err error) *kind {
-	var own *httpError
-	if errors.As(err, &own) {
+	if own, is := errors.AsType[*httpError](err); is {
 		return own.kind
 	}
 	for _, k := range kinds {
@@ -128,8 +135,8 @@ func behind(op string, _ guard.Claim, said error) error {
 
 // is reports whether the server refused with this kind.
 func is(err error, k *kind) bool {
-	var own *httpError
-	return errors.As(err, &own) && own.kind == k
+	own, is := errors.AsType[*httpError](err)
+	return is && own.kind == k
 }
 
 // httpError is an error that becomes the response of its kind.
@@ -151,8 +158,7 @@ func (e *httpError) Unwrap() error { return e.err }
 
 // readOnly is the error of a request that has written nothing, whatever became of it.
 func readOnly(err error) error {
-	var failed *guard.FailedError
-	if errors.Is(err, guard.ErrOutcomeUnknown) && errors.As(err, &failed) {
+	if failed, is := errors.AsType[*guard.FailedError](err); is && errors.Is(err, guard.ErrOutcomeUnknown) {
 		return guard.Unavailable(failed.Op, failed.Claim, failed.Cause)
 	}
 	return err
@@ -184,18 +190,14 @@ func cutOf(e *driver.ForceUnlockedError) *cut {
 	return &cut{e.Actor, e.Reason, e.At}
 }
 
-// fail responds with a problem. Internal errors are logged and not shown.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+// fail responds with a problem, to a subject that may not be known. Internal errors are
+// logged and not shown.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, err error) {
 	k := kindOf(err)
-	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
-	var invalid *guard.InvalidError
-	var own *httpError
-	if errors.As(err, &invalid) && k.status < http.StatusInternalServerError {
-		p.Field, p.Detail = invalid.Field, err.Error()
-	}
-	if errors.As(err, &own) {
-		p.LeaseID = own.leaseID
-		p.Cut = cutOf(own.cut)
+	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, ServerTime: time.Now()}
+	p.Field, p.Detail = k.explain(err)
+	if own, is := errors.AsType[*httpError](err); is {
+		p.LeaseID, p.Cut = own.leaseID, cutOf(own.cut)
 	}
 	h := w.Header()
 	switch k {
@@ -206,7 +208,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
 		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
-			slog.String("path", r.URL.EscapedPath()), slog.String("subject", identityOf(r.Context()).Subject),
+			slog.String("path", r.URL.EscapedPath()), slog.String("subject", subject),
 			slog.String("problem", k.name), slog.Any("error", err))
 	}
 	h.Set("Content-Type", "application/problem+json")
@@ -235,19 +237,4 @@ func (s *Server) write(w http.ResponseWriter, status int, body any) {
 	writeInTime(w)
 	w.WriteHeader(status)
 	_, _ = w.Write(append(text, '\n')) // if this fails the client has gone: there is nobody to report to
-}
-
-type identityKey struct{}
-
-func withIdentity(ctx context.Context, id *Identity) context.Context {
-	return context.WithValue(ctx, identityKey{}, id)
-}
-
-// identityOf returns who asks, or before that is known an identity that may do
-// nothing.
-func identityOf(ctx context.Context) *Identity {
-	if id, ok := ctx.Value(identityKey{}).(*Identity); ok {
-		return id
-	}
-	return &Identity{}
 }

@@ -126,11 +126,7 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 func refused(claim guard.Claim, err error) renewedBody {
 	k := kindOf(err)
 	b := renewedOf(claim, k.name)
-	b.Detail = k.detail
-	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) && k.status < http.StatusInternalServerError {
-		b.Field, b.Detail = invalid.Field, err.Error()
-	}
+	b.Field, b.Detail = k.explain(err)
 	return b
 }
 

@@ -184,14 +184,14 @@ type handler func(w http.ResponseWriter, r *http.Request, id *Identity, in *fiel
 
 func (s *Server) routes() chi.Router {
 	top := chi.NewRouter()
-	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, &httpError{kind: &kindNotFound}) })
+	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, "", &httpError{kind: &kindNotFound}) })
 	top.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			if top.Match(chi.NewRouteContext(), method, cmp.Or(r.URL.RawPath, r.URL.Path)) {
 				w.Header().Add("Allow", method)
 			}
 		}
-		s.fail(w, r, &httpError{kind: &kindMethod})
+		s.fail(w, r, "", &httpError{kind: &kindMethod})
 	})
 	top.Get("/health", func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
 	top.Get("/readyz", s.readyz)
@@ -227,15 +227,16 @@ func (s *Server) routes() chi.Router {
 func (s *Server) authenticated(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, err := s.identify(r)
+		if err != nil {
+			s.fail(w, r, "", err)
+			return
+		}
+		in, err := s.read(w, r, id)
 		if err == nil {
-			r = r.WithContext(withIdentity(r.Context(), id))
-			var in *fields
-			if in, err = s.read(w, r, id); err == nil {
-				err = h(w, r, id, in)
-			}
+			err = h(w, r, id, in)
 		}
 		if err != nil {
-			s.fail(w, r, err)
+			s.fail(w, r, id.Subject, err)
 		}
 	}
 }
@@ -284,8 +285,7 @@ func leaseID(text string) error {
 
 // renamed gives an error the field's name on the wire.
 func renamed(err error, field string) error {
-	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) {
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is {
 		invalid.Field = field
 	}
 	return err
@@ -293,7 +293,7 @@ func renamed(err error, field string) error {
 
 // within carries out one exchange with the issuer and returns in time even if
 // the issuer does not. abandoned gets what arrives later; it may be nil.
-func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (T, error) {
+func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (v T, err error) {
 	type result struct {
 		v   T
 		err error
@@ -312,8 +312,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		}
 	}) {
 		cancel()
-		var none T
-		return none, guard.Unavailable(op, claim, errors.New("the server is closed"))
+		return v, guard.Unavailable(op, claim, errors.New("the server is closed"))
 	}
 	select {
 	case r := <-done:
@@ -328,8 +327,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 	case <-patience.C:
 	}
 	close(gone)
-	var none T
-	return none, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
+	return v, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
 }
 
 // none is an exchange without a result.
