@@ -130,8 +130,12 @@ func byCookie(r *http.Request) *http.Request {
 	if err != nil {
 		return r
 	}
+	return withToken(r, string(token))
+}
+
+func withToken(r *http.Request, token string) *http.Request {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+string(token))
+	r.Header.Set("Authorization", "Bearer "+token)
 	return r
 }
 
@@ -159,30 +163,26 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, formMost)
 	token := strings.TrimSpace(r.PostFormValue("token"))
-	tried := r.Clone(r.Context())
-	tried.Header.Set("Authorization", "Bearer "+token)
-	if _, err := s.identify(tried); token == "" || err != nil {
+	if _, err := s.identify(withToken(r, token)); token == "" || err != nil {
 		s.render(w, http.StatusUnauthorized, "sign-in", &view{Home: "../ui", Problem: "This token is not accepted."})
 		return
 	}
 	setCookie(w, r, base64.RawURLEncoding.EncodeToString([]byte(token)), 0)
-	w.Header().Set("Location", "../ui")
-	w.WriteHeader(http.StatusSeeOther)
 }
 
 func signOut(w http.ResponseWriter, r *http.Request) {
 	setCookie(w, r, "", -1)
-	w.Header().Set("Location", "../ui")
-	w.WriteHeader(http.StatusSeeOther)
 }
 
-// setCookie sets no Path: a browser uses the directory that it sent the form to,
+// setCookie leads back to the page with a cookie. It sets no Path: a browser uses the directory that it sent the form to,
 // which is the page's, wherever the server is mounted. Only the browser knows
 // whether it speaks TLS, to this server or to a proxy: the Origin of its form
 // says so.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
 	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
+	w.Header().Set("Location", "../ui")
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode})
+	w.WriteHeader(http.StatusSeeOther)
 }
 
 // show shows the locks: the whole page, or "live", the part that the script refreshes.
@@ -234,7 +234,7 @@ func (s *Server) survey(r *http.Request, v *view) error {
 		return err
 	}
 	for _, l := range locks {
-		if containsFold(l.Resource, v.Filter) || containsFold(l.Owner, v.Filter) || containsFold(l.Metadata, v.Filter) {
+		if strings.Contains(strings.ToLower(l.Resource+"\n"+l.Owner+"\n"+l.Metadata), strings.ToLower(v.Filter)) {
 			v.Locks = append(v.Locks, l)
 		}
 	}
@@ -244,10 +244,6 @@ func (s *Server) survey(r *http.Request, v *view) error {
 		v.Status = "1 lock shown"
 	}
 	return nil
-}
-
-func containsFold(text, part string) bool {
-	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
 }
 
 func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) {
