@@ -139,10 +139,7 @@ func readyWrites(t *testing.T) {
 	issuer := &keeping{Issuer: server.Issuer()}
 	ready := func(what string, want int) {
 		t.Helper()
-		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
 		defer h.Close(t.Context())
 		if got := record(h, "GET", "/readyz", "", ""); got.Code != want {
 			t.Errorf("%s: %d %s", what, got.Code, got.Body)
@@ -155,10 +152,7 @@ func readyWrites(t *testing.T) {
 	ready("held by another server's probe", 200)
 	server.Expire("fencepost-readyz")
 
-	h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
 	defer h.Close(t.Context())
 	for n, want := range []int{503, 503, 200, 200} {
 		issuer.releases = n >= 2

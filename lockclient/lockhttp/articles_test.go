@@ -391,10 +391,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 func TestRefusedByOlderServer(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
-	inner, err := lockhttp.New(server.Issuer(), everybody, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
 	defer inner.Close(context.Background())
 	server.Steal("r", "somebody", time.Hour)
 	for _, c := range []struct {

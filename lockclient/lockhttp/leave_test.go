@@ -59,10 +59,7 @@ func TestWatchesEnd(t *testing.T) {
 				server := memory.NewServer()
 				server.Steal("r", "holder", time.Hour)
 				issuer := &distant{counting: counting{Issuer: server.Issuer()}}
-				h, err := lockhttp.New(issuer, everybody, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				h := guard.Must(lockhttp.New(issuer, everybody, nil))
 				for _, leaves := range []string{"before the answer", "at the answer", "later"} {
 					ctx, cancel := context.WithCancel(t.Context())
 					issuer.answered = nil

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -64,10 +65,7 @@ func TestSlowClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), people, nil))
 				closed := make(chan struct{})
 				server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Second, ConnState: func(_ net.Conn, state http.ConnState) {
 					if state == http.StateClosed {

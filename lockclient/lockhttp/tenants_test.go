@@ -384,10 +384,7 @@ func TestWaitersCostOneConnection(t *testing.T) {
 	t.Parallel()
 	clients := longtest.ByLength(200, 1000)
 	issuer, operator, pool := postgres(t, 1)
-	handler, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute, MaxWait: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute, MaxWait: time.Hour}))
 	record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -206,10 +206,7 @@ func TestReadyTTL(t *testing.T) {
 // TLS, only over TLS, wherever TLS ends.
 func TestCookie(t *testing.T) {
 	t.Parallel()
-	handler, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(memory.NewServer().Issuer(), people, nil))
 	for origin, secure := range map[string]bool{"https://example.com": true, "http://example.com": false, "": true} {
 		for _, path := range []string{"/ui/sign-in", "/ui/sign-out"} {
 			r, _ := http.NewRequest("POST", "http://example.com"+path, strings.NewReader("token=acme-1"))
