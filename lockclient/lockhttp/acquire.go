@@ -36,7 +36,7 @@ func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity, i
 	if err := a.parse(in); err != nil {
 		return err
 	}
-	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
+	if id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	if s.closing() || !s.work.Begin() {

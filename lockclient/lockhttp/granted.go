@@ -148,17 +148,17 @@ func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) 
 			return claim, err
 		}
 	}
-	found, err := s.match(id, claim, s.granted.claims(claim.LeaseID))
+	found, err := id.match(claim, s.granted.claims(claim.LeaseID))
 	if err != nil || found.Token != guard.NoToken {
 		return found, err
 	}
 	// What follows costs the issuer something, and anybody can make up a lease ID.
-	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
+	if id.limited() {
 		return claim, &httpError{kind: &kindTooMany}
 	}
 	claims, err := s.find(ctx, claim)
 	if err == nil {
-		found, err = s.match(id, claim, claims)
+		found, err = id.match(claim, claims)
 	}
 	if err == nil && found.Token == guard.NoToken {
 		err = &httpError{kind: &kindOver, leaseID: claim.LeaseID}
@@ -167,7 +167,7 @@ func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) 
 }
 
 // match returns the one claim that is as requested; without a token if there is none.
-func (s *Server) match(id *Identity, want guard.Claim, claims []guard.Claim) (found guard.Claim, err error) {
+func (id *Identity) match(want guard.Claim, claims []guard.Claim) (found guard.Claim, err error) {
 	for _, c := range claims {
 		if want.Resource != "" && c.Resource != want.Resource || want.Token != guard.NoToken && c.Token != want.Token || !id.may(c.Resource) {
 			continue

@@ -91,6 +91,9 @@ func (id *Identity) matches(t *guard.Template, resource string) bool {
 	return true
 }
 
+// limited reports whether an acquire, or what counts as one, is one too many.
+func (id *Identity) limited() bool { return id.Limits.Acquire != nil && !id.Limits.Acquire() }
+
 func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
 
 // patterns returns what lists the identity's resources under a prefix, as patterns of

@@ -245,30 +245,31 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the response belongs to another request"))
 	}
 	for n, r := range renewals {
-		switch {
-		case err != nil:
-			results[n] = driver.Renewed{Err: err}
-			continue
-		case answer.Results[n].Resource != r.Claim.Resource || answer.Results[n].LeaseID != r.Claim.LeaseID || answer.Results[n].Token != r.Claim.Token:
-			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
-			continue
-		}
-		switch got := answer.Results[n]; got.State {
-		case stateExtended:
-			ttl := min(r.TTL, time.Duration(got.TTL))
-			i.proofs.keep(r.Claim, got.Proof, from+ttl)
-			results[n] = driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
-		case stateOver:
-			i.proofs.end(r.Claim)
-			results[n] = driver.Renewed{State: driver.Over}
-		default:
-			err := kindNamed(got.State).refused("renew", r.Claim, got.Field, fmt.Errorf("the lock server says %q %s", got.State, got.Detail))
-			if errors.Is(err, guard.ErrInvalid) {
-				err = guard.Unavailable("renew", r.Claim, err) // the lease may run
-			}
-			results[n] = driver.Renewed{Err: err}
+		if results[n] = (driver.Renewed{Err: err}); err == nil {
+			results[n] = i.renewed(r, answer.Results[n], from)
 		}
 	}
+}
+
+// renewed is what the server says of one renewal, which was sent after from.
+func (i *Issuer) renewed(r driver.Renewal, got renewedBody, from time.Duration) driver.Renewed {
+	if got.Resource != r.Claim.Resource || got.LeaseID != r.Claim.LeaseID || got.Token != r.Claim.Token {
+		return driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
+	}
+	switch got.State {
+	case stateExtended:
+		ttl := min(r.TTL, time.Duration(got.TTL))
+		i.proofs.keep(r.Claim, got.Proof, from+ttl)
+		return driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
+	case stateOver:
+		i.proofs.end(r.Claim)
+		return driver.Renewed{State: driver.Over}
+	}
+	err := kindNamed(got.State).refused("renew", r.Claim, got.Field, fmt.Errorf("the lock server says %q %s", got.State, got.Detail))
+	if errors.Is(err, guard.ErrInvalid) {
+		err = guard.Unavailable("renew", r.Claim, err) // the lease may run
+	}
+	return driver.Renewed{Err: err}
 }
 
 // Release frees the claim's lease; without a token it invalidates the lease ID.

@@ -215,7 +215,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity, i
 	} else if err := mine(id, claim); err != nil {
 		return err
 	}
-	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), claim) && !id.Limits.Acquire() {
+	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), claim) && id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
