@@ -82,6 +82,18 @@ func open(ctx context.Context, cmd *cli.Command, components []string, names ...s
 	return given, s, err
 }
 
+// on connects for an action, which gets its arguments, and closes the connection.
+func (a *app) on(needed []string, act func(context.Context, *cli.Command, *session, []string) error, names ...string) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		given, s, err := open(ctx, cmd, needed, names...)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		return act(ctx, cmd, s, given)
+	}
+}
+
 // bounded adds the timeout: a server that was reached may stop responding.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)

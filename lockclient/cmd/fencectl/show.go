@@ -23,8 +23,9 @@ func (a *app) showCommand() *cli.Command {
 		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\n" +
 			"of their own and S3 objects keep theirs elsewhere. With a TOKEN: what a claim\n" +
 			"would get from the transactions, triggers and stores of sqlfence, and why.",
-		Flags: append(watchFlags(),
-			&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true}),
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true},
+		},
 		Action: a.show,
 	}
 }
@@ -52,20 +53,14 @@ func (a *app) show(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer s.close()
-	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		v, err := s.shown(ctx, claim, cmd.IsSet("lease-id"))
-		if err != nil {
-			return err
-		}
-		if asJSON(cmd) {
-			line, err := jsonLine(v)
-			if err == nil {
-				_, err = w.Write(line)
-			}
-			return err
-		}
-		return v.print(w)
-	})
+	v, err := s.shown(ctx, claim, cmd.IsSet("lease-id"))
+	if err != nil {
+		return err
+	}
+	if asJSON(cmd) {
+		return a.printJSON(v)
+	}
+	return v.print(a.out)
 }
 
 // shown is what show prints: all about a resource, or about a claim there.
