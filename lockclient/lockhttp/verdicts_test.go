@@ -17,53 +17,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// back is an issuer that is behind its own tokens.
-type back struct{ *memory.Issuer }
-
-var errBack = fmt.Errorf("fencepost: %w: the revision was at least 9 and is 5", guard.ErrMarkAhead)
-
-func (back) Acquire(context.Context, driver.Request) (driver.Grant, error) {
-	return driver.Grant{}, errBack
-}
-func (back) Renew(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
-	for n := range results {
-		results[n].Err = errBack
-	}
-}
-func (back) Release(context.Context, guard.Claim) (bool, error) { return false, errBack }
-func (back) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
-	return driver.Watching{}, errBack
-}
-
-// TestIssuerBehind: an issuer whose tokens went back has a problem type of its
-// own, the answer reveals no internals, and the Go client rebuilds the error.
-func TestIssuerBehind(t *testing.T) {
-	t.Parallel()
-	web, _ := serve(t, back{memory.NewServer().Issuer()}, everybody, nil)
-	for _, path := range []string{"/v1/locks/acquire", "/readyz"} {
-		method, body := "GET", ""
-		if path != "/readyz" {
-			method, body = "POST", `{"resource":"r","ttlSeconds":30,"waitSeconds":5}`
-		}
-		got := ask(t, web.URL, "", method, path, body)
-		if got.status != 503 || got.problem() != "issuer_behind" || strings.Contains(got.text, "revision") || got.header.Get("Retry-After") != "" {
-			t.Errorf("%s: %+v", path, got)
-		}
-	}
-	client := connect(t, web.URL)
-	claim := guard.Claim{Resource: "r", LeaseID: "L", Token: 1}
-	_, acquire := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "a", TTL: time.Minute, Timeout: time.Minute})
-	_, release := client.Release(t.Context(), claim)
-	_, watch := client.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
-	var renewed [1]driver.Renewed
-	client.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Minute}}, renewed[:])
-	for what, err := range map[string]error{"acquire": acquire, "release": release, "watch": watch, "renew": renewed[0].Err} {
-		if !errors.Is(err, guard.ErrMarkAhead) || guard.ReasonOf(err) != guard.ReasonMarkAhead {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-}
-
 // TestVerdicts: each renewal of a batch has its own verdict, whatever is wrong
 // with the others.
 func TestVerdicts(t *testing.T) {
