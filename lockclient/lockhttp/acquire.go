@@ -79,7 +79,7 @@ func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBod
 	if ctx.Err() != nil || a.s.now()-a.from >= grant.TTL {
 		return guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(ctx), driver.ErrLate))
 	}
-	body.Acquired, body.twice, body.Reclaimed = true, twice{int64(grant.Token), grant.Token}, grant.Reclaimed
+	body.Acquired, body.twice, body.Reclaimed = true, twiceOf(grant.Token), grant.Reclaimed
 	body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
 	if body.Proof, err = a.s.sign(a.id, claim, body.ExpiresAt); err != nil {
 		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))

@@ -156,7 +156,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		return body, &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
 	}
 	body = unlockedBody{
-		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twice{int64(done.Invalidated.Token), done.Invalidated.Token},
+		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twiceOf(done.Invalidated.Token),
 		Cut: s.lock(done.Cut, id), AuditID: done.AuditID, Repeated: done.Repeated,
 	}
 	if s.opts.Raise != nil {

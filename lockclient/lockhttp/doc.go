@@ -83,7 +83,8 @@
 // Identity.Operator. [Limits] bound each identity.
 //
 // The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; its only state is who waits and which leases it granted. So any number of servers may share one issuer.
+// with the issuer's; its only state is who waits and which leases it granted. So
+// any number of servers may share one issuer.
 //
 // # Errors
 //
@@ -108,6 +109,13 @@
 //	503 unavailable             nothing was done
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act
+//
+// # Where to read on
+//
+// server.go has the routes and how an exchange with the issuer is bounded, fields.go
+// how a request is read, problem.go the table of errors for both sides. acquire.go,
+// renew.go and watch.go are the requests of workers, admin.go, lists.go and page.go
+// those of operators; issuer.go is the client.
 //
 // # Compatibility
 //

@@ -263,6 +263,9 @@ func (f *fields) token(name string, required bool) guard.Token {
 	return t
 }
 
+// limit takes how long a page is at most.
+func (f *fields) limit() int { return int(max(1, f.number("limit", 100, pageMost))) }
+
 // claim takes the fields of a claim.
 func (f *fields) claim(tokenRequired bool) guard.Claim {
 	return guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", tokenRequired), LeaseID: f.text("leaseId")}

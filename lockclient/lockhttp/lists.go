@@ -37,21 +37,30 @@ type recordBody struct {
 	Cut lockBody `json:"cut"`
 }
 
+// selection is what a page is of.
+type selection struct {
+	prefix string
+	after  string // the resource before the first
+	before int64  // what all IDs of records are below; 0 begins with the latest
+	limit  int
+	states []driver.LeaseState // none means all
+}
+
 const pageMost = 1000
 
 func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	if s.opts.Admin == nil {
 		return &httpError{kind: &kindUnsupported}
 	}
-	prefix, after, limit := in.text("prefix"), in.text("after"), in.number("limit", 100, pageMost)
-	states, err := statesOf(in.texts("state"))
-	if err == nil {
+	q := selection{prefix: in.text("prefix"), after: in.text("after"), limit: in.limit()}
+	var err error
+	if q.states, err = statesOf(in.texts("state")); err == nil {
 		err = in.end()
 	}
 	if err != nil {
 		return err
 	}
-	locks, next, err := s.listed(r.Context(), id, prefix, after, int(max(limit, 1)), states)
+	locks, next, err := s.listed(r.Context(), id, q)
 	if err != nil {
 		return err
 	}
@@ -73,13 +82,13 @@ func statesOf(words []string) (states []driver.LeaseState, err error) {
 
 // listed is one page of the identity's resources, in the order of their names. next is
 // the last of them if there are more.
-func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []driver.LeaseState) (locks []lockBody, next string, err error) {
-	if after != "" && allowed(id, after) != nil {
-		return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
+func (s *Server) listed(ctx context.Context, id *Identity, q selection) (locks []lockBody, next string, err error) {
+	if q.after != "" && allowed(id, q.after) != nil {
+		return nil, "", guard.Invalid("after", q.after, "is not where a page of this list ends")
 	}
-	opts := &driver.ListOptions{States: states, After: after}
+	opts := &driver.ListOptions{States: q.states, After: q.after}
 	infos, more, err := paged(ctx, s, id, pages[driver.LeaseInfo]{
-		op: "list", prefix: prefix, limit: limit,
+		op: "list", selection: q,
 		list: func(ctx context.Context, pattern string) iter.Seq2[driver.LeaseInfo, error] {
 			return s.opts.Admin.List(ctx, pattern, opts)
 		},
@@ -91,17 +100,17 @@ func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string,
 		locks[n] = s.lock(info, id)
 	}
 	if more {
-		next = locks[limit-1].Resource
+		next = locks[q.limit-1].Resource
 	}
 	return locks, next, err
 }
 
 func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	prefix, before, limit := in.text("prefix"), in.number("before", 0, 1<<62), in.number("limit", 100, pageMost)
+	q := selection{prefix: in.text("prefix"), before: in.number("before", 0, 1<<62), limit: in.limit()}
 	if err := in.end(); err != nil {
 		return err
 	}
-	records, next, err := s.audited(r.Context(), id, prefix, before, int(max(limit, 1)))
+	records, next, err := s.audited(r.Context(), id, q)
 	if err != nil {
 		return err
 	}
@@ -111,13 +120,13 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity, in 
 
 // audited is one page of the audit, the latest first. next is the last one's ID if there
 // are more.
-func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
+func (s *Server) audited(ctx context.Context, id *Identity, q selection) (records []recordBody, next int64, err error) {
 	if err := s.mayOperate(id); err != nil {
 		return nil, 0, err
 	}
-	opts := &driver.AuditOptions{Before: before}
+	opts := &driver.AuditOptions{Before: q.before}
 	all, more, err := paged(ctx, s, id, pages[driver.AuditRecord]{
-		op: "audit", prefix: prefix, limit: limit,
+		op: "audit", selection: q,
 		list: func(ctx context.Context, pattern string) iter.Seq2[driver.AuditRecord, error] {
 			return s.opts.Admin.Audit(ctx, pattern, opts)
 		},
@@ -128,22 +137,22 @@ func (s *Server) audited(ctx context.Context, id *Identity, prefix string, befor
 	for n, r := range all {
 		records[n] = recordBody{
 			ID: r.ID, At: r.At, Action: strings.ToUpper(r.Action), Resource: r.Resource, Actor: r.Actor, Reason: r.Reason,
-			RequestID: r.RequestID, twice: twice{int64(r.Token), r.Token}, Cut: s.lock(r.Cut, id),
+			RequestID: r.RequestID, twice: twiceOf(r.Token), Cut: s.lock(r.Cut, id),
 		}
 	}
 	if more {
-		next = all[limit-1].ID
+		next = all[q.limit-1].ID
 	}
 	return records, next, err
 }
 
 // pages is a list that is read in pages, one at a time.
 type pages[T any] struct {
-	op, prefix string
-	limit      int
-	list       func(ctx context.Context, pattern string) iter.Seq2[T, error] // in order
-	order      func(a, b T) int
-	resource   func(T) string
+	op string
+	selection
+	list     func(ctx context.Context, pattern string) iter.Seq2[T, error] // in order
+	order    func(a, b T) int
+	resource func(T) string
 }
 
 // paged reads one page of what the identity may name, from the lists of all its

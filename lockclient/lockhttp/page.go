@@ -174,10 +174,10 @@ func signOut(w http.ResponseWriter, r *http.Request) {
 	setCookie(w, r, "", -1)
 }
 
-// setCookie leads back to the page with a cookie. It sets no Path: a browser uses the directory that it sent the form to,
-// which is the page's, wherever the server is mounted. Only the browser knows
-// whether it speaks TLS, to this server or to a proxy: the Origin of its form
-// says so.
+// setCookie leads back to the page with a cookie. It sets no Path: a browser uses the
+// directory that it sent the form to, which is the page's, wherever the server is
+// mounted. Only the browser knows whether it speaks TLS, to this server or to a proxy:
+// the Origin of its form says so.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
 	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
 	w.Header().Set("Location", "../ui")
@@ -221,14 +221,14 @@ func (s *Server) survey(r *http.Request, v *view) error {
 	if err != nil {
 		return err
 	}
-	locks, next, err := s.listed(r.Context(), v.Identity, "", "", shownMost, states)
+	locks, next, err := s.listed(r.Context(), v.Identity, selection{limit: shownMost, states: states})
 	if err == nil && next != "" && v.Filter != "" {
-		if more, rest, err := s.listed(r.Context(), v.Identity, v.Filter, "", shownMost, states); err == nil && len(more) > 0 {
+		if more, rest, err := s.listed(r.Context(), v.Identity, selection{prefix: v.Filter, limit: shownMost, states: states}); err == nil && len(more) > 0 {
 			locks, next = more, rest
 		}
 	}
 	if err == nil && v.Operator {
-		v.Audit, _, err = s.audited(r.Context(), v.Identity, "", 0, 20)
+		v.Audit, _, err = s.audited(r.Context(), v.Identity, selection{limit: 20})
 	}
 	if err != nil {
 		return err

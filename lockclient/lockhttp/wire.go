@@ -55,6 +55,8 @@ type twice struct {
 	Token  guard.Token `json:"token,omitzero"`
 }
 
+func twiceOf(t guard.Token) twice { return twice{int64(t), t} }
+
 // grantBody is the response to an acquire.
 type grantBody struct {
 	Acquired bool   `json:"acquired"`
@@ -92,7 +94,7 @@ func holderOf(h *driver.HeldError, all bool) *holder {
 		out.Remaining = seconds(max(h.Remaining, time.Microsecond)) // 0 means free
 	}
 	if all {
-		out.LeaseID, out.twice = h.LeaseID, twice{int64(h.Token), h.Token}
+		out.LeaseID, out.twice = h.LeaseID, twiceOf(h.Token)
 	}
 	return out
 }
@@ -123,7 +125,7 @@ type renewedBody struct {
 
 func renewedOf(claim guard.Claim, state string) renewedBody {
 	return renewedBody{
-		Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twice{int64(claim.Token), claim.Token},
+		Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twiceOf(claim.Token),
 		State: state, ServerTime: time.Now(),
 	}
 }

@@ -82,8 +82,11 @@ func open(ctx context.Context, cmd *cli.Command, components []string, names ...s
 	return given, s, err
 }
 
-// on connects for an action, which gets its arguments, and closes the connection.
-func (a *app) on(needed []string, act func(context.Context, *cli.Command, *session, []string) error, names ...string) cli.ActionFunc {
+// sessionAction is an action with a connection and its arguments.
+type sessionAction func(ctx context.Context, cmd *cli.Command, s *session, given []string) error
+
+// on connects for an action, and closes the connection.
+func on(needed []string, act sessionAction, names ...string) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		given, s, err := open(ctx, cmd, needed, names...)
 		if err != nil {

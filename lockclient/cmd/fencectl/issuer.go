@@ -19,7 +19,7 @@ func (a *app) epochCommand() *cli.Command {
 		Commands: []*cli.Command{
 			{
 				Name: "show", Usage: "print the epoch, the server's timeline and what it hides",
-				Action: a.on(leasesOnly, a.epochShow),
+				Action: on(leasesOnly, a.epochShow),
 			},
 			{
 				Name:  "raise",
@@ -29,7 +29,7 @@ func (a *app) epochCommand() *cli.Command {
 					"the schema. Before the applications are started again. It costs nobody a\n" +
 					"lease and cannot be taken back.",
 				Flags:  []cli.Flag{yesFlag()},
-				Action: a.on(leasesOnly, a.epochRaise),
+				Action: on(leasesOnly, a.epochRaise),
 			},
 		},
 	}
@@ -148,7 +148,7 @@ func (a *app) purgeCommand() *cli.Command {
 			&cli.IntFlag{Name: "batch", Value: 100, Usage: "rows per transaction, at most 1000", Validator: atLeast(1)},
 			yesFlag(),
 		},
-		Action: a.on(leasesOnly, a.purge),
+		Action: on(leasesOnly, a.purge),
 	}
 }
 

@@ -38,7 +38,7 @@ func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
+	return on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
 		out := newListing(a.out, cmd, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
 		return printAll(out, s.op.List(ctx, given[0], opts), "no lease", leaseCells)
 	}, "PATTERN?")(ctx, cmd)
@@ -102,7 +102,7 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
+	return on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
 		out := newListing(a.out, cmd, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
 		records := s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to})
 		return printAll(out, records, "no record", func(r lockadmin.AuditRecord) []string {

@@ -27,7 +27,7 @@ func (a *app) marksCommand() *cli.Command {
 			a.marksListCommand(),
 			{
 				Name: "show", ArgsUsage: "RESOURCE", Usage: "print the mark of a resource",
-				Action: a.on(marksOnly, a.markShow, "RESOURCE"),
+				Action: on(marksOnly, a.markShow, "RESOURCE"),
 			},
 			{
 				Name: "raise", ArgsUsage: "RESOURCE TOKEN", Usage: "put a claim in the place of a lower mark, and fence older holders",
@@ -396,7 +396,7 @@ func (a *app) marksResetsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "resets", Usage: "list the resets, the oldest first",
 		Flags:  []cli.Flag{limitFlag("at most this many; 0 is all")},
-		Action: a.on(marksOnly, a.marksResets),
+		Action: on(marksOnly, a.marksResets),
 	}
 }
 

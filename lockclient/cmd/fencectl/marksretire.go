@@ -23,7 +23,7 @@ func (a *app) marksRetireCommand() *cli.Command {
 			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before", Validator: atLeast(time.Duration(0))},
 			yesFlag(),
 		},
-		Action: a.on(components, a.marksRetire),
+		Action: on(components, a.marksRetire),
 	}
 }
 
