@@ -76,7 +76,7 @@ func TestBadInput(t *testing.T) {
 		{"no time", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"now"`), 400, "invalid", "notAfter"},
 		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
 		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":30}`, 410, "lease_spent", ""},
-		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 300<<10) + `"`), 413, "too_large", ""},
+		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 600<<10) + `"`), 413, "too_large", ""},
 		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
 
 		{"renewing an unknown lease", a, "POST", "/v1/locks/X/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"1","ttlSeconds":30}`, 404, "lease_over", ""},

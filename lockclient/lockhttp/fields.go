@@ -2,7 +2,6 @@ package lockhttp
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -30,15 +29,15 @@ type fields struct {
 	err   error  // the first
 }
 
-// read reads a request: its body, JSON that arrives in time and within the identity's
-// limit, or the query of a request without one; and the names in its path.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fields, error) {
+// read reads a request: its body, JSON that arrives in time and is not too long, or the
+// query of a request without one; and the names in its path.
+func read(w http.ResponseWriter, r *http.Request) (*fields, error) {
 	f := parseQuery(r)
 	if r.Method == http.MethodPost {
 		if err := f.end(); err != nil {
 			return nil, err
 		}
-		body, err := s.readBody(w, r, id)
+		body, err := readBody(w, r)
 		if err != nil {
 			return nil, err
 		}
@@ -59,12 +58,12 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity) (*fi
 }
 
 // readBody returns an empty object if there is no body.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, id *Identity) ([]byte, error) {
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	if !strings.EqualFold(strings.TrimSpace(media), "application/json") && r.ContentLength != 0 {
 		return nil, &httpError{kind: &kindMediaType}
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cmp.Or(id.Limits.Body, defaultBody)))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyMost))
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):

@@ -53,15 +53,12 @@ type Limits struct {
 	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. The
 	// issuer's limits bound them further.
 	MinTTL, MaxTTL time.Duration
-	// Body is the longest body of a request in bytes; 0 means 256 KiB.
-	Body int64
 }
 
 const (
 	defaultWaiting = 1000
 	defaultMinTTL  = 100 * time.Millisecond
 	defaultMaxTTL  = 24 * time.Hour
-	defaultBody    = 256 << 10
 )
 
 // tenantVariable is bound to Identity.Tenant.

@@ -221,7 +221,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 }
 
-// Renew sends one batch, or several if the server takes less at once.
+// Renew sends one batch.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	from := driver.Now()
 	type item struct {
@@ -236,11 +236,6 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 	var answer batchBody
 	err := i.do(ctx, "renew", renewals[0].Claim, http.MethodPost, "/v1/locks/renew", map[string]any{"renewals": items}, &answer)
-	if half := len(renewals) / 2; half > 0 && is(err, &kindTooLarge) { // and did nothing
-		i.Renew(ctx, renewals[:half], results[:half])
-		i.Renew(ctx, renewals[half:], results[half:])
-		return
-	}
 	if err == nil && len(answer.Results) != len(renewals) {
 		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the response belongs to another request"))
 	}

@@ -120,8 +120,6 @@ func (k *kind) refused(op string, claim guard.Claim, field string, said error) e
 		return &guard.InvalidError{Field: field, Problem: said.Error()}
 	case &kindOver:
 		return &httpError{kind: k, err: said}
-	case &kindTooLarge: // Renew sends less then
-		said = &httpError{kind: k, err: said}
 	case &kindLate:
 		said = driver.ErrLate
 	}

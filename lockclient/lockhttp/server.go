@@ -86,6 +86,9 @@ const (
 	writeTimeout = 15 * time.Second
 	// batchMost is how many renewals one request may have.
 	batchMost = 100
+	// bodyMost is the longest body of a request in bytes. A batch of the longest names
+	// fits, however JSON escapes them.
+	bodyMost = 512 << 10
 )
 
 // Server is the lock server's [http.Handler]. Make one with [New]. It is safe
@@ -231,7 +234,7 @@ func (s *Server) authenticated(h handler) http.HandlerFunc {
 			s.fail(w, r, "", err)
 			return
 		}
-		in, err := s.read(w, r, id)
+		in, err := read(w, r)
 		if err == nil {
 			err = h(w, r, id, in)
 		}

@@ -198,8 +198,6 @@ func TestLimits(t *testing.T) {
 			id.Limits.Waiting = 1
 		case "Bearer ttl":
 			id.Limits.MinTTL, id.Limits.MaxTTL = 5*time.Second, 10*time.Second
-		case "Bearer body":
-			id.Limits.Body = 60
 		}
 		return id, nil
 	}, nil)
@@ -227,9 +225,6 @@ func TestLimits(t *testing.T) {
 		if got := acquire("ttl", `,"ttlSeconds":`+ttl); got.status != want {
 			t.Errorf("%s: %+v", ttl, got)
 		}
-	}
-	if got := acquire("body", `,"ttlSeconds":60,"metadata":"0123456789"`); got.status != 413 {
-		t.Errorf("%+v", got)
 	}
 	// One stream counts as one that waits.
 	ctx, cancel := context.WithCancel(t.Context())
