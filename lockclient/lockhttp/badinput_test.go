@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -176,6 +178,24 @@ func TestNamesInPaths(t *testing.T) {
 			if got = ask(t, web.URL, "", "DELETE", "/v1/locks/"+inPath+"?resource="+strings.NewReplacer("%", "%25", "#", "%23", "?", "%3F", "+", "%2B", " ", "%20").Replace(resource), ""); got.status != 200 {
 				t.Errorf("releasing %s as %s: %+v", c.name, c.path, got)
 			}
+		}
+	}
+}
+
+// TestMounted: below another chi router the server takes only its own names of a path.
+func TestMounted(t *testing.T) {
+	t.Parallel()
+	outer := chi.NewRouter()
+	outer.Mount("/{resource}/locks", guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil)))
+	for _, c := range []struct{ method, path, body string }{
+		{"GET", "/v1/time", ""},
+		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":30}`},
+		{"GET", "/v1/locks/r", ""},
+		{"POST", "/v1/locks/L/renew", ""},
+		{"DELETE", "/v1/locks/L", ""},
+	} {
+		if got := record(outer, c.method, "/outer/locks"+c.path, "", c.body); got.Code != 200 {
+			t.Errorf("%s %s: %d %s", c.method, c.path, got.Code, got.Body)
 		}
 	}
 }

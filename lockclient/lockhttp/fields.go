@@ -30,8 +30,8 @@ type fields struct {
 }
 
 // read reads a request: its body, JSON that arrives in time and is not too long, or the
-// query of a request without one; and the names in its path.
-func read(w http.ResponseWriter, r *http.Request) (*fields, error) {
+// query of a request without one; and the field in its path that has this name.
+func read(w http.ResponseWriter, r *http.Request, name string) (*fields, error) {
 	f := parseQuery(r)
 	if r.Method == http.MethodPost {
 		if err := f.end(); err != nil {
@@ -43,13 +43,12 @@ func read(w http.ResponseWriter, r *http.Request) (*fields, error) {
 		}
 		f = parseBody(body)
 	}
-	path := chi.RouteContext(r.Context()).URLParams
-	for n, name := range path.Keys {
-		value := path.Values[n]
+	if name != "" {
+		value := chi.URLParam(r, name)
 		if r.URL.RawPath != "" { // else net/http has decoded it: "%2F" is a slash, "%61" an a
 			var err error
 			if value, err = url.PathUnescape(value); err != nil {
-				return nil, guard.Invalid("path", path.Values[n], "has a bad escape")
+				return nil, guard.Invalid("path", chi.URLParam(r, name), "has a bad escape")
 			}
 		}
 		f.put(name, value)
@@ -98,7 +97,7 @@ func (f *fields) put(name string, values ...string) {
 		}
 	}
 	if _, twice := f.in[name]; twice {
-		f.fail(name, f.in[name], "is given twice")
+		f.fail(name, []byte(values[0]), "is given twice")
 	}
 	var member any = values
 	if len(values) == 1 {

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -220,21 +221,24 @@ func (s *Server) routes() chi.Router {
 		{"GET", "/v1/audit", s.audit},
 		{"GET", "/v1/watch", s.watch},
 	} {
-		top.MethodFunc(route.method, route.path, s.authenticated(route.handler))
+		_, name, _ := strings.Cut(route.path, "{") // of the one name in the path, if any
+		name, _, _ = strings.Cut(name, "}")
+		top.MethodFunc(route.method, route.path, s.authenticated(route.handler, name))
 	}
 	s.page(top)
 	return top
 }
 
-// authenticated makes h serve the identity that sent the request.
-func (s *Server) authenticated(h handler) http.HandlerFunc {
+// authenticated makes h serve the identity that sent the request. name is the field that
+// the path has.
+func (s *Server) authenticated(h handler, name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, err := s.identify(r)
 		if err != nil {
 			s.fail(w, r, "", err)
 			return
 		}
-		in, err := read(w, r)
+		in, err := read(w, r, name)
 		if err == nil {
 			err = h(w, r, id, in)
 		}
