@@ -32,8 +32,8 @@
 // # What it does not
 //
 // It has no TLS, no passwords and no store of identities: those are left to the
-// http.Server and the Authenticate hook. Limits and counts are per server. If a
-// response to a client without a leaseId of its own is lost, the lease runs until
+// http.Server and the Authenticate hook. Limits are per server. If a response
+// to a client without a leaseId of its own is lost, the lease runs until
 // its TTL.
 //
 // # Use
@@ -80,7 +80,8 @@
 // audit that it sees. It sees who holds a lease on its own resources, but not
 // the lease ID or token, with which it could act as the holder, unless
 // Identity.SeeHolders allows it. Force unlocks and the audit need
-// Identity.Operator. [Limits] bound each identity.
+// Identity.Operator. [Limits] bound each identity. The resource fencepost-readyz is
+// the servers' own, for /readyz.
 //
 // The server compares the resource, lease ID and token of a renewal or release
 // with the issuer's; its only state is who waits and which leases it granted. So
@@ -105,6 +106,7 @@
 //	429 too_many_requests
 //	500 outcome_unknown         it may have been done: repeat it, or release
 //	500 internal                likewise
+//	500 setup                   nothing was done, and no retry helps: somebody has to act
 //	501 unsupported             no Options.Admin, or an issuer without notifications
 //	503 unavailable             nothing was done
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
