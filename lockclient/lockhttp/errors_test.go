@@ -21,19 +21,19 @@ type failed struct {
 	err error
 }
 
-func (f *failed) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+func (f failed) Acquire(context.Context, driver.Request) (driver.Grant, error) {
 	return driver.Grant{}, f.err
 }
 
-func (f *failed) Renew(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
+func (f failed) Renew(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
 	for n := range results {
 		results[n].Err = f.err
 	}
 }
 
-func (f *failed) Release(context.Context, guard.Claim) (bool, error) { return false, f.err }
+func (f failed) Release(context.Context, guard.Claim) (bool, error) { return false, f.err }
 
-func (f *failed) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
+func (f failed) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
 	return driver.Watching{}, f.err
 }
 
@@ -44,9 +44,6 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 	t.Parallel()
 	claim, other := guard.Claim{Resource: "r", LeaseID: "L", Token: 1}, guard.Claim{Resource: "s", LeaseID: "L", Token: 1}
 	cause := errors.New("inner workings")
-	issuer := &failed{Issuer: memory.NewServer().Issuer()}
-	web, _ := serve(t, issuer, everybody, &lockhttp.Options{MaxWait: time.Second})
-	client := connect(t, web.URL)
 	for _, c := range []struct {
 		err        error
 		status     int
@@ -61,7 +58,8 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 		{guard.Unavailable("x", claim, cause), 503, "unavailable", "1", guard.ReasonUnavailable, guard.ReasonUnavailable},
 		{cause, 500, "internal", "", guard.ReasonOutcomeUnknown, guard.ReasonUnavailable},
 	} {
-		issuer.err = c.err
+		web, _ := serve(t, failed{memory.NewServer().Issuer(), c.err}, everybody, &lockhttp.Options{MaxWait: time.Second})
+		client := connect(t, web.URL)
 		for _, request := range []struct{ method, path, body string }{
 			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`},
 			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30,"waitSeconds":1}`},
@@ -92,7 +90,7 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 		}
 	}
 	// Readiness and credentials that cannot be checked have the same types.
-	issuer.err = fmt.Errorf("%w: %w", guard.ErrMarkAhead, cause)
+	web, _ := serve(t, failed{memory.NewServer().Issuer(), guard.ErrMarkAhead}, everybody, nil)
 	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 503 || got.problem() != "issuer_behind" {
 		t.Errorf("readiness: %s", got.text)
 	}
