@@ -32,7 +32,6 @@ type fileEntry struct {
 	Subject  string `json:"subject"`
 	Tenant   string `json:"tenant"`
 	Operator bool   `json:"operator"`
-	Leases   int    `json:"leases"`
 }
 
 func readIdentities(file string) (who identities, err error) {
@@ -59,7 +58,7 @@ func readIdentities(file string) (who identities, err error) {
 			return who, fmt.Errorf("%s: entry %d has the sha256 of another entry", file, n+1)
 		}
 		who.byHash[string(hash)] = lockhttp.Identity{
-			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Audience: audience(e.Tenant), Limits: lockhttp.Limits{Leases: e.Leases},
+			Subject: e.Subject, Tenant: e.Tenant, Operator: e.Operator, Templates: templates, Audience: audience(e.Tenant),
 		}
 	}
 	return who, nil

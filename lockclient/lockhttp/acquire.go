@@ -30,71 +30,61 @@ type acquiring struct {
 	lost     bool          // an attempt may have been granted unnoticed
 }
 
-func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
+func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	a := &acquiring{s: s, id: id, arrived: s.now()}
 	a.from = a.arrived
-	if err := a.parse(f); err != nil {
+	if err := a.parse(in); err != nil {
 		return err
 	}
-	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
+	if id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
-	uncount, ok := s.usage.hold(id, a.Claim(), time.Now().Add(a.wait+a.TTL+s.opts.Timeout))
-	if !ok {
-		return &httpError{kind: &kindTooManyLeases}
-	}
 	if s.closing() || !s.work.Begin() {
-		uncount()
 		return errClosing
 	}
 	defer s.work.End() // after a release of what nobody got has begun
-	grant, held, err := a.run(r.Context())
-	if held == nil && !errors.Is(err, driver.ErrLate) { // it asks again, by the time in the response
+	grant, err := a.run(r.Context())
+	held, refused := errors.AsType[*driver.HeldError](err)
+	if !refused && !errors.Is(err, driver.ErrLate) { // it asks again, by the time in the response
 		s.waiters.Asked(a.Resource, waiting.Name{Subject: id.Subject, LeaseID: a.LeaseID})
 	}
-	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
-	if err == nil && held == nil && (r.Context().Err() != nil || a.over(grant)) {
-		// Nobody is left to take it, or it would be over.
-		a.lost, err = true, guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(r.Context()), driver.ErrLate))
+	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: holderOf(held, id.sees())}
+	if err == nil {
+		err = a.hand(r.Context(), grant, &body)
 	}
-	body := grantBody{
-		Acquired: err == nil && held == nil, Resource: a.Resource, LeaseID: a.LeaseID, FencingToken: int64(grant.Token), Token: grant.Token,
-		Waited: seconds(a.from - a.arrived), Reclaimed: grant.Reclaimed, Holder: holderOf(held, id.sees()),
-	}
-	if body.Acquired {
-		body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
-		if body.Proof, err = s.sign(id, claim, body.ExpiresAt); err != nil {
-			a.lost, err = true, guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
-		}
-	}
-	if err != nil || held != nil {
-		if !a.given || held != nil || kindOf(err).nothing { // else it may run, and the client knows its ID
-			uncount()
-		}
-		a.abandon()
-	} else {
-		s.usage.runs(id, claim, body.ExpiresAt)
-		s.granted.add(claim, a.TTL, body.ExpiresAt)
-	}
-	s.activity.count(id, err, held)
-	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, cmp.Or(err, error(heldOrNil(held))))
 	if err != nil {
+		a.abandon()
+	}
+	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
+	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, err)
+	if err != nil && !refused {
 		return &httpError{kind: kindOf(err), err: err, leaseID: a.LeaseID}
 	}
-	if body.Acquired {
-		s.log(r.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
-			slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", id.Subject))
-	}
 	body.ServerTime = time.Now()
-	if !body.Acquired {
+	if refused {
 		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
 		return nil
 	}
+	s.log(r.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
+		slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", id.Subject))
 	s.respond(w, body)
+	return nil
+}
+
+// hand puts a grant into the response, unless nobody is left to take it or it would be
+// over.
+func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBody) (err error) {
+	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
+	a.lost = true // until it is handed over
+	if ctx.Err() != nil || a.s.now()-a.from >= grant.TTL {
+		return guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(ctx), driver.ErrLate))
+	}
+	body.Acquired, body.twice, body.Reclaimed = true, twiceOf(grant.Token), grant.Reclaimed
+	body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
+	if body.Proof, err = a.s.sign(a.id, claim, body.ExpiresAt); err != nil {
+		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
+	}
+	a.s.granted.add(claim, a.TTL, body.ExpiresAt)
 	return nil
 }
 
@@ -107,14 +97,6 @@ func (s *Server) closing() bool {
 	default:
 		return false
 	}
-}
-
-// heldOrNil keeps a nil pointer from becoming an error.
-func heldOrNil(held *driver.HeldError) error {
-	if held == nil {
-		return nil
-	}
-	return held
 }
 
 // parse reads and checks all fields; nothing is sent before it succeeds.
@@ -177,11 +159,6 @@ func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
 	return nil
 }
 
-// over reports whether a grant would be of no use.
-func (a *acquiring) over(g driver.Grant) bool {
-	return a.s.now()-a.from >= g.TTL
-}
-
 // abandon releases a grant that nobody got or may yet be made, unless the
 // client chose the lease ID: it may present that again, and this release could
 // arrive after that.
@@ -205,8 +182,9 @@ func (a *acquiring) abandon() {
 	})
 }
 
-// run asks, and waits if the request allows it.
-func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.HeldError, err error) {
+// run asks, and waits if the request allows it. The error of a refusal is a
+// [*driver.HeldError].
+func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
 	// A client that presents a lease ID may have the lease already. Any other
 	// joins the queue if there is one.
 	refusal := &driver.HeldError{Resource: a.Resource}
@@ -215,17 +193,19 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 		reserved = a.s.waiters.Reserved(a.Resource, waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID})
 	}
 	if reserved > 0 && a.wait == 0 {
-		return driver.Grant{}, kept(a.Resource, reserved), nil
+		return grant, kept(a.Resource, reserved)
 	}
 	if a.given && reserved == 0 || a.wait == 0 || a.s.waiters.Count(a.Resource) == 0 {
-		if grant, held, err = a.try(ctx); err != nil || held == nil || a.wait == 0 {
-			return grant, held, err
+		grant, err = a.try(ctx)
+		held, refused := errors.AsType[*driver.HeldError](err)
+		if !refused || a.wait == 0 {
+			return grant, err
 		}
 		refusal = held
 	}
-	done, ok := a.s.usage.wait(a.id)
+	done, ok := a.s.waits.begin(a.id)
 	if !ok {
-		return driver.Grant{}, nil, &httpError{kind: &kindTooMany}
+		return grant, &httpError{kind: &kindTooMany}
 	}
 	defer done()
 	limited, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
@@ -234,10 +214,12 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 		Resource: a.Resource, LeaseID: a.LeaseID, Poll: a.s.limits.Poll, Nap: pollEvery, Watch: a.s.watchIssuer, Closed: a.s.closed,
 		Heard: func(h *driver.HeldError) { refusal = h },
 		Ask: func(context.Context) (waiting.Verdict, *driver.HeldError) { // the last try may end after the wait
-			switch grant, held, err = a.try(ctx); {
-			case held != nil && held.Remaining <= 0: // a locked row, or another holder with each try
+			grant, err = a.try(ctx)
+			held, refused := errors.AsType[*driver.HeldError](err)
+			switch {
+			case refused && held.Remaining <= 0: // a locked row, or another holder with each try
 				return waiting.Busy, nil
-			case held != nil:
+			case refused:
 				return waiting.Refused, held
 			case err != nil && ctx.Err() == nil && kindOf(err).status >= http.StatusInternalServerError:
 				return waiting.Failed, nil
@@ -247,11 +229,11 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, held *driver.H
 	})
 	switch {
 	case over:
-		return grant, nil, err
+		return grant, err
 	case limited.Err() == nil:
-		return driver.Grant{}, nil, errClosing
+		return driver.Grant{}, errClosing
 	}
-	return driver.Grant{}, cmp.Or(known, refusal), nil
+	return driver.Grant{}, cmp.Or(known, refusal)
 }
 
 // pollEvery is the longest pause between two tries if the issuer reports no changes.
@@ -264,9 +246,8 @@ func kept(resource string, remaining time.Duration) *driver.HeldError {
 
 var errClosing = guard.Unavailable("acquire", guard.Claim{}, errors.New("the server is closing"))
 
-// try asks the issuer. It returns one of grant, refusal and error. The grant's TTL
-// counts from a.from.
-func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, error) {
+// try asks the issuer. The grant's TTL counts from a.from.
+func (a *acquiring) try(ctx context.Context) (driver.Grant, error) {
 	for race := 0; ; race++ {
 		a.from, a.at = a.s.now(), time.Now()
 		a.Timeout = min(a.s.opts.Timeout, a.TTL)
@@ -274,31 +255,30 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, *driver.HeldError, e
 			a.Timeout = min(a.Timeout, a.notAfter.Sub(a.at))
 		}
 		if a.Timeout <= 0 {
-			return driver.Grant{}, nil, driver.ErrLate
+			return driver.Grant{}, driver.ErrLate
 		}
 		g, err := within(ctx, a.s, "acquire", a.Claim(), func(ctx context.Context) (driver.Grant, error) {
 			return a.s.issuer.Acquire(ctx, a.Request)
 		}, nil)
-		var held *driver.HeldError
-		switch {
-		case errors.As(err, &held):
+		if err == nil {
+			g.TTL = left(cmp.Or(g.TTL, a.TTL), a.from, g.From)
+			return g, nil
+		}
+		if held, refused := errors.AsType[*driver.HeldError](err); refused {
 			if held.Remaining <= 0 && race < waiting.MaxRaces && ctx.Err() == nil {
 				continue
 			}
-			return driver.Grant{}, held, nil
-		case errors.Is(err, driver.ErrBusy) && a.wait > 0:
-			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}, nil
-		case err != nil:
-			// The client's own faults were checked before, but for an ID in use.
-			var invalid *guard.InvalidError
-			if errors.As(err, &invalid) && invalid.Field == "LeaseID" {
-				invalid.Field = "leaseId"
-			}
-			k := kindOf(err)
-			a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
-		default:
-			g.TTL = left(cmp.Or(g.TTL, a.TTL), a.from, g.From)
+			return driver.Grant{}, held
 		}
-		return g, nil, err
+		if errors.Is(err, driver.ErrBusy) && a.wait > 0 {
+			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}
+		}
+		// The client's own faults were checked before, but for an ID in use.
+		if invalid, is := errors.AsType[*guard.InvalidError](err); is && invalid.Field == "LeaseID" {
+			invalid.Field = "leaseId"
+		}
+		k := kindOf(err)
+		a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
+		return driver.Grant{}, err
 	}
 }

@@ -2,10 +2,7 @@ package lockhttp
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"iter"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -18,53 +15,20 @@ import (
 
 // lockBody is what is known about one resource.
 type lockBody struct {
-	Resource     string      `json:"resource"`
-	State        string      `json:"state"`
-	Owner        string      `json:"ownerId,omitempty"`
-	Metadata     string      `json:"metadata,omitempty"`
-	LeaseID      string      `json:"leaseId,omitempty"`
-	FencingToken int64       `json:"fencingToken,omitempty"`
-	Token        guard.Token `json:"token,omitzero"`
-	AcquiredAt   time.Time   `json:"createdAt,omitzero"`
-	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
-	HeldFor      seconds     `json:"heldForSeconds"`
-	Remaining    seconds     `json:"remainingSeconds"`
-	Waiting      int         `json:"waiting"`
-}
-
-type listBody struct {
-	Locks      []lockBody `json:"locks"`
-	Next       string     `json:"next,omitempty"`
-	ServerTime time.Time  `json:"serverTime"`
-}
-
-type auditBody struct {
-	Records    []recordBody `json:"records"`
-	Next       int64        `json:"next,omitempty"`
-	ServerTime time.Time    `json:"serverTime"`
-}
-
-// recordBody is one record of the audit.
-type recordBody struct {
-	ID        int64       `json:"id"`
-	At        time.Time   `json:"createdAt"`
-	Action    string      `json:"action"`
-	Resource  string      `json:"resource"`
-	Actor     string      `json:"actorId"`
-	Reason    string      `json:"reason"`
-	RequestID string      `json:"requestId"`
-	Number    int64       `json:"fencingToken"`
-	Token     guard.Token `json:"token"`
-	Cut       lockBody    `json:"cut"`
+	Resource   string    `json:"resource"`
+	State      string    `json:"state"`
+	holder               // or the last one of an expired lease
+	AcquiredAt time.Time `json:"createdAt,omitzero"`
+	HeldFor    seconds   `json:"heldForSeconds"`
+	Waiting    int       `json:"waiting"`
 }
 
 // unlockedBody is the response to a force unlock.
 type unlockedBody struct {
 	// Invalidated is the claim that must be raised at the resource.
-	Resource     string      `json:"resource"`
-	LeaseID      string      `json:"leaseId"`
-	FencingToken int64       `json:"fencingToken"`
-	Token        guard.Token `json:"token"`
+	Resource string `json:"resource"`
+	LeaseID  string `json:"leaseId"`
+	twice
 	// Raised says that the server has done so. Until somebody has, the cut
 	// holder can still write.
 	Raised     bool      `json:"raised"`
@@ -75,116 +39,19 @@ type unlockedBody struct {
 }
 
 func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
-	b := lockBody{
-		Resource: l.Resource, State: string(l.State), Owner: l.Owner, Metadata: l.Metadata, AcquiredAt: l.AcquiredAt, ExpiresAt: l.ExpiresAt,
-		HeldFor: seconds(max(0, l.HeldFor)), Remaining: seconds(max(0, l.Remaining)),
+	return lockBody{
+		Resource: l.Resource, State: string(l.State), AcquiredAt: l.AcquiredAt, HeldFor: seconds(max(0, l.HeldFor)),
+		holder: *holderOf(&driver.HeldError{
+			Owner: l.Owner, Metadata: l.Metadata, Token: l.Token, LeaseID: l.LeaseID, ExpiresAt: l.ExpiresAt, Remaining: max(0, l.Remaining),
+		}, id.sees()),
 		// The issuer counts processes, and this server is one of them.
 		Waiting: max(l.Waiters, s.waiters.Count(l.Resource)),
 	}
-	if id.sees() {
-		b.LeaseID, b.FencingToken, b.Token = l.LeaseID, int64(l.Token), l.Token
-	}
-	return b
 }
 
-const pageMost = 1000
-
-func (s *Server) list(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	if s.opts.Admin == nil {
-		return &httpError{kind: &kindUnsupported}
-	}
-	q := queryOf(r)
-	prefix, after, limit := q.text("prefix"), q.text("after"), q.number("limit", 100, pageMost)
-	states, err := statesOf(q.all("state"))
-	if err == nil {
-		err = q.end()
-	}
-	if err != nil {
-		return err
-	}
-	locks, next, err := s.listed(r.Context(), id, prefix, after, int(max(limit, 1)), states)
-	if err != nil {
-		return err
-	}
-	s.respond(w, listBody{locks, next, time.Now()})
-	return nil
-}
-
-func statesOf(words []string) (states []driver.LeaseState, err error) {
-	for _, word := range words {
-		switch state := driver.LeaseState(word); state {
-		case driver.StateHeld, driver.StateExpired, driver.StateFree:
-			states = append(states, state)
-		default:
-			return nil, guard.Invalid("state", word, "must be held, expired or free")
-		}
-	}
-	return states, nil
-}
-
-// place is where the next page begins: after one of the identity's own
-// resources, in the list of one of its templates.
-type place struct {
-	Pattern int    `json:"p"`
-	After   string `json:"a"`
-}
-
-// listed is one page. Each template is one list, in the order of the names.
-func (s *Server) listed(ctx context.Context, id *Identity, prefix, after string, limit int, states []driver.LeaseState) (locks []lockBody, next string, err error) {
-	listings := id.listings(prefix)
-	var from place
-	if after != "" {
-		text, err := base64.RawURLEncoding.DecodeString(after)
-		if err != nil || json.Unmarshal(text, &from) != nil || from.Pattern < 0 || !id.may(from.After) {
-			return nil, "", guard.Invalid("after", after, "is not where a page of this list ends")
-		}
-	}
-	type page struct { // a call that is left behind writes into its own
-		locks []lockBody
-		next  string
-	}
-	p, err := within(ctx, s, "list", guard.Claim{}, func(ctx context.Context) (page, error) {
-		p := page{locks: []lockBody{}}
-		for n := from.Pattern; n < len(listings); n++ {
-			opts := &driver.ListOptions{States: states}
-			if n == from.Pattern {
-				opts.After = from.After
-			}
-			for info, err := range s.opts.Admin.List(ctx, listings[n].pattern, opts) {
-				switch {
-				case err != nil:
-					return page{}, err
-				case !id.may(info.Resource) || id.listedBefore(listings[n].template, info.Resource):
-					continue
-				case len(p.locks) == limit:
-					text, _ := json.Marshal(place{n, p.locks[limit-1].Resource})
-					p.next = base64.RawURLEncoding.EncodeToString(text)
-					return p, nil
-				}
-				p.locks = append(p.locks, s.lock(info, id))
-			}
-		}
-		return p, nil
-	}, nil)
-	return p.locks, p.next, renamed(readOnly("list", err), "prefix")
-}
-
-// listedBefore reports whether one of the identity's first n templates has the
-// resource as well.
-func (id *Identity) listedBefore(n int, resource string) bool {
-	for _, t := range id.Templates[:n] {
-		if id.matches(t, resource) {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	resource, err := pathName(r)
-	if err == nil {
-		err = queryOf(r).end()
-	}
+func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	resource := in.text("resource")
+	err := in.end()
 	if err == nil {
 		err = allowed(id, resource)
 	}
@@ -193,23 +60,22 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	}
 	var body lockBody
 	if s.opts.Admin != nil {
-		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
-			return s.opts.Admin.Get(ctx, resource)
-		}, nil)
+		info, err := s.lease(r.Context(), resource)
 		if err != nil {
-			return readOnly("get", err)
+			return err
 		}
 		body = s.lock(info, id)
 	} else {
-		watching, _, err := s.look(r.Context(), driver.Watch{Resource: resource})
-		if err != nil {
-			return blind(err)
+		held, err := s.held(r.Context(), resource)
+		if err == driver.ErrNoWatch { // one that failed is around more
+			return &httpError{kind: &kindUnsupported, err: err}
 		}
-		watching.Stop()
+		if err != nil {
+			return err
+		}
 		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
-		if h := holderOf(watching.Held, id.sees()); h != nil {
-			body.State, body.Owner, body.Metadata, body.LeaseID = string(driver.StateHeld), h.Owner, h.Metadata, h.LeaseID
-			body.FencingToken, body.Token, body.ExpiresAt, body.Remaining = h.Number, h.Token, h.ExpiresAt, h.Remaining
+		if h := holderOf(held, id.sees()); h != nil {
+			body.State, body.holder = string(driver.StateHeld), *h
 		}
 	}
 	s.respond(w, struct {
@@ -219,26 +85,18 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, id *Identity) error
 	return nil
 }
 
-// readOnly: a read without a response in time has written nothing.
-func readOnly(op string, err error) error {
-	if errors.Is(err, guard.ErrOutcomeUnknown) {
-		return guard.Unavailable(op, guard.Claim{}, errors.New(err.Error()))
-	}
-	return err
+// lease is the issuer's record of a resource.
+func (s *Server) lease(ctx context.Context, resource string) (driver.LeaseInfo, error) {
+	info, err := within(ctx, s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
+		return s.opts.Admin.Get(ctx, resource)
+	}, nil)
+	return info, readOnly(err)
 }
 
-func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	resource, err := pathName(r)
-	if err != nil {
-		return err
-	}
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
-	actor, reason := f.text("actorId"), f.text("reason")
-	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: f.text("leaseId"), RequestID: f.text("requestId")}
-	if err := f.end(); err != nil {
+func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	resource, actor, reason := in.text("resource"), in.text("actorId"), in.text("reason")
+	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: in.text("leaseId"), RequestID: in.text("requestId")}
+	if err := in.end(); err != nil {
 		return err
 	}
 	body, err := s.unlock(r.Context(), id, resource, actor, reason, opts)
@@ -249,17 +107,29 @@ func (s *Server) forceUnlock(w http.ResponseWriter, r *http.Request, id *Identit
 	return nil
 }
 
+// mayOperate checks that the identity may do what operators do, and that the server can.
+func (s *Server) mayOperate(id *Identity) error {
+	switch {
+	case !id.Operator:
+		return &httpError{kind: &kindForbidden}
+	case s.opts.Admin == nil:
+		return &httpError{kind: &kindUnsupported}
+	}
+	return nil
+}
+
+func (s *Server) mayUnlock(id *Identity, resource string) error {
+	if err := allowed(id, resource); err != nil {
+		return err
+	}
+	return s.mayOperate(id)
+}
+
 // unlock force-unlocks a resource and raises the invalidated claim, if the server
 // can.
 func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reason string, opts *driver.ForceUnlockOptions) (body unlockedBody, err error) {
-	if !id.Operator {
-		return body, &httpError{kind: &kindForbidden}
-	}
-	if err := allowed(id, resource); err != nil {
+	if err := s.mayUnlock(id, resource); err != nil {
 		return body, err
-	}
-	if s.opts.Admin == nil {
-		return body, &httpError{kind: &kindUnsupported}
 	}
 	if actor == "" {
 		return body, guard.Missing("actorId")
@@ -286,7 +156,7 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 		return body, &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
 	}
 	body = unlockedBody{
-		Resource: resource, LeaseID: done.Invalidated.LeaseID, FencingToken: int64(done.Invalidated.Token), Token: done.Invalidated.Token,
+		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twiceOf(done.Invalidated.Token),
 		Cut: s.lock(done.Cut, id), AuditID: done.AuditID, Repeated: done.Repeated,
 	}
 	if s.opts.Raise != nil {
@@ -301,74 +171,4 @@ func (s *Server) unlock(ctx context.Context, id *Identity, resource, actor, reas
 	s.log(ctx, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", actor), slog.String("reason", reason),
 		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised), slog.String("subject", id.Subject))
 	return body, nil
-}
-
-func (s *Server) audit(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	q := queryOf(r)
-	prefix, before, limit := q.text("prefix"), q.number("before", 0, 1<<62), q.number("limit", 100, pageMost)
-	if err := q.end(); err != nil {
-		return err
-	}
-	records, next, err := s.audited(r.Context(), id, prefix, before, int(max(limit, 1)))
-	if err != nil {
-		return err
-	}
-	s.respond(w, auditBody{records, next, time.Now()})
-	return nil
-}
-
-// audited returns a page of the audit, the latest first, of all templates.
-func (s *Server) audited(ctx context.Context, id *Identity, prefix string, before int64, limit int) (records []recordBody, next int64, err error) {
-	switch {
-	case !id.Operator:
-		return nil, 0, &httpError{kind: &kindForbidden}
-	case s.opts.Admin == nil:
-		return nil, 0, &httpError{kind: &kindUnsupported}
-	}
-	type page struct {
-		records []recordBody
-		next    int64
-	}
-	p, err := within(ctx, s, "audit", guard.Claim{}, func(ctx context.Context) (page, error) {
-		p := page{records: []recordBody{}}
-		var merged []driver.AuditRecord
-		for _, one := range id.listings(prefix) {
-			var err error
-			if merged, err = mergeRecords(merged, s.opts.Admin.Audit(ctx, one.pattern, &driver.AuditOptions{Before: before}), id, limit+1); err != nil {
-				return page{}, err
-			}
-		}
-		for n, record := range merged {
-			if n == limit {
-				p.next = merged[n-1].ID
-				break
-			}
-			p.records = append(p.records, recordBody{
-				ID: record.ID, At: record.At, Action: strings.ToUpper(record.Action), Resource: record.Resource, Actor: record.Actor, Reason: record.Reason,
-				RequestID: record.RequestID, Number: int64(record.Token), Token: record.Token, Cut: s.lock(record.Cut, id),
-			})
-		}
-		return p, nil
-	}, nil)
-	return p.records, p.next, renamed(readOnly("audit", err), "prefix")
-}
-
-// mergeRecords merges two lists, the latest first, up to a number of records.
-func mergeRecords(old []driver.AuditRecord, more iter.Seq2[driver.AuditRecord, error], id *Identity, most int) (merged []driver.AuditRecord, err error) {
-	for record, err := range more {
-		if err != nil {
-			return nil, err
-		}
-		for len(old) > 0 && old[0].ID > record.ID {
-			merged, old = append(merged, old[0]), old[1:]
-		}
-		if len(old) > 0 && old[0].ID == record.ID || !id.may(record.Resource) {
-			continue
-		}
-		if merged = append(merged, record); len(merged) >= most {
-			return merged[:most], nil
-		}
-	}
-	merged = append(merged, old...)
-	return merged[:min(len(merged), most)], nil
 }

@@ -249,6 +249,25 @@ func TestByIDWithoutFinder(t *testing.T) {
 	}
 }
 
+// TestRemembersWhatRuns: a renewal or a release under another token than the lease's does
+// not make the server forget the lease, which it could not find again.
+func TestRemembersWhatRuns(t *testing.T) {
+	t.Parallel()
+	web, _ := serve(t, blind(memory.NewServer()), everybody, nil)
+	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).str("leaseId")
+	for _, c := range []struct{ verb, path, body string }{
+		{"POST", "/v1/locks/" + id + "/renew", `{"resource":"r","fencingToken":9}`},
+		{"DELETE", "/v1/locks/" + id + "?resource=r&fencingToken=9", ""},
+	} {
+		if got := ask(t, web.URL, "", c.verb, c.path, c.body); got.status != 404 || got.problem() != "lease_over" {
+			t.Errorf("%s under another token: %d %s", c.verb, got.status, got.text)
+		}
+		if got := ask(t, web.URL, "", "POST", "/v1/locks/"+id+"/renew", ""); got.status != 200 {
+			t.Errorf("after a %s under another token: %d %s", c.verb, got.status, got.text)
+		}
+	}
+}
+
 // finder counts the leases that are looked for.
 type finder struct {
 	*memory.Issuer
@@ -372,10 +391,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 func TestRefusedByOlderServer(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
-	inner, err := lockhttp.New(server.Issuer(), everybody, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
 	defer inner.Close(context.Background())
 	server.Steal("r", "somebody", time.Hour)
 	for _, c := range []struct {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -76,7 +78,7 @@ func TestBadInput(t *testing.T) {
 		{"no time", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"now"`), 400, "invalid", "notAfter"},
 		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
 		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":30}`, 410, "lease_spent", ""},
-		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 300<<10) + `"`), 413, "too_large", ""},
+		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 600<<10) + `"`), 413, "too_large", ""},
 		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
 
 		{"renewing an unknown lease", a, "POST", "/v1/locks/X/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"1","ttlSeconds":30}`, 404, "lease_over", ""},
@@ -96,6 +98,11 @@ func TestBadInput(t *testing.T) {
 		{"releasing another tenant's lease", a, "DELETE", "/v1/locks/U?resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
 		{"releasing another's with one's own resource", a, "DELETE", "/v1/locks/U?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
 		{"releasing another tenant's lease by its ID", a, "DELETE", "/v1/locks/U", "", 404, "lease_over", ""},
+		{"what the probe of readiness holds", "root", "POST", "/v1/locks/acquire", `{"resource":"fencepost-readyz","ttlSeconds":60}`, 403, "forbidden", ""},
+		{"a body in the path's place", a, "POST", "/v1/locks/L/renew", `[`, 400, "invalid", "body"},
+		{"a lease ID in the path and in the body", a, "POST", "/v1/locks/L/renew", `{"leaseId":"L"}`, 400, "invalid", "leaseId"},
+		{"no UTF-8 in the path", a, "DELETE", "/v1/locks/%FF", "", 400, "invalid", "leaseId"},
+		{"no UTF-8 in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:%FF", "", 400, "invalid", "resource"},
 		{"a resource twice", a, "DELETE", "/v1/locks/L?resource=a&resource=b", "", 400, "invalid", "resource"},
 		{"a bad token in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=01", "", 400, "invalid", "fencingToken"},
 
@@ -105,9 +112,6 @@ func TestBadInput(t *testing.T) {
 		{"a path that goes on", a, "GET", "/v1/locks/acme:billing-close:1/x", "", 404, "not_found", ""},
 		{"an unknown path", a, "GET", "/v2/locks", "", 404, "not_found", ""},
 		{"an unknown method", a, "PUT", "/v1/locks/acquire", "{}", 405, "method_not_allowed", ""},
-		{"following nothing", a, "GET", "/v1/events", "", 400, "invalid", "resource"},
-		{"following another tenant's", a, "GET", "/v1/events?resource=acme:billing-close:1&resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
-		{"following many", a, "GET", "/v1/events?x" + strings.Repeat("&resource=acme:billing-close:1", 21), "", 400, "invalid", "query"},
 		{"watching another tenant's", a, "GET", "/v1/watch?resource=umbrella:billing-close:1&leaseId=U", "", 403, "forbidden", ""},
 		{"listing where nothing can", a, "GET", "/v1/locks", "", 501, "unsupported", ""},
 		{"force-unlock without the right", a, "POST", "/v1/locks/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
@@ -178,19 +182,36 @@ func TestNamesInPaths(t *testing.T) {
 	}
 }
 
+// TestMounted: below another chi router the server takes only its own names of a path.
+func TestMounted(t *testing.T) {
+	t.Parallel()
+	outer := chi.NewRouter()
+	outer.Mount("/{resource}/locks", guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil)))
+	for _, c := range []struct{ method, path, body string }{
+		{"GET", "/v1/time", ""},
+		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":30}`},
+		{"GET", "/v1/locks/r", ""},
+		{"POST", "/v1/locks/L/renew", ""},
+		{"DELETE", "/v1/locks/L", ""},
+	} {
+		if got := record(outer, c.method, "/outer/locks"+c.path, "", c.body); got.Code != 200 {
+			t.Errorf("%s %s: %d %s", c.method, c.path, got.Code, got.Body)
+		}
+	}
+}
+
 // TestConstruction: New and NewIssuer return static mistakes as errors.
 func TestConstruction(t *testing.T) {
 	t.Parallel()
 	issuer := memory.NewServer().Issuer()
 	for name, err := range map[string]error{
-		"no issuer":      second(lockhttp.New(nil, everybody, nil)),
-		"no identities":  second(lockhttp.New(issuer, nil, nil)),
-		"timeout":        second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
-		"wait":           second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
-		"ready resource": second(lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyResource: "\n"})),
-		"no URL":         second(lockhttp.NewIssuer("locks:80", nil)),
-		"a password":     second(lockhttp.NewIssuer("http://a:b@locks", nil)),
-		"a query":        second(lockhttp.NewIssuer("http://locks?x=1", nil)),
+		"no issuer":     second(lockhttp.New(nil, everybody, nil)),
+		"no identities": second(lockhttp.New(issuer, nil, nil)),
+		"timeout":       second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
+		"wait":          second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
+		"no URL":        second(lockhttp.NewIssuer("locks:80", nil)),
+		"a password":    second(lockhttp.NewIssuer("http://a:b@locks", nil)),
+		"a query":       second(lockhttp.NewIssuer("http://locks?x=1", nil)),
 	} {
 		if guard.ReasonOf(err) != guard.ReasonInvalid {
 			t.Errorf("%s: %v", name, err)

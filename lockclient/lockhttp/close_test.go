@@ -47,10 +47,7 @@ func TestRequestsDuringClose(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		issuer := &tracked{Issuer: memory.NewServer().Issuer()}
-		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
 		var wg sync.WaitGroup
 		var stop atomic.Bool
 		for n := range 8 {
@@ -124,10 +121,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		}}
-		h, err := lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, ReadyResource: "ready", Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h = guard.Must(lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }}))
 		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
 			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
 		}
@@ -137,7 +131,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 		if request.method == "POST" && raised.Load() != 1 {
 			t.Error("the invalidated claim was not raised")
 		}
-		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "ready", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
+		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "fencepost-readyz", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
 			t.Errorf("the probe's lease: %v", err)
 		}
 	}
@@ -149,10 +143,7 @@ func TestCloseGivesUp(t *testing.T) {
 	t.Parallel()
 	forever := make(chan struct{})
 	defer close(forever)
-	h, err := lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := guard.Must(lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: time.Millisecond}))
 	record(h, "DELETE", "/v1/locks/L?resource=r", "", "")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -176,10 +167,7 @@ func (down) Release(_ context.Context, claim guard.Claim) (bool, error) {
 // until it has run out, which Close does not wait for.
 func TestCloseWhileTheIssuerIsDown(t *testing.T) {
 	t.Parallel()
-	h, err := lockhttp.New(down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: 50 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := guard.Must(lockhttp.New(down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: 50 * time.Millisecond}))
 	if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":3600}`); got.Code != http.StatusInternalServerError {
 		t.Errorf("%d %s", got.Code, got.Body)
 	}

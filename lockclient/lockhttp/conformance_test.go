@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -24,10 +25,7 @@ func everybody(*http.Request) (*lockhttp.Identity, error) {
 // serve runs a lock server for the test's duration.
 func serve(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *lockhttp.Options) (*httptest.Server, *lockhttp.Server) {
 	t.Helper()
-	handler, err := lockhttp.New(issuer, who, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(issuer, who, opts))
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -43,10 +41,7 @@ func serve(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *
 // connect returns the Go client, with connections of its own.
 func connect(t testing.TB, url string) driver.Issuer {
 	t.Helper()
-	i, err := lockhttp.NewIssuer(url, &http.Client{Transport: &http.Transport{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := guard.Must(lockhttp.NewIssuer(url, &http.Client{Transport: &http.Transport{}}))
 	t.Cleanup(func() { i.Close() })
 	return i
 }

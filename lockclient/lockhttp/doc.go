@@ -32,8 +32,8 @@
 // # What it does not
 //
 // It has no TLS, no passwords and no store of identities: those are left to the
-// http.Server and the Authenticate hook. Limits and counts are per server. If a
-// response to a client without a leaseId of its own is lost, the lease runs until
+// http.Server and the Authenticate hook. Limits are per server. If a response
+// to a client without a leaseId of its own is lost, the lease runs until
 // its TTL.
 //
 // # Use
@@ -50,7 +50,7 @@
 //	GET    /v1/locks/{resource}
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
 //	GET    /v1/audit
-//	GET    /v1/events?resource=R             server-sent: who holds, and every change that is seen
+//	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
 //	GET    /health, /readyz                  the process responds; a lease can be acquired and released
 //	GET    /ui                               the operators' page
 //
@@ -80,12 +80,12 @@
 // audit that it sees. It sees who holds a lease on its own resources, but not
 // the lease ID or token, with which it could act as the holder, unless
 // Identity.SeeHolders allows it. Force unlocks and the audit need
-// Identity.Operator. [Limits] bound each identity.
+// Identity.Operator. [Limits] bound each identity. The resource fencepost-readyz is
+// the servers' own, for /readyz.
 //
 // The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; its only state is the count of leases for Limits.Leases, which
-// leases it granted, and what the page's plots show. So any number of servers may share one
-// issuer.
+// with the issuer's; its only state is who waits and which leases it granted. So
+// any number of servers may share one issuer.
 //
 // # Errors
 //
@@ -103,13 +103,21 @@
 //	410 lease_spent             the lease ID was released or abandoned
 //	412 late                    after its notAfter
 //	413 too_large, 415 unsupported_media_type
-//	429 too_many_requests, too_many_leases
+//	429 too_many_requests
 //	500 outcome_unknown         it may have been done: repeat it, or release
 //	500 internal                likewise
+//	500 setup                   nothing was done, and no retry helps: somebody has to act
 //	501 unsupported             no Options.Admin, or an issuer without notifications
 //	503 unavailable             nothing was done
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act
+//
+// # Where to read on
+//
+// server.go has the routes and how an exchange with the issuer is bounded, fields.go
+// how a request is read, problem.go the table of errors for both sides. acquire.go,
+// renew.go and watch.go are the requests of workers, admin.go, lists.go and page.go
+// those of operators; issuer.go is the client.
 //
 // # Compatibility
 //

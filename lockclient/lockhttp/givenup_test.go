@@ -149,10 +149,7 @@ func (s stuck) Watch(context.Context, driver.Watch, func()) (driver.Watching, er
 func TestIssuerAway(t *testing.T) {
 	t.Parallel()
 	forever := make(chan struct{})
-	handler, err := lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: 200 * time.Millisecond}))
 	defer func() {
 		close(forever)
 		if err := handler.Close(t.Context()); err != nil {
@@ -173,7 +170,7 @@ func TestIssuerAway(t *testing.T) {
 		{"GET", "/v1/locks/r", "", 503},
 		{"GET", "/v1/watch?resource=r", "", 503},
 		{"GET", "/readyz", "", 503},
-		{"GET", "/healthz", "", 200},
+		{"GET", "/health", "", 200},
 	} {
 		wg.Go(func() {
 			began := time.Now()
@@ -236,10 +233,7 @@ func TestWaiting(t *testing.T) {
 	clients := longtest.ByLength(200, 1000)
 	server := memory.NewServer()
 	issuer := &hooked{Issuer: server.Issuer()}
-	handler, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour}))
 	if got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`); got.Code != 200 {
 		t.Fatal(got.Body)
 	}

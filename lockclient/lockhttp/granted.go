@@ -79,11 +79,13 @@ func (g *granted) room() bool {
 	return g.count < grantedMost
 }
 
-// remove forgets a lease that is over.
+// remove forgets a lease that is over; without a token, whichever has the claim's ID.
+// Under another token it may run.
 func (g *granted) remove(claim guard.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.by[claim.LeaseID][claim.Resource]; !ok {
+	old, known := g.by[claim.LeaseID][claim.Resource]
+	if !known || claim.Token != guard.NoToken && claim.Token != old.token {
 		return
 	}
 	g.count--
@@ -105,15 +107,15 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
-// ttl returns the TTL that a lease was granted for; 0 if this server did not grant it
-// and the lease ID does not say so.
-func (g *granted) ttl(claim guard.Claim) time.Duration {
+// of returns what is known of a lease. Of one that this server did not grant, it is the
+// TTL at most, which the lease ID may say.
+func (g *granted) of(claim guard.Claim) running {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if r, ok := g.by[claim.LeaseID][claim.Resource]; ok {
-		return r.ttl
+	if r, known := g.by[claim.LeaseID][claim.Resource]; known {
+		return r
 	}
-	return ttlOf(claim.LeaseID)
+	return running{ttl: ttlOf(claim.LeaseID)}
 }
 
 // uuidLen is the length of input.NewLeaseID.
@@ -122,8 +124,7 @@ const uuidLen = 36
 // newLeaseID makes a lease ID that ends with the TTL of the grant. So every server
 // behind one name can renew a lease for it, whichever of them granted it.
 func newLeaseID(ttl time.Duration) string {
-	text, _ := seconds(ttl).MarshalJSON() // never fails
-	return input.NewLeaseID() + "_" + string(text)
+	return input.NewLeaseID() + "_" + seconds(ttl).String()
 }
 
 // ttlOf returns the TTL that newLeaseID wrote; 0 for another ID.
@@ -147,17 +148,17 @@ func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) 
 			return claim, err
 		}
 	}
-	found, err := s.match(id, claim, s.granted.claims(claim.LeaseID))
+	found, err := id.match(claim, s.granted.claims(claim.LeaseID))
 	if err != nil || found.Token != guard.NoToken {
 		return found, err
 	}
 	// What follows costs the issuer something, and anybody can make up a lease ID.
-	if id.Limits.Acquire != nil && !id.Limits.Acquire() {
+	if id.limited() {
 		return claim, &httpError{kind: &kindTooMany}
 	}
 	claims, err := s.find(ctx, claim)
 	if err == nil {
-		found, err = s.match(id, claim, claims)
+		found, err = id.match(claim, claims)
 	}
 	if err == nil && found.Token == guard.NoToken {
 		err = &httpError{kind: &kindOver, leaseID: claim.LeaseID}
@@ -166,7 +167,7 @@ func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) 
 }
 
 // match returns the one claim that is as requested; without a token if there is none.
-func (s *Server) match(id *Identity, want guard.Claim, claims []guard.Claim) (found guard.Claim, err error) {
+func (id *Identity) match(want guard.Claim, claims []guard.Claim) (found guard.Claim, err error) {
 	for _, c := range claims {
 		if want.Resource != "" && c.Resource != want.Resource || want.Token != guard.NoToken && c.Token != want.Token || !id.may(c.Resource) {
 			continue
@@ -183,18 +184,14 @@ func (s *Server) match(id *Identity, want guard.Claim, claims []guard.Claim) (fo
 // on any if the issuer is a driver.Finder.
 func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, error) {
 	if claim.Resource != "" {
-		watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
+		held, err := s.held(ctx, claim.Resource)
 		if err == driver.ErrNoWatch {
 			return nil, guard.Invalid("fencingToken", "", "is required: this server did not grant the lease, and its issuer cannot say which token it has")
 		}
-		if err != nil {
+		if err != nil || held == nil || held.LeaseID != claim.LeaseID {
 			return nil, err
 		}
-		watching.Stop()
-		if h := watching.Held; h != nil && h.LeaseID == claim.LeaseID {
-			return []guard.Claim{{Resource: claim.Resource, Token: h.Token, LeaseID: h.LeaseID}}, nil
-		}
-		return nil, nil
+		return []guard.Claim{{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID}}, nil
 	}
 	f, ok := s.issuer.(driver.Finder)
 	if !ok {
@@ -210,5 +207,5 @@ func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, er
 		return nil, guard.Unavailable("find", claim, context.DeadlineExceeded)
 	}
 	claims, err := within(ctx, s, "find", claim, func(ctx context.Context) ([]guard.Claim, error) { return f.Find(ctx, claim.LeaseID) }, nil)
-	return claims, readOnly("find", err)
+	return claims, readOnly(err)
 }

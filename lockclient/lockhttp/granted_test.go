@@ -2,6 +2,7 @@ package lockhttp
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestGrantedIsBounded(t *testing.T) {
 	g.remove(claim(0))
 	g.remove(claim(0))
 	g.add(claim(2*grantedMost-1), 0, runs)
-	if knows(0) || !knows(2*grantedMost-1) || g.count != grantedMost || g.ttl(claim(2*grantedMost-1)) != 0 {
+	if knows(0) || !knows(2*grantedMost-1) || g.count != grantedMost || g.of(claim(2*grantedMost-1)).ttl != 0 {
 		t.Errorf("%d leases after one was removed and one added", g.count)
 	}
 	for i := range 2 * grantedMost {
@@ -56,5 +57,18 @@ func TestGrantedIsBounded(t *testing.T) {
 	g.remove(claim(1)) // it is over, and went when room was made
 	if g.count != 0 || len(g.by) != 0 {
 		t.Errorf("%d leases and %d IDs are left", g.count, len(g.by))
+	}
+}
+
+// TestLeaseIDSaysTTL: the TTL in a lease ID is exact to the microsecond.
+func TestLeaseIDSaysTTL(t *testing.T) {
+	for range 100_000 {
+		ttl := time.Duration(rand.Int64N(1e9*1e6)) * time.Microsecond
+		if rand.IntN(2) == 0 {
+			ttl = ttl.Truncate(time.Second)
+		}
+		if id := newLeaseID(ttl); ttlOf(id) != ttl {
+			t.Fatalf("%s for %v", id, ttl)
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
@@ -24,8 +23,13 @@ type readiness struct {
 	leaseID string // of a lease whose release has not succeeded
 }
 
-// probeOwner is the owner of the leases of /readyz, the same for all servers.
-const probeOwner = "readyz"
+const (
+	// readyResource is what all servers acquire and release for /readyz. No identity may
+	// name it: while somebody holds it who is not a probe, no server is ready.
+	readyResource = "fencepost-readyz"
+	// probeOwner is the owner of these leases.
+	probeOwner = "readyz"
+)
 
 // readyz acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
@@ -42,47 +46,40 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		if kindOf(err) == &kindBehind {
 			k = &kindBehind
 		}
-		s.fail(w, r, &httpError{kind: k, err: err})
+		s.fail(w, r, "", &httpError{kind: k, err: err})
 		return
 	}
 	s.respond(w, map[string]bool{"ok": true})
 }
 
 func (s *Server) probe(ctx context.Context) error {
-	if !s.work.Begin() {
-		return errClosing
-	}
-	defer s.work.End() // after the release
 	// A lease that could not be released is acquired again. Under another ID it would
 	// look like another server's.
 	s.ready.leaseID = cmp.Or(s.ready.leaseID, input.NewLeaseID())
 	q := driver.Request{
-		Resource: s.opts.ReadyResource, LeaseID: s.ready.leaseID, Owner: probeOwner,
+		Resource: readyResource, LeaseID: s.ready.leaseID, Owner: probeOwner,
 		TTL: probeTTL(s.limits), Timeout: s.opts.Timeout / 2,
 	}
-	_, err := within(ctx, s, "acquire", q.Claim(), func(ctx context.Context) (driver.Grant, error) {
-		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
+	released, err := within(ctx, s, "probe", q.Claim(), func(ctx context.Context) (bool, error) {
+		half, cancel := context.WithTimeout(ctx, q.Timeout)
 		defer cancel()
-		return s.issuer.Acquire(ctx, q)
+		_, err := s.issuer.Acquire(half, q)
+		var held *driver.HeldError
+		switch {
+		case errors.As(err, &held) && (held.Owner == probeOwner || held.Remaining <= 0):
+			return false, nil // another server's probe has just written there, or has freed it since
+		case held != nil:
+			return false, err // that proves only that the issuer can be read
+		case errors.Is(err, driver.ErrLeaseIDSpent):
+			err = nil // an earlier release was carried out, although its response was lost
+		}
+		_, kept := s.issuer.Release(ctx, q.Claim()) // even if no response to the acquire came
+		return kept == nil, errors.Join(err, kept)
 	}, nil)
-	var held *driver.HeldError
-	switch {
-	case errors.As(err, &held) && (held.Owner == probeOwner || held.Remaining <= 0):
-		return nil // another server's probe has just written there, or has freed it since
-	case held != nil:
-		return err // that proves only that the issuer can be read
-	case errors.Is(err, driver.ErrLeaseIDSpent):
-		err = nil // an earlier release was carried out, although its response was lost
-	}
-	_, released := within(ctx, s, "release", q.Claim(), func(ctx context.Context) (bool, error) {
-		ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout/2)
-		defer cancel()
-		return s.issuer.Release(ctx, guard.Claim{Resource: q.Resource, LeaseID: q.LeaseID}) // even if no response to the acquire came
-	}, nil)
-	if released == nil {
+	if released {
 		s.ready.leaseID = ""
 	}
-	return errors.Join(err, released)
+	return err
 }
 
 // probeTTL is ten seconds, or the nearest TTL that the issuer allows.

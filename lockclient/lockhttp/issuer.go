@@ -101,31 +101,46 @@ func (i *Issuer) serverTime(at time.Duration) (time.Time, bool) {
 // responseMost bounds the size of a response.
 const responseMost = 1 << 20
 
-// do sends one request and reads its response into out. Anything other than a
-// response of the server is an error with an unknown outcome.
-func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
+// send sends one request. The caller closes the body of the response.
+func (i *Issuer) send(ctx context.Context, op string, claim guard.Claim, method, path string, in any) (*http.Response, error) {
 	var body io.Reader
 	if in != nil {
 		text, err := json.Marshal(in)
 		if err != nil {
-			return guard.Unavailable(op, claim, err)
+			return nil, guard.Unavailable(op, claim, err)
 		}
 		body = bytes.NewReader(text)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, i.base+path, body)
 	if err != nil {
-		return guard.Unavailable(op, claim, err)
+		return nil, guard.Unavailable(op, claim, err)
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	resp, err := i.client.Do(req)
+	var dial *net.OpError
+	switch {
+	case err == nil:
+		return resp, nil
+	case i.owned && errors.As(err, &dial) && dial.Op == "dial":
+		// A connection that could not be made has carried nothing, if nothing in
+		// between retries.
+		return nil, guard.Unavailable(op, claim, err)
+	}
+	return nil, guard.OutcomeUnknown(op, claim, err)
+}
+
+// do sends one request and reads its response into out. Anything other than a
+// response of the server is an error with an unknown outcome.
+func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
 	if err := i.pace.wait(ctx, op, claim); err != nil {
 		return err
 	}
 	sent := driver.Now()
-	resp, err := i.client.Do(req)
+	resp, err := i.send(ctx, op, claim, method, path, in)
 	if err != nil {
-		return i.unsent(op, claim, err)
+		return err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, responseMost))
@@ -141,16 +156,6 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	}
 	i.learn(told.ServerTime, sent)
 	return nil
-}
-
-// unsent: a connection that could not be made has carried nothing, if nothing in
-// between retries.
-func (i *Issuer) unsent(op string, claim guard.Claim, err error) error {
-	var dial *net.OpError
-	if i.owned && errors.As(err, &dial) && dial.Op == "dial" {
-		return guard.Unavailable(op, claim, err)
-	}
-	return guard.OutcomeUnknown(op, claim, err)
 }
 
 // isProblem reports whether a response has the type of a problem.
@@ -172,45 +177,11 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 	}
 	i.learn(p.ServerTime, sent)
 	var said error = fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
-	for _, k := range kinds {
-		if k.name != name || k.status != resp.StatusCode {
-			continue
-		}
-		switch k {
-		case &kindSpent:
-			return driver.ErrLeaseIDSpent
-		case &kindLate:
-			return guard.Unavailable(op, claim, driver.ErrLate)
-		case &kindOver:
-			return &httpError{kind: k, err: said}
-		case &kindBehind:
-			return behind(op, said)
-		case &kindInvalid:
-			return &guard.InvalidError{Field: p.Field, Problem: said.Error()}
-		}
-		if k == &kindTooLarge {
-			said = &httpError{kind: k, err: said} // Renew sends less then
-		}
-		switch k {
-		case &kindSetup, &kindUnauthorized, &kindForbidden, &kindMethod, &kindMediaType, &kindUnsupported:
-			return guard.Setup(op, claim, said)
-		}
-		if k.nothing {
-			return guard.Unavailable(op, claim, said)
-		}
+	k := kindNamed(name)
+	if k.status != resp.StatusCode {
+		k = &kindInternal
 	}
-	return guard.OutcomeUnknown(op, claim, said)
-}
-
-// behind is the error of an issuer whose tokens went back.
-func behind(op string, said error) error {
-	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
-}
-
-// is reports whether the server refused with this kind.
-func is(err error, k *kind) bool {
-	var own *httpError
-	return errors.As(err, &own) && own.kind == k
+	return k.refused(op, claim, p.Field, said)
 }
 
 // Acquire asks once; the server does not wait.
@@ -218,11 +189,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if _, known := i.serverTime(0); !known {
 		// Separate, since without the server's time a request has no end.
 		if err := i.do(ctx, "acquire", r.Claim(), http.MethodGet, "/v1/time", nil, &timeBody{}); err != nil {
-			var invalid *guard.InvalidError
-			if errors.As(err, &invalid) {
-				return driver.Grant{}, err
-			}
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New(err.Error())) // only the time was requested
+			return driver.Grant{}, readOnly(err) // only the time was requested
 		}
 	}
 	from := driver.Now()
@@ -254,7 +221,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 }
 
-// Renew sends one batch, or several if the server takes less at once.
+// Renew sends one batch.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	from := driver.Now()
 	type item struct {
@@ -269,43 +236,35 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 	var answer batchBody
 	err := i.do(ctx, "renew", renewals[0].Claim, http.MethodPost, "/v1/locks/renew", map[string]any{"renewals": items}, &answer)
-	if half := len(renewals) / 2; half > 0 && is(err, &kindTooLarge) { // and did nothing
-		i.Renew(ctx, renewals[:half], results[:half])
-		i.Renew(ctx, renewals[half:], results[half:])
-		return
-	}
 	if err == nil && len(answer.Results) != len(renewals) {
 		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the response belongs to another request"))
 	}
 	for n, r := range renewals {
-		switch {
-		case err != nil:
-			results[n] = driver.Renewed{Err: err}
-			continue
-		case answer.Results[n].Resource != r.Claim.Resource || answer.Results[n].LeaseID != r.Claim.LeaseID || answer.Results[n].Token != r.Claim.Token:
-			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
-			continue
-		}
-		switch got := answer.Results[n]; got.State {
-		case stateExtended:
-			ttl := min(r.TTL, time.Duration(got.TTL))
-			i.proofs.keep(r.Claim, got.Proof, from+ttl)
-			results[n] = driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
-		case stateOver:
-			i.proofs.end(r.Claim)
-			results[n] = driver.Renewed{State: driver.Over}
-		case kindInvalid.name:
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, &guard.InvalidError{Field: got.Field, Problem: fmt.Sprintf("the lock server says %q", got.Detail)})}
-		case kindSetup.name, kindForbidden.name:
-			results[n] = driver.Renewed{Err: guard.Setup("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
-		case kindUnavailable.name:
-			results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
-		case kindBehind.name:
-			results[n] = driver.Renewed{Err: behind("renew", errors.New("says the lock server"))}
-		default:
-			results[n] = driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("the lock server says %q", got.State))}
+		if results[n] = (driver.Renewed{Err: err}); err == nil {
+			results[n] = i.renewed(r, answer.Results[n], from)
 		}
 	}
+}
+
+// renewed is what the server says of one renewal, which was sent after from.
+func (i *Issuer) renewed(r driver.Renewal, got renewedBody, from time.Duration) driver.Renewed {
+	if got.Resource != r.Claim.Resource || got.LeaseID != r.Claim.LeaseID || got.Token != r.Claim.Token {
+		return driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
+	}
+	switch got.State {
+	case stateExtended:
+		ttl := min(r.TTL, time.Duration(got.TTL))
+		i.proofs.keep(r.Claim, got.Proof, from+ttl)
+		return driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
+	case stateOver:
+		i.proofs.end(r.Claim)
+		return driver.Renewed{State: driver.Over}
+	}
+	err := kindNamed(got.State).refused("renew", r.Claim, got.Field, fmt.Errorf("the lock server says %q %s", got.State, got.Detail))
+	if errors.Is(err, guard.ErrInvalid) {
+		err = guard.Unavailable("renew", r.Claim, err) // the lease may run
+	}
+	return driver.Renewed{Err: err}
 }
 
 // Release frees the claim's lease; without a token it invalidates the lease ID.
@@ -353,29 +312,20 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	fail := func(err error) (driver.Watching, error) {
 		stop()
 		cancel()
-		return driver.Watching{}, err
+		return driver.Watching{}, readOnly(err)
 	}
-	req, err := http.NewRequestWithContext(watching, http.MethodGet, i.base+"/v1/watch?"+q.Encode(), nil)
-	if err != nil {
-		return fail(guard.Unavailable("watch", claim, err))
-	}
-	req.Header.Set("Accept", "text/event-stream")
 	if err := i.pace.wait(ctx, "watch", claim); err != nil {
 		return fail(err)
 	}
 	sent := driver.Now()
-	resp, err := i.client.Do(req)
+	resp, err := i.send(watching, "watch", claim, http.MethodGet, "/v1/watch?"+q.Encode(), nil)
 	if err != nil {
-		return fail(guard.Unavailable("watch", claim, err))
+		return fail(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, responseMost))
-		err := i.refusal("watch", claim, resp, text, sent)
-		if errors.Is(err, guard.ErrOutcomeUnknown) {
-			err = guard.Unavailable("watch", claim, errors.New(err.Error())) // it wrote nothing
-		}
-		return fail(err)
+		return fail(i.refusal("watch", claim, resp, text, sent))
 	}
 	events := bufio.NewReader(io.LimitReader(resp.Body, responseMost))
 	name, data, err := nextEvent(events)

@@ -52,17 +52,14 @@ func (deaf) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 func TestWatchesEnd(t *testing.T) {
 	t.Parallel()
 	for name, path := range map[string]string{
-		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r", "a follower": "/v1/events?resource=r",
+		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r",
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := memory.NewServer()
 				server.Steal("r", "holder", time.Hour)
 				issuer := &distant{counting: counting{Issuer: server.Issuer()}}
-				h, err := lockhttp.New(issuer, everybody, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				h := guard.Must(lockhttp.New(issuer, everybody, nil))
 				for _, leaves := range []string{"before the answer", "at the answer", "later"} {
 					ctx, cancel := context.WithCancel(t.Context())
 					issuer.answered = nil

@@ -37,10 +37,7 @@ func TestHastyWaiter(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	first := &first{impatient: impatient{server.Issuer()}}
-	handler, err := lockhttp.New(first, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(first, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour}))
 	defer handler.Close(t.Context())
 	server.Steal("r", "holder", time.Hour)
 	first.then = make(chan struct{})
@@ -101,10 +98,7 @@ func TestClientsInLine(t *testing.T) {
 			server.Steal("r", "holder", time.Hour)
 			var wg sync.WaitGroup
 			for n := range clients {
-				i, err := lockhttp.NewIssuer(web.URL, &http.Client{Transport: &http.Transport{}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				i := guard.Must(lockhttp.NewIssuer(web.URL, &http.Client{Transport: &http.Transport{}}))
 				c, err := lockclient.New(i, fmt.Sprint("worker-", n), nil)
 				if err != nil {
 					t.Fatal(err)
@@ -219,10 +213,7 @@ func TestIssuerFailsTheQueue(t *testing.T) {
 		server := memory.NewServer()
 		server.Steal("r", "holder", time.Hour)
 		issuer := &failing{counting: counting{Issuer: server.Issuer()}}
-		h, err := lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
 		return server, issuer, h
 	}
 	waits := func(h *lockhttp.Server, seconds int) int {

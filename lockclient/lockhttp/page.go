@@ -2,14 +2,13 @@ package lockhttp
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"embed"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,11 +22,8 @@ import (
 //go:embed ui
 var files embed.FS
 
-// pages are the templates of the operators' page.
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock, "decimal": decimal}).ParseFS(files, "ui/page.html"))
-
-// decimal writes a duration as a number of seconds, for the script.
-func decimal(s seconds) string { return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', 3, 64) }
+// templates are those of the operators' page.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{"clock": clock}).ParseFS(files, "ui/page.html"))
 
 // clock writes a duration as minutes and seconds.
 func clock(s seconds) string {
@@ -49,6 +45,9 @@ const (
 	formMost = 16 << 10
 )
 
+// titles are the headings of the pages, by their templates.
+var titles = map[string]string{"sign-in": "Sign in", "locks": "Locks", "confirm": "Force-unlock", "done": "Force-unlocked"}
+
 // view is what the templates show.
 type view struct {
 	Title    string
@@ -59,12 +58,12 @@ type view struct {
 	Problem  string
 
 	Filter  string
-	States  []choice
+	State   string // held, expired, free or all
+	States  []string
 	Status  string
 	Columns []string
 	Locks   []lockBody
 	More    bool
-	Plots   []plot
 	Audit   []recordBody
 
 	Lock                     lockBody
@@ -73,18 +72,13 @@ type view struct {
 	Done                     unlockedBody
 }
 
-type choice struct {
-	Value, Label string
-	Chosen       bool
-}
-
 // page adds the operators' page. Its links are relative, so that the server can
 // be mounted below a path.
 func (s *Server) page(top chi.Router) {
 	top.Group(func(r chi.Router) {
 		r.Use(pageHeaders)
-		r.Get("/ui", s.signedIn("ui/", "ui", s.showLocks))
-		r.Get("/ui/live", s.signedIn("ui/", "ui", s.showLive)) // shown within /ui
+		r.Get("/ui", s.signedIn("ui/", "ui", s.show("locks")))
+		r.Get("/ui/live", s.signedIn("ui/", "ui", s.show("live"))) // shown within /ui
 		r.Get("/ui/force-unlock", s.signedIn("", "../ui", s.confirmUnlock))
 		for _, name := range []string{"page.css", "page.js"} {
 			r.Get("/ui/"+name, func(w http.ResponseWriter, r *http.Request) {
@@ -114,8 +108,9 @@ func pageHeaders(next http.Handler) http.Handler {
 }
 
 func (s *Server) render(w http.ResponseWriter, status int, name string, v *view) {
+	v.Title = titles[name]
 	var page bytes.Buffer
-	if err := pages.ExecuteTemplate(&page, name, v); err != nil {
+	if err := templates.ExecuteTemplate(&page, name, v); err != nil {
 		http.Error(w, "The page could not be made.", http.StatusInternalServerError)
 		return
 	}
@@ -135,8 +130,12 @@ func byCookie(r *http.Request) *http.Request {
 	if err != nil {
 		return r
 	}
+	return withToken(r, string(token))
+}
+
+func withToken(r *http.Request, token string) *http.Request {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+string(token))
+	r.Header.Set("Authorization", "Bearer "+token)
 	return r
 }
 
@@ -146,7 +145,6 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 		v := &view{Assets: assets, Home: home, Raises: s.opts.Raise != nil}
 		id, err := s.identify(byCookie(r))
 		if err != nil {
-			v.Title = "Sign in - Fencepost"
 			if _, had := r.Cookie(cookieName); had == nil {
 				v.Problem = "You are no longer signed in."
 			}
@@ -158,87 +156,85 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 			return
 		}
 		v.Identity, v.Operator = id, id.Operator
-		h(w, r.WithContext(withIdentity(r.Context(), id)), v)
+		h(w, r, v)
 	}
 }
 
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, formMost)
 	token := strings.TrimSpace(r.PostFormValue("token"))
-	tried := r.Clone(r.Context())
-	tried.Header.Set("Authorization", "Bearer "+token)
-	if _, err := s.identify(tried); token == "" || err != nil {
-		s.render(w, http.StatusUnauthorized, "sign-in", &view{Title: "Sign in - Fencepost", Home: "../ui", Problem: "This token is not accepted."})
+	if _, err := s.identify(withToken(r, token)); token == "" || err != nil {
+		s.render(w, http.StatusUnauthorized, "sign-in", &view{Home: "../ui", Problem: "This token is not accepted."})
 		return
 	}
 	setCookie(w, r, base64.RawURLEncoding.EncodeToString([]byte(token)), 0)
-	w.Header().Set("Location", "../ui")
-	w.WriteHeader(http.StatusSeeOther)
 }
 
 func signOut(w http.ResponseWriter, r *http.Request) {
 	setCookie(w, r, "", -1)
+}
+
+// setCookie leads back to the page with a cookie. It sets no Path: a browser uses the
+// directory that it sent the form to, which is the page's, wherever the server is
+// mounted. Only the browser knows whether it speaks TLS, to this server or to a proxy:
+// the Origin of its form says so.
+func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
+	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
 	w.Header().Set("Location", "../ui")
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode})
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// setCookie sets no Path: a browser uses the directory that it sent the form to,
-// which is the page's, wherever the server is mounted. Only the browser knows
-// whether it speaks TLS, to this server or to a proxy: the Origin of its form
-// says so.
-func setCookie(w http.ResponseWriter, r *http.Request, value string, age int) {
-	secure := r.TLS != nil || !strings.HasPrefix(r.Header.Get("Origin"), "http://")
-	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, MaxAge: age, HttpOnly: true, Secure: secure, SameSite: http.SameSiteStrictMode})
-}
-
-func (s *Server) showLocks(w http.ResponseWriter, r *http.Request, v *view) {
-	v.Title = "Locks - Fencepost"
-	s.survey(r, v)
-	s.render(w, http.StatusOK, "locks", v)
-}
-
-func (s *Server) showLive(w http.ResponseWriter, r *http.Request, v *view) {
-	s.survey(r, v)
-	s.render(w, http.StatusOK, "live", v)
+// show shows the locks: the whole page, or "live", the part that the script refreshes.
+// The script keeps what it has unless the response is 200.
+func (s *Server) show(name string) func(http.ResponseWriter, *http.Request, *view) {
+	return func(w http.ResponseWriter, r *http.Request, v *view) {
+		status := http.StatusOK
+		if err := s.survey(r, v); err != nil {
+			status = kindOf(err).status
+			v.Problem = "The locks could not be listed: " + kindOf(err).detail
+			if status >= http.StatusInternalServerError {
+				v.Problem = "The issuer does not respond. Nothing is known of its locks."
+			}
+		}
+		s.render(w, status, name, v)
+	}
 }
 
 // survey fills in what the page shows.
-func (s *Server) survey(r *http.Request, v *view) {
-	v.Filter = r.FormValue("filter")
-	state := r.FormValue("state")
-	for _, c := range []choice{{"", "held", false}, {"expired", "expired", false}, {"free", "free", false}, {"all", "all", false}} {
-		c.Chosen = c.Value == state
-		v.States = append(v.States, c)
-	}
+func (s *Server) survey(r *http.Request, v *view) error {
+	v.Filter, v.State = r.FormValue("filter"), cmp.Or(r.FormValue("state"), string(driver.StateHeld))
+	v.States = []string{string(driver.StateHeld), string(driver.StateExpired), string(driver.StateFree), "all"}
 	v.Columns = []string{"Resource", "Owner", "Metadata", "Token", "Held for", "Expires in", "Waiting"}
 	if v.Operator {
 		v.Columns = append(v.Columns, "Action")
 	}
-	v.Plots = s.activity.plots(v.Identity)
 	if s.opts.Admin == nil {
 		v.Problem = "This server has no operator API: nothing can be listed."
-		return
+		return nil
 	}
-	states := []driver.LeaseState{driver.StateHeld}
-	if state == "all" {
-		states = nil
-	} else if chosen, err := statesOf([]string{state}); err == nil {
-		states = chosen
+	var words []string // none means all
+	if v.State != "all" {
+		words = []string{v.State}
 	}
-	locks, next, err := s.listed(r.Context(), v.Identity, "", "", shownMost, states)
+	states, err := statesOf(words)
+	if err != nil {
+		return err
+	}
+	locks, next, err := s.listed(r.Context(), v.Identity, selection{limit: shownMost, states: states})
 	if err == nil && next != "" && v.Filter != "" {
-		if more, rest, err := s.listed(r.Context(), v.Identity, v.Filter, "", shownMost, states); err == nil && len(more) > 0 {
+		if more, rest, err := s.listed(r.Context(), v.Identity, selection{prefix: v.Filter, limit: shownMost, states: states}); err == nil && len(more) > 0 {
 			locks, next = more, rest
 		}
 	}
 	if err == nil && v.Operator {
-		v.Audit, _, err = s.audited(r.Context(), v.Identity, "", 0, 20)
+		v.Audit, _, err = s.audited(r.Context(), v.Identity, selection{limit: 20})
 	}
 	if err != nil {
-		v.Problem = "The issuer does not respond. What is shown is not up to date."
+		return err
 	}
 	for _, l := range locks {
-		if containsFold(l.Resource, v.Filter) || containsFold(l.Owner, v.Filter) || containsFold(l.Metadata, v.Filter) {
+		if strings.Contains(strings.ToLower(l.Resource+"\n"+l.Owner+"\n"+l.Metadata), strings.ToLower(v.Filter)) {
 			v.Locks = append(v.Locks, l)
 		}
 	}
@@ -247,10 +243,7 @@ func (s *Server) survey(r *http.Request, v *view) {
 	if len(v.Locks) == 1 {
 		v.Status = "1 lock shown"
 	}
-}
-
-func containsFold(text, part string) bool {
-	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
+	return nil
 }
 
 func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) {
@@ -260,17 +253,10 @@ func (s *Server) confirmUnlock(w http.ResponseWriter, r *http.Request, v *view) 
 
 // confirm shows what is about to be cut.
 func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resource string, status int) {
-	v.Title = "Force-unlock - Fencepost"
-	err := allowed(v.Identity, resource)
-	if err == nil && (!v.Operator || s.opts.Admin == nil) {
-		err = &httpError{kind: &kindForbidden}
-	}
+	err := s.mayUnlock(v.Identity, resource)
 	var info driver.LeaseInfo
 	if err == nil {
-		info, err = within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
-			return s.opts.Admin.Get(ctx, resource)
-		}, nil)
-		err = readOnly("get", err)
+		info, err = s.lease(r.Context(), resource)
 	}
 	if err != nil {
 		k := kindOf(err)
@@ -294,11 +280,8 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 		return
 	}
 	// A lease that was free when it was shown has no ID to expect.
-	if r.PostFormValue("leaseId") == "" && v.Operator && s.opts.Admin != nil && allowed(v.Identity, resource) == nil {
-		info, err := within(r.Context(), s, "get", guard.Claim{Resource: resource}, func(ctx context.Context) (driver.LeaseInfo, error) {
-			return s.opts.Admin.Get(ctx, resource)
-		}, nil)
-		if err == nil && info.LeaseID != "" {
+	if r.PostFormValue("leaseId") == "" && s.mayUnlock(v.Identity, resource) == nil {
+		if info, err := s.lease(r.Context(), resource); err == nil && info.LeaseID != "" {
 			v.Problem = "Nothing was cut: somebody has the lease by now. Look again before you cut it."
 			s.confirm(w, r, v, resource, http.StatusConflict)
 			return
@@ -308,7 +291,7 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 		&driver.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})
 	switch {
 	case err == nil:
-		v.Title, v.Done = "Force-unlocked - Fencepost", done
+		v.Done = done
 		s.render(w, http.StatusOK, "done", v)
 		return
 	case errors.Is(err, guard.ErrOutcomeUnknown):

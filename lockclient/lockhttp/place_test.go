@@ -146,10 +146,7 @@ func TestOneQueue(t *testing.T) {
 // connections of their own.
 func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, connect func() driver.Issuer) {
 	t.Helper()
-	h, err := lockhttp.New(issuer, everybody, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h = guard.Must(lockhttp.New(issuer, everybody, nil))
 	server, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
 	go server.Serve(listener)
 	t.Cleanup(func() {

@@ -1,9 +1,9 @@
 package lockhttp
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -16,46 +16,125 @@ import (
 // URIs (RFC 4151) identify without promising that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// kind is a row of the table of errors: the response, and its meaning to the Go
-// client.
+// kind is a row of the table of errors, which both sides read: the errors of issuers and
+// operators, the response to them, and what the Go client makes of that.
 type kind struct {
+	of     error // nil if only the server itself finds it
 	name   string
 	status int
+	client func(op string, claim guard.Claim, said error) error
 	title  string
 	// detail is what the response says unless the client caused the error and its
 	// text says more. It reveals no internals of the server.
 	detail string
-	// nothing says that nothing was written and nothing will be.
-	nothing bool
 }
 
-// The kinds. Their names are the ends of the type URIs.
+// The kinds. Their names are the ends of the type URIs. An error of several is of the
+// first in kinds.
 var (
-	kindInvalid       = kind{"invalid", http.StatusBadRequest, "Invalid request", "The request is malformed.", true}
-	kindUnauthorized  = kind{"unauthenticated", http.StatusUnauthorized, "Not authenticated", "Present valid credentials.", true}
-	kindForbidden     = kind{"forbidden", http.StatusForbidden, "Not allowed", "This identity may not do that, whether the resource exists or not.", true}
-	kindNotFound      = kind{"not_found", http.StatusNotFound, "Not found", "There is nothing here.", true}
-	kindOver          = kind{"lease_over", http.StatusNotFound, "The lease is over", "It was released, ran out, was ended by an operator, or never was. Stop, and do not write under it.", true}
-	kindMethod        = kind{"method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed", "This path has other methods.", true}
-	kindChanged       = kind{"lease_changed", http.StatusConflict, "Another lease", "The resource's lease is not the expected one. Nothing was changed.", true}
-	kindSpent         = kind{"lease_spent", http.StatusGone, "The lease ID is spent", "A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID.", true}
-	kindLate          = kind{"late", http.StatusPreconditionFailed, "The request came too late", "It arrived after the moment that its notAfter names, by the server's clock. Nothing was done.", true}
-	kindTooLarge      = kind{"too_large", http.StatusRequestEntityTooLarge, "The request is too large", "Send less at once.", true}
-	kindMediaType     = kind{"unsupported_media_type", http.StatusUnsupportedMediaType, "Unsupported media type", "Send JSON, with Content-Type: application/json.", true}
-	kindTooMany       = kind{"too_many_requests", http.StatusTooManyRequests, "Too many requests", "This identity asks more often, or waits for more at once, than it may.", true}
-	kindTooManyLeases = kind{"too_many_leases", http.StatusTooManyRequests, "Too many leases", "This identity holds as many leases as it may.", true}
-	kindUnknown       = kind{"outcome_unknown", http.StatusInternalServerError, "Outcome unknown", "It is unknown whether it was done. Repeat it with the same leaseId, or release that.", false}
-	kindInternal      = kind{"internal", http.StatusInternalServerError, "Internal error", "The request failed. Whether it was done is not known.", false}
-	kindUnsupported   = kind{"unsupported", http.StatusNotImplemented, "Not supported", "The server has no operator API, or its issuer reports no changes.", true}
-	kindBehind        = kind{"issuer_behind", http.StatusServiceUnavailable, "The issuer went back", "The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help.", false}
-	kindSetup         = kind{"setup", http.StatusInternalServerError, "The issuer is not set up", "Nothing was done. An operator must repair the server; repeating the request does not help before.", true}
-	kindUnavailable   = kind{"unavailable", http.StatusServiceUnavailable, "The issuer is unavailable", "Nothing was done; repeating the request is safe.", true}
+	kindUnknown = kind{guard.ErrOutcomeUnknown, "outcome_unknown", http.StatusInternalServerError, guard.OutcomeUnknown, "Outcome unknown",
+		"It is unknown whether it was done. Repeat it with the same leaseId, or release that."}
+	kindBehind = kind{guard.ErrMarkAhead, "issuer_behind", http.StatusServiceUnavailable, behind, "The issuer went back",
+		"The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help."}
+	kindSpent = kind{driver.ErrLeaseIDSpent, "lease_spent", http.StatusGone, guard.Unavailable, "The lease ID is spent",
+		"A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID."}
+	kindLate = kind{driver.ErrLate, "late", http.StatusPreconditionFailed, guard.Unavailable, "The request came too late",
+		"It arrived after the moment that its notAfter names, by the server's clock. Nothing was done."}
+	kindChanged = kind{driver.ErrLeaseChanged, "lease_changed", http.StatusConflict, guard.Unavailable, "Another lease",
+		"The resource's lease is not the expected one. Nothing was changed."}
+	kindNotFound = kind{guard.ErrNotFound, "not_found", http.StatusNotFound, guard.Unavailable, "Not found",
+		"There is nothing here."}
+	kindInvalid = kind{guard.ErrInvalid, "invalid", http.StatusBadRequest, guard.Unavailable, "Invalid request",
+		"The request is malformed."}
+	kindSetup = kind{guard.ErrSetup, "setup", http.StatusInternalServerError, guard.Setup, "The issuer is not set up",
+		"Nothing was done. An operator must repair the server; repeating the request does not help before."}
+	kindUnavailable = kind{guard.ErrUnavailable, "unavailable", http.StatusServiceUnavailable, guard.Unavailable, "The issuer is unavailable",
+		"Nothing was done; repeating the request is safe."}
+	kindUnauthorized = kind{nil, "unauthenticated", http.StatusUnauthorized, guard.Setup, "Not authenticated",
+		"Present valid credentials."}
+	kindForbidden = kind{nil, "forbidden", http.StatusForbidden, guard.Setup, "Not allowed",
+		"This identity may not do that, whether the resource exists or not."}
+	kindOver = kind{nil, "lease_over", http.StatusNotFound, guard.Unavailable, "The lease is over",
+		"It was released, ran out, was ended by an operator, or never was. Stop, and do not write under it."}
+	kindMethod = kind{nil, "method_not_allowed", http.StatusMethodNotAllowed, guard.Setup, "Method not allowed",
+		"This path has other methods."}
+	kindTooLarge = kind{nil, "too_large", http.StatusRequestEntityTooLarge, guard.Unavailable, "The request is too large",
+		"Send less at once."}
+	kindMediaType = kind{nil, "unsupported_media_type", http.StatusUnsupportedMediaType, guard.Setup, "Unsupported media type",
+		"Send JSON, with Content-Type: application/json."}
+	kindTooMany = kind{nil, "too_many_requests", http.StatusTooManyRequests, guard.Unavailable, "Too many requests",
+		"This identity asks more often, or waits for more at once, than it may."}
+	kindInternal = kind{nil, "internal", http.StatusInternalServerError, guard.OutcomeUnknown, "Internal error",
+		"The request failed. Whether it was done is not known."}
+	kindUnsupported = kind{nil, "unsupported", http.StatusNotImplemented, guard.Setup, "Not supported",
+		"The server has no operator API, or its issuer reports no changes."}
 )
 
 var kinds = []*kind{
-	&kindInvalid, &kindUnauthorized, &kindForbidden, &kindNotFound, &kindOver, &kindMethod, &kindChanged, &kindSpent,
-	&kindLate, &kindTooLarge, &kindMediaType, &kindTooMany, &kindTooManyLeases, &kindUnknown, &kindInternal,
-	&kindUnsupported, &kindBehind, &kindSetup, &kindUnavailable,
+	&kindUnknown, &kindBehind, &kindSpent, &kindLate, &kindChanged, &kindNotFound, &kindInvalid, &kindSetup, &kindUnavailable,
+	&kindUnauthorized, &kindForbidden, &kindOver, &kindMethod, &kindTooLarge, &kindMediaType, &kindTooMany, &kindInternal, &kindUnsupported,
+}
+
+// explain returns what a response says of an error: more of what the client caused, and
+// nothing of the server.
+func (k *kind) explain(err error) (field, detail string) {
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
+		return invalid.Field, err.Error()
+	}
+	return "", k.detail
+}
+
+// kindNamed finds a kind by its word; a word of a newer server's means that nobody knows
+// what was done.
+func kindNamed(word string) *kind {
+	for _, k := range kinds {
+		if k.name == word {
+			return k
+		}
+	}
+	return &kindInternal
+}
+
+// kindOf classifies the errors of issuers and operators.
+func kindOf(err error) *kind {
+	if own, is := errors.AsType[*httpError](err); is {
+		return own.kind
+	}
+	for _, k := range kinds {
+		if k.of != nil && errors.Is(err, k.of) {
+			return k
+		}
+	}
+	if errors.Is(err, driver.ErrNoWatch) {
+		return &kindUnavailable
+	}
+	return &kindInternal
+}
+
+// refused is what the Go client makes of a refusal. field is that of an invalid request.
+func (k *kind) refused(op string, claim guard.Claim, field string, said error) error {
+	switch k {
+	case &kindSpent:
+		return driver.ErrLeaseIDSpent
+	case &kindInvalid:
+		return &guard.InvalidError{Field: field, Problem: said.Error()}
+	case &kindOver:
+		return &httpError{kind: k, err: said}
+	case &kindLate:
+		said = driver.ErrLate
+	}
+	return k.client(op, claim, said)
+}
+
+// behind is the error of an issuer whose tokens went back.
+func behind(op string, _ guard.Claim, said error) error {
+	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
+}
+
+// is reports whether the server refused with this kind.
+func is(err error, k *kind) bool {
+	own, is := errors.AsType[*httpError](err)
+	return is && own.kind == k
 }
 
 // httpError is an error that becomes the response of its kind.
@@ -75,32 +154,12 @@ func (e *httpError) Error() string {
 
 func (e *httpError) Unwrap() error { return e.err }
 
-// kindOf classifies the errors of issuers and operators.
-func kindOf(err error) *kind {
-	var own *httpError
-	switch {
-	case errors.As(err, &own):
-		return own.kind
-	case errors.Is(err, guard.ErrOutcomeUnknown):
-		return &kindUnknown
-	case errors.Is(err, guard.ErrMarkAhead):
-		return &kindBehind
-	case errors.Is(err, driver.ErrLeaseIDSpent):
-		return &kindSpent
-	case errors.Is(err, driver.ErrLate):
-		return &kindLate
-	case errors.Is(err, driver.ErrLeaseChanged):
-		return &kindChanged
-	case errors.Is(err, guard.ErrNotFound):
-		return &kindNotFound
-	case errors.Is(err, guard.ErrInvalid):
-		return &kindInvalid
-	case errors.Is(err, guard.ErrSetup):
-		return &kindSetup
-	case errors.Is(err, guard.ErrUnavailable), errors.Is(err, driver.ErrNoWatch):
-		return &kindUnavailable
+// readOnly is the error of a request that has written nothing, whatever became of it.
+func readOnly(err error) error {
+	if failed, is := errors.AsType[*guard.FailedError](err); is && errors.Is(err, guard.ErrOutcomeUnknown) {
+		return guard.Unavailable(failed.Op, failed.Claim, failed.Cause)
 	}
-	return &kindInternal
+	return err
 }
 
 // problem is the body of every error (RFC 9457).
@@ -129,29 +188,25 @@ func cutOf(e *driver.ForceUnlockedError) *cut {
 	return &cut{e.Actor, e.Reason, e.At}
 }
 
-// fail responds with a problem. Internal errors are logged and not shown.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+// fail responds with a problem, to a subject that may not be known. Internal errors are
+// logged and not shown.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, err error) {
 	k := kindOf(err)
-	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
-	var invalid *guard.InvalidError
-	var own *httpError
-	if errors.As(err, &invalid) && k.status < http.StatusInternalServerError {
-		p.Field, p.Detail = invalid.Field, err.Error()
-	}
-	if errors.As(err, &own) {
-		p.LeaseID = own.leaseID
-		p.Cut = cutOf(own.cut)
+	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, ServerTime: time.Now()}
+	p.Field, p.Detail = k.explain(err)
+	if own, is := errors.AsType[*httpError](err); is {
+		p.LeaseID, p.Cut = own.leaseID, cutOf(own.cut)
 	}
 	h := w.Header()
 	switch k {
 	case &kindUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
-	case &kindUnavailable, &kindTooMany, &kindTooManyLeases:
+	case &kindUnavailable, &kindTooMany:
 		h.Set("Retry-After", "1")
 	}
 	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
 		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
-			slog.String("path", r.URL.EscapedPath()), slog.String("subject", identityOf(r.Context()).Subject),
+			slog.String("path", r.URL.EscapedPath()), slog.String("subject", subject),
 			slog.String("problem", k.name), slog.Any("error", err))
 	}
 	h.Set("Content-Type", "application/problem+json")
@@ -180,19 +235,4 @@ func (s *Server) write(w http.ResponseWriter, status int, body any) {
 	writeInTime(w)
 	w.WriteHeader(status)
 	_, _ = w.Write(append(text, '\n')) // if this fails the client has gone: there is nobody to report to
-}
-
-type identityKey struct{}
-
-func withIdentity(ctx context.Context, id *Identity) context.Context {
-	return context.WithValue(ctx, identityKey{}, id)
-}
-
-// identityOf returns who asks, or before that is known an identity that may do
-// nothing.
-func identityOf(ctx context.Context) *Identity {
-	if id, ok := ctx.Value(identityKey{}).(*Identity); ok {
-		return id
-	}
-	return &Identity{}
 }

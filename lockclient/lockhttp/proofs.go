@@ -1,8 +1,8 @@
 package lockhttp
 
 import (
+	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -51,25 +51,16 @@ const overMost = 1000
 
 // forget keeps overMost of the proofs of ended leases.
 func (p *proofs) forget(now time.Duration) {
-	var over []time.Duration
-	for _, v := range p.byClaim {
+	var over []guard.Claim
+	for claim, v := range p.byClaim {
 		if v.until <= now {
-			over = append(over, v.until)
+			over = append(over, claim)
 		}
 	}
-	if len(over) <= overMost {
-		return
+	slices.SortFunc(over, func(a, b guard.Claim) int { return cmp.Compare(p.byClaim[a].until, p.byClaim[b].until) })
+	for _, claim := range over[:max(0, len(over)-overMost)] {
+		delete(p.byClaim, claim)
 	}
-	slices.Sort(over)
-	excess := len(over) - overMost
-	last := over[excess-1]
-	maps.DeleteFunc(p.byClaim, func(_ guard.Claim, v proven) bool {
-		if excess > 0 && v.until <= last {
-			excess--
-			return true
-		}
-		return false
-	})
 }
 
 // end records that a lease is over before its time.

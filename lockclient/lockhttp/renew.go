@@ -22,10 +22,7 @@ const (
 
 // parseRenewal reads one renewal of a batch.
 func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
-	r := driver.Renewal{
-		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", true), LeaseID: f.text("leaseId")},
-		TTL:   f.seconds("ttlSeconds"),
-	}
+	r := driver.Renewal{Claim: f.claim(true), TTL: f.seconds("ttlSeconds")}
 	err := f.end()
 	if err == nil {
 		err = mine(id, r.Claim)
@@ -36,20 +33,10 @@ func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
 	return r, err
 }
 
-func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	name, err := pathName(r)
-	if err != nil {
-		return err
-	}
-	f, err := s.read(w, r, id, true)
-	if err != nil {
-		return err
-	}
-	renewal := driver.Renewal{
-		Claim: guard.Claim{Resource: f.text("resource"), Token: f.token("fencingToken", false), LeaseID: name},
-		TTL:   f.seconds("ttlSeconds"),
-	}
-	if err = f.end(); err == nil && renewal.TTL != 0 {
+func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	renewal := driver.Renewal{Claim: in.claim(false), TTL: in.seconds("ttlSeconds")}
+	err := in.end()
+	if err == nil && renewal.TTL != 0 {
 		err = s.checkTTL(id, renewal.TTL)
 	}
 	if err == nil {
@@ -59,7 +46,7 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 		return err
 	}
 	if renewal.TTL == 0 {
-		if renewal.TTL = s.granted.ttl(renewal.Claim); renewal.TTL == 0 {
+		if renewal.TTL = s.granted.of(renewal.Claim).ttl; renewal.TTL == 0 {
 			return guard.Invalid("ttlSeconds", "", "is required: this server did not grant the lease")
 		}
 		if err := s.checkTTL(id, renewal.TTL); err != nil {
@@ -69,11 +56,9 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity) 
 	results, failures := s.renew(r.Context(), id, []driver.Renewal{renewal})
 	switch {
 	case failures[0] != nil:
-		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: name}
+		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: renewal.Claim.LeaseID}
 	case results[0].State == stateOver:
-		over := &httpError{kind: &kindOver, leaseID: name}
-		over.cut = s.cutOf(r.Context(), renewal.Claim)
-		return over
+		return &httpError{kind: &kindOver, leaseID: renewal.Claim.LeaseID, cut: s.cutOf(r.Context(), renewal.Claim)}
 	}
 	s.respond(w, results[0])
 	return nil
@@ -90,8 +75,9 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 }
 
 // why says who ended a lease by force. It changes nothing.
-func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	claim, err := s.readClaim(w, r, id, true)
+func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	claim := in.claim(true)
+	err := in.end()
 	if err == nil {
 		err = mine(id, claim)
 	}
@@ -102,24 +88,19 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity) error
 	return nil
 }
 
-func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return err
-	}
+func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
 	var raw []json.RawMessage
-	if list := f.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
+	if list := in.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
 		return guard.Invalid("renewals", string(list), fmt.Sprintf("must be a list of 1 to %d renewals", batchMost))
 	}
-	if err := f.end(); err != nil {
+	if err := in.end(); err != nil {
 		return err
 	}
 	bodies, seen := make([]renewedBody, len(raw)), map[guard.Claim]bool{}
 	var renewals []driver.Renewal
 	var places []int // of the renewals among the bodies
 	for n := range raw {
-		item := parseFields(raw[n])
-		renewal, err := s.parseRenewal(id, &item)
+		renewal, err := s.parseRenewal(id, parseBody(raw[n]))
 		if err == nil && seen[renewal.Claim] {
 			err = guard.Invalid("leaseId", renewal.Claim.LeaseID, "is given twice")
 		}
@@ -140,23 +121,20 @@ func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity
 	return nil
 }
 
-// refused is the verdict on an item that was not carried out. The others were.
+// refused is the verdict on an item that was not carried out, or nobody knows it. The
+// others were.
 func refused(claim guard.Claim, err error) renewedBody {
 	k := kindOf(err)
-	b := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, FencingToken: int64(claim.Token), Token: claim.Token, State: k.name, Detail: k.detail, ServerTime: time.Now()}
-	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) {
-		b.Field, b.Detail = invalid.Field, err.Error()
-	}
+	b := renewedOf(claim, k.name)
+	b.Field, b.Detail = k.explain(err)
 	return b
 }
 
 // renew carries out renewals, as many at a time as the issuer takes. failures
 // are the errors of those whose outcome is not known.
 func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
-	began := s.now()
+	began, at := s.now(), time.Now()
 	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
-	at := time.Now()
 	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
 		results := make([]driver.Renewed, len(renewals))
 		batch := max(1, s.limits.Batch)
@@ -166,78 +144,41 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 		}
 		return results, nil
 	}, nil)
-	if err != nil {
-		results = make([]driver.Renewed, len(renewals))
-	}
 	for n, r := range renewals {
-		got := results[n]
-		ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
-		b := renewedBody{Resource: r.Claim.Resource, LeaseID: r.Claim.LeaseID, FencingToken: int64(r.Claim.Token), Token: r.Claim.Token, ServerTime: time.Now()}
-		switch {
-		case got.State == driver.Extended && s.now()-began >= ttl:
-			failures[n] = guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
-		case got.State == driver.Extended:
-			b.State, b.TTL, b.ExpiresAt = stateExtended, seconds(ttl), at.Add(ttl)
-			s.usage.runs(id, r.Claim, b.ExpiresAt)
-			s.granted.add(r.Claim, 0, b.ExpiresAt)
-			if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
-				failures[n] = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
-			}
-		case got.State == driver.Over:
-			b.State = stateOver
-			s.usage.over(id, r.Claim)
-			s.granted.remove(r.Claim)
-		default:
-			if failures[n] = cmp.Or(got.Err, err); failures[n] == nil {
-				failures[n] = guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
-			}
+		got := driver.Renewed{Err: err}
+		if err == nil {
+			got = results[n]
 		}
-		if failures[n] != nil {
-			b.State, b.TTL, b.ExpiresAt = kindOf(failures[n]).name, 0, time.Time{}
+		if bodies[n], failures[n] = s.renewed(id, r, got, began, at); failures[n] != nil {
+			bodies[n] = refused(r.Claim, failures[n])
 		}
-		bodies[n] = b
 		s.observe(ctx, guard.OpRenew, r.Claim, began, failures[n])
 	}
 	return bodies, failures
 }
 
-func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	name, err := pathName(r)
-	if err != nil {
-		return err
+// renewed is the verdict on one renewal, which began at a time by the issuer's clock and
+// by the wall clock.
+func (s *Server) renewed(id *Identity, r driver.Renewal, got driver.Renewed, began time.Duration, at time.Time) (b renewedBody, err error) {
+	ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
+	switch {
+	case got.State == driver.Over:
+		s.granted.remove(r.Claim)
+		return renewedOf(r.Claim, stateOver), nil
+	case got.State == driver.Extended && s.now()-began >= ttl:
+		return b, guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
+	case got.State != driver.Extended && got.Err == nil:
+		return b, guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
+	case got.State != driver.Extended:
+		return b, got.Err
 	}
-	q := queryOf(r)
-	claim := guard.Claim{Resource: q.text("resource"), LeaseID: name}
-	token := q.text("fencingToken")
-	if err := q.end(); err != nil {
-		return err
+	b = renewedOf(r.Claim, stateExtended)
+	b.TTL, b.ExpiresAt = seconds(ttl), at.Add(ttl)
+	s.granted.add(r.Claim, 0, b.ExpiresAt)
+	if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
+		err = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 	}
-	if token != "" {
-		if claim.Token, err = guard.ParseToken(token); err != nil {
-			return renamed(err, "fencingToken")
-		}
-	}
-	return s.free(w, r, id, claim)
-}
-
-// releaseByBody is release for lease IDs that do not fit into a path, such as
-// "..", which proxies interpret differently.
-func (s *Server) releaseByBody(w http.ResponseWriter, r *http.Request, id *Identity) error {
-	claim, err := s.readClaim(w, r, id, false)
-	if err != nil {
-		return err
-	}
-	return s.free(w, r, id, claim)
-}
-
-// readClaim reads a body that is a claim.
-func (s *Server) readClaim(w http.ResponseWriter, r *http.Request, id *Identity, token bool) (guard.Claim, error) {
-	f, err := s.read(w, r, id, false)
-	if err != nil {
-		return guard.Claim{}, err
-	}
-	claim := guard.Claim{Resource: f.text("resource"), LeaseID: f.text("leaseId"), Token: f.token("fencingToken", token)}
-	return claim, f.end()
+	return b, err
 }
 
 // mine checks a claim's names, and that the identity may name its resource.
@@ -250,21 +191,21 @@ func mine(id *Identity, claim guard.Claim) error {
 
 // running reports whether the claim's lease runs, or that is not known. The release of
 // any other lease ID is stored for an hour, so it counts as an acquire.
-func (s *Server) running(ctx context.Context, id *Identity, claim guard.Claim) bool {
-	if s.usage.has(id, claim) {
+func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
+	if s.granted.of(claim).until.After(time.Now()) {
 		return true
 	}
-	watching, _, err := s.look(ctx, driver.Watch{Resource: claim.Resource})
-	if err != nil {
-		return true
-	}
-	watching.Stop()
-	return watching.Held != nil && watching.Held.LeaseID == claim.LeaseID
+	held, err := s.held(ctx, claim.Resource)
+	return err != nil || held != nil && held.LeaseID == claim.LeaseID
 }
 
-// free releases a lease. A claim with a resource and no token is abandoned: see
+// release releases a lease. A claim with a resource and no token is abandoned: see
 // [driver.Issuer]. One without a resource is that of a lease that runs.
-func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, claim guard.Claim) error {
+func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	claim := in.claim(false)
+	if err := in.end(); err != nil {
+		return err
+	}
 	if claim.Resource == "" {
 		found, err := s.complete(r.Context(), id, claim)
 		if err != nil {
@@ -274,7 +215,7 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 	} else if err := mine(id, claim); err != nil {
 		return err
 	}
-	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), id, claim) && !id.Limits.Acquire() {
+	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), claim) && id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
@@ -287,11 +228,6 @@ func (s *Server) free(w http.ResponseWriter, r *http.Request, id *Identity, clai
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
 	s.granted.remove(claim)
-	if freed || claim.Token == guard.NoToken {
-		s.usage.free(id, claim)
-	} else {
-		s.usage.over(id, claim)
-	}
 	if !freed {
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}

@@ -5,13 +5,9 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"io"
 	"iter"
 	"log/slog"
 	"net/http"
-	"net/url"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -68,10 +64,6 @@ type Options struct {
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
-	// ReadyResource is what /readyz acquires and releases; empty means
-	// "fencepost-readyz:" and the host's name. Servers may share it. While anybody
-	// else holds it the server is not ready, so no identity should be able to.
-	ReadyResource string
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
 	// attribute event, with their subjects, lock_request_failed for each response of 500 and more and
 	// lock_unauthenticated; nil means slog.Default() for the last two and none
@@ -95,6 +87,9 @@ const (
 	writeTimeout = 15 * time.Second
 	// batchMost is how many renewals one request may have.
 	batchMost = 100
+	// bodyMost is the longest body of a request in bytes. A batch of the longest names
+	// fits, however JSON escapes them.
+	bodyMost = 512 << 10
 )
 
 // Server is the lock server's [http.Handler]. Make one with [New]. It is safe
@@ -108,13 +103,11 @@ type Server struct {
 	opts         Options
 	events       *slog.Logger // of what succeeds; may be nil
 	router       chi.Router
-	usage        usage
+	waits        waits
 	granted      granted
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
 	waiters      waiting.Queues
-	feeds        feeds
 	ready        readiness
-	activity     activity
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -154,16 +147,6 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
 		return nil, err
 	}
-	if o.ReadyResource == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown"
-		}
-		o.ReadyResource = "fencepost-readyz:" + host
-	}
-	if err := guard.ValidateResource(o.ReadyResource); err != nil {
-		return nil, guard.Invalid("Options.ReadyResource", o.ReadyResource, "is not a resource's name")
-	}
 	if s.events = o.Logger; o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -192,7 +175,6 @@ func writeInTime(w http.ResponseWriter) {
 // requests get a 503.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
-	s.feeds.close()
 	defer s.cancel()
 	if err := s.work.Drain(ctx); err != nil {
 		return guard.Unavailable("close", guard.Claim{}, err)
@@ -200,23 +182,22 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// handler serves a request of an identity, or returns why not.
-type handler func(w http.ResponseWriter, r *http.Request, id *Identity) error
+// handler serves a request of an identity, or returns why not. It takes what it knows of
+// in and refuses the rest.
+type handler func(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error
 
 func (s *Server) routes() chi.Router {
 	top := chi.NewRouter()
-	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, &httpError{kind: &kindNotFound}) })
+	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, "", &httpError{kind: &kindNotFound}) })
 	top.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			if top.Match(chi.NewRouteContext(), method, cmp.Or(r.URL.RawPath, r.URL.Path)) {
 				w.Header().Add("Allow", method)
 			}
 		}
-		s.fail(w, r, &httpError{kind: &kindMethod})
+		s.fail(w, r, "", &httpError{kind: &kindMethod})
 	})
-	for _, path := range []string{"/health", "/healthz"} {
-		top.Get(path, func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
-	}
+	top.Get("/health", func(w http.ResponseWriter, _ *http.Request) { s.respond(w, map[string]bool{"ok": true}) })
 	top.Get("/readyz", s.readyz)
 	top.Get("/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -230,33 +211,39 @@ func (s *Server) routes() chi.Router {
 		{"GET", "/v1/time", s.time},
 		{"POST", "/v1/locks/acquire", s.acquire},
 		{"POST", "/v1/locks/renew", s.renewBatch},
-		{"POST", "/v1/locks/release", s.releaseByBody},
+		{"POST", "/v1/locks/release", s.release}, // lease IDs such as "..", which proxies change in a path
 		{"POST", "/v1/locks/why", s.why},
-		{"POST", "/v1/locks/{name}/renew", s.renewOne},
-		{"DELETE", "/v1/locks/{name}", s.release},
+		{"POST", "/v1/locks/{leaseId}/renew", s.renewOne},
+		{"DELETE", "/v1/locks/{leaseId}", s.release},
 		{"GET", "/v1/locks", s.list},
-		{"GET", "/v1/locks/{name}", s.get},
-		{"POST", "/v1/locks/{name}/force-unlock", s.forceUnlock},
+		{"GET", "/v1/locks/{resource}", s.get},
+		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock},
 		{"GET", "/v1/audit", s.audit},
-		{"GET", "/v1/events", s.follow},
 		{"GET", "/v1/watch", s.watch},
 	} {
-		top.MethodFunc(route.method, route.path, s.authenticated(route.handler))
+		_, name, _ := strings.Cut(route.path, "{") // of the one name in the path, if any
+		name, _, _ = strings.Cut(name, "}")
+		top.MethodFunc(route.method, route.path, s.authenticated(route.handler, name))
 	}
 	s.page(top)
 	return top
 }
 
-// authenticated makes h serve the identity that sent the request.
-func (s *Server) authenticated(h handler) http.HandlerFunc {
+// authenticated makes h serve the identity that sent the request. name is the field that
+// the path has.
+func (s *Server) authenticated(h handler, name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, err := s.identify(r)
+		if err != nil {
+			s.fail(w, r, "", err)
+			return
+		}
+		in, err := read(w, r, name)
 		if err == nil {
-			r = r.WithContext(withIdentity(r.Context(), id))
-			err = h(w, r, id)
+			err = h(w, r, id, in)
 		}
 		if err != nil {
-			s.fail(w, r, err)
+			s.fail(w, r, id.Subject, err)
 		}
 	}
 }
@@ -279,96 +266,6 @@ func (s *Server) identify(r *http.Request) (*Identity, error) {
 		return nil, &httpError{kind: &kindUnauthorized}
 	}
 	return id, nil
-}
-
-// read reads a request's body: JSON, in time, within the identity's limit. If it may be
-// absent, none is an empty object.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, id *Identity, optional bool) (*fields, error) {
-	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	if !strings.EqualFold(strings.TrimSpace(media), "application/json") && !(optional && r.ContentLength == 0) {
-		return nil, &httpError{kind: &kindMediaType}
-	}
-	if err := queryOf(r).end(); err != nil {
-		return nil, err
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, cmp.Or(id.Limits.Body, defaultBody)))
-	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
-		return nil, &httpError{kind: &kindTooLarge}
-	case err != nil:
-		return nil, guard.Invalid("body", "", "did not arrive")
-	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // the request may wait now
-	if optional && len(body) == 0 {
-		return &fields{}, nil
-	}
-	f := parseFields(body)
-	return &f, f.err
-}
-
-// pathName returns the decoded name in the path: "%2F" is a slash, "%61" an a.
-// It is decoded once; if RawPath is empty, net/http has done it.
-func pathName(r *http.Request) (string, error) {
-	name := chi.URLParam(r, "name")
-	if r.URL.RawPath == "" {
-		return name, nil
-	}
-	decoded, err := url.PathUnescape(name)
-	if err != nil {
-		return "", guard.Invalid("path", name, "has a bad escape")
-	}
-	return decoded, nil
-}
-
-// query is a request's query, whose parameters are removed one by one.
-type query struct {
-	in  url.Values
-	err error
-}
-
-func queryOf(r *http.Request) *query {
-	in, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return &query{err: guard.Invalid("query", r.URL.RawQuery, "is malformed")}
-	}
-	return &query{in: in}
-}
-
-func (q *query) all(name string) []string {
-	v := q.in[name]
-	delete(q.in, name)
-	return v
-}
-
-func (q *query) text(name string) string {
-	v := q.all(name)
-	if len(v) > 1 && q.err == nil {
-		q.err = guard.Invalid(name, v[1], "is given twice")
-	}
-	return strings.Join(v[:min(len(v), 1)], "")
-}
-
-// number takes a number from 0 to most; fallback if it is absent.
-func (q *query) number(name string, fallback, most int64) int64 {
-	text := q.text(name)
-	if text == "" {
-		return fallback
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if (err != nil || n < 0 || n > most || text[0] == '+') && q.err == nil {
-		q.err = guard.Invalid(name, text, "must be a number from 0 to "+strconv.FormatInt(most, 10))
-	}
-	return n
-}
-
-func (q *query) end() error {
-	for name := range q.in {
-		if q.err == nil {
-			q.err = guard.Invalid("query", name, "is not a parameter of this request")
-		}
-	}
-	return q.err
 }
 
 // allowed checks a resource's name, and that the identity may name it.
@@ -395,8 +292,7 @@ func leaseID(text string) error {
 
 // renamed gives an error the field's name on the wire.
 func renamed(err error, field string) error {
-	var invalid *guard.InvalidError
-	if errors.As(err, &invalid) {
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is {
 		invalid.Field = field
 	}
 	return err
@@ -404,7 +300,7 @@ func renamed(err error, field string) error {
 
 // within carries out one exchange with the issuer and returns in time even if
 // the issuer does not. abandoned gets what arrives later; it may be nil.
-func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (T, error) {
+func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (v T, err error) {
 	type result struct {
 		v   T
 		err error
@@ -423,8 +319,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		}
 	}) {
 		cancel()
-		var none T
-		return none, guard.Unavailable(op, claim, errors.New("the server is closed"))
+		return v, guard.Unavailable(op, claim, errors.New("the server is closed"))
 	}
 	select {
 	case r := <-done:
@@ -439,8 +334,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 	case <-patience.C:
 	}
 	close(gone)
-	var none T
-	return none, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
+	return v, guard.OutcomeUnknown(op, claim, context.Cause(ctx))
 }
 
 // none is an exchange without a result.
@@ -473,8 +367,8 @@ func (s *Server) sign(id *Identity, claim guard.Claim, until time.Time) (string,
 	return s.opts.Signer.Sign(claim, id.Audience, until)
 }
 
-func (s *Server) time(w http.ResponseWriter, r *http.Request, _ *Identity) error {
-	if err := queryOf(r).end(); err != nil {
+func (s *Server) time(w http.ResponseWriter, _ *http.Request, _ *Identity, in *fields) error {
+	if err := in.end(); err != nil {
 		return err
 	}
 	s.respond(w, timeBody{time.Now()})

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -49,8 +50,8 @@ func TestSlowClients(t *testing.T) {
 		"acquire, unknown":        {post("/v1/locks/acquire", "x", "application/json"), 401},
 		"acquire, as text":        {post("/v1/locks/acquire", "acme-1", "text/plain"), 415},
 		"no such path":            {post("/v2", "acme-1", "application/json"), 404},
-		"no such method":          {post("/healthz", "acme-1", "application/json"), 405},
-		"health":                  {strings.Replace(post("/healthz", "acme-1", "application/json"), "POST", "GET", 1), 200},
+		"no such method":          {post("/health", "acme-1", "application/json"), 405},
+		"health":                  {strings.Replace(post("/health", "acme-1", "application/json"), "POST", "GET", 1), 200},
 		"sign in":                 {post("/ui/sign-in", "", "application/x-www-form-urlencoded"), 401},
 		"sign out":                {post("/ui/sign-out", "", "application/x-www-form-urlencoded"), 303},
 		"a form of who is known":  {post("/ui/force-unlock", "acme-ops", "application/x-www-form-urlencoded"), 400},
@@ -59,15 +60,12 @@ func TestSlowClients(t *testing.T) {
 		"reads no answer":         {"GET /v1/time HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer acme-1\r\n\r\n", 0},
 		"reads no page":           {"GET /ui HTTP/1.1\r\nHost: h\r\n\r\n", 0},
 		"reads no script":         {"GET /ui/page.js HTTP/1.1\r\nHost: h\r\n\r\n", 0},
-		"reads no events":         {"GET /v1/events?resource=acme:billing-close:1 HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer acme-1\r\n\r\n", 0},
+		"reads no events":         {"GET /v1/watch?resource=acme:billing-close:1 HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer acme-1\r\n\r\n", 0},
 		"reads no refusal at all": {"GET /v1/locks HTTP/1.1\r\nHost: h\r\n\r\n", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), people, nil))
 				closed := make(chan struct{})
 				server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Second, ConnState: func(_ net.Conn, state http.ConnState) {
 					if state == http.StateClosed {

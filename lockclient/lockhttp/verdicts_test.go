@@ -17,53 +17,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// back is an issuer that is behind its own tokens.
-type back struct{ *memory.Issuer }
-
-var errBack = fmt.Errorf("fencepost: %w: the revision was at least 9 and is 5", guard.ErrMarkAhead)
-
-func (back) Acquire(context.Context, driver.Request) (driver.Grant, error) {
-	return driver.Grant{}, errBack
-}
-func (back) Renew(_ context.Context, _ []driver.Renewal, results []driver.Renewed) {
-	for n := range results {
-		results[n].Err = errBack
-	}
-}
-func (back) Release(context.Context, guard.Claim) (bool, error) { return false, errBack }
-func (back) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
-	return driver.Watching{}, errBack
-}
-
-// TestIssuerBehind: an issuer whose tokens went back has a problem type of its
-// own, the answer reveals no internals, and the Go client rebuilds the error.
-func TestIssuerBehind(t *testing.T) {
-	t.Parallel()
-	web, _ := serve(t, back{memory.NewServer().Issuer()}, everybody, nil)
-	for _, path := range []string{"/v1/locks/acquire", "/readyz"} {
-		method, body := "GET", ""
-		if path != "/readyz" {
-			method, body = "POST", `{"resource":"r","ttlSeconds":30,"waitSeconds":5}`
-		}
-		got := ask(t, web.URL, "", method, path, body)
-		if got.status != 503 || got.problem() != "issuer_behind" || strings.Contains(got.text, "revision") || got.header.Get("Retry-After") != "" {
-			t.Errorf("%s: %+v", path, got)
-		}
-	}
-	client := connect(t, web.URL)
-	claim := guard.Claim{Resource: "r", LeaseID: "L", Token: 1}
-	_, acquire := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "a", TTL: time.Minute, Timeout: time.Minute})
-	_, release := client.Release(t.Context(), claim)
-	_, watch := client.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
-	var renewed [1]driver.Renewed
-	client.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Minute}}, renewed[:])
-	for what, err := range map[string]error{"acquire": acquire, "release": release, "watch": watch, "renew": renewed[0].Err} {
-		if !errors.Is(err, guard.ErrMarkAhead) || guard.ReasonOf(err) != guard.ReasonMarkAhead {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-}
-
 // TestVerdicts: each renewal of a batch has its own verdict, whatever is wrong
 // with the others.
 func TestVerdicts(t *testing.T) {
@@ -107,23 +60,23 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestVerdictsOfClient: the Go client's good renewals are carried out although
-// one is forbidden, one is out of bounds and all together are too large.
+// TestVerdictsOfClient: the Go client's good renewals are carried out although one is
+// forbidden and one is out of bounds, and the longest batch fits into a request.
 func TestVerdictsOfClient(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), func(*http.Request) (*lockhttp.Identity, error) {
-		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{Body: 400, MaxTTL: time.Hour}}, nil
+		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{MaxTTL: time.Hour}}, nil
 	}, nil)
 	client := connect(t, web.URL)
 	var renewals []driver.Renewal
-	for n := range 8 {
-		renewals = append(renewals, driver.Renewal{Claim: server.Steal(fmt.Sprintf("acme:billing-close:%d", n), "a", time.Minute), TTL: 10 * time.Minute})
+	for n := range client.Limits().Batch {
+		name := fmt.Sprintf("acme:billing-close:%03d", n)
+		name += strings.Repeat("<", guard.MaxResourceLen-len(name)) // six bytes in JSON
+		renewals = append(renewals, driver.Renewal{Claim: server.Steal(name, "a", time.Minute), TTL: 10 * time.Minute})
 	}
 	renewals[2].TTL = 2 * time.Hour
 	renewals[5].Claim = server.Steal("umbrella:billing-close:5", "u", time.Minute)
-	renewals[6].Claim.LeaseID = strings.Repeat("x", 128)
-	renewals[6].Claim.Resource = "acme:billing-close:" + strings.Repeat("x", 300)
 	results := make([]driver.Renewed, len(renewals))
 	client.Renew(t.Context(), renewals, results)
 	for n, got := range results {
@@ -132,9 +85,9 @@ func TestVerdictsOfClient(t *testing.T) {
 			if !errors.Is(got.Err, guard.ErrInvalid) || !errors.Is(got.Err, guard.ErrUnavailable) {
 				t.Errorf("out of bounds: %+v", got)
 			}
-		case 5, 6:
-			if want := map[int]error{5: guard.ErrSetup, 6: guard.ErrUnavailable}[n]; got.State != driver.Unknown || !errors.Is(got.Err, want) {
-				t.Errorf("%d, forbidden or too large: %+v, want %v", n, got, want)
+		case 5:
+			if got.State != driver.Unknown || !errors.Is(got.Err, guard.ErrSetup) {
+				t.Errorf("forbidden: %+v", got)
 			}
 		default:
 			if got.State != driver.Extended {
@@ -206,10 +159,7 @@ func TestReadyTTL(t *testing.T) {
 // TLS, only over TLS, wherever TLS ends.
 func TestCookie(t *testing.T) {
 	t.Parallel()
-	handler, err := lockhttp.New(memory.NewServer().Issuer(), people, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	handler := guard.Must(lockhttp.New(memory.NewServer().Issuer(), people, nil))
 	for origin, secure := range map[string]bool{"https://example.com": true, "http://example.com": false, "": true} {
 		for _, path := range []string{"/ui/sign-in", "/ui/sign-out"} {
 			r, _ := http.NewRequest("POST", "http://example.com"+path, strings.NewReader("token=acme-1"))

@@ -50,7 +50,7 @@ func TestDescription(t *testing.T) {
 			req.Header.Set("Content-Type", "application/json")
 		}
 		ctx := t.Context()
-		if strings.HasPrefix(path, "/v1/events") || strings.HasPrefix(path, "/v1/watch") {
+		if strings.HasPrefix(path, "/v1/watch") {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithCancel(ctx)
 			defer cancel()
@@ -117,10 +117,8 @@ func TestDescription(t *testing.T) {
 	ask(demo, "GET", "/v1/locks/demo:billing-close:none", "", 404, true)
 	ask(demo, "GET", "/v1/time", "", 200, true)
 	ask("", "GET", "/health", "", 200, true)
-	ask("", "GET", "/healthz", "", 200, true)
 	ask("", "GET", "/readyz", "", 200, true)
 	ask("", "GET", "/openapi.json", "", 200, true)
-	ask(demo, "GET", "/v1/events?resource="+r, "", 200, true)
 	ask(demo, "GET", "/v1/watch?resource="+r, "", 200, true)
 	// The server does not allow what the document does not allow.
 	ask("umbrella-1", "GET", "/v1/locks/"+r, "", 403, true)

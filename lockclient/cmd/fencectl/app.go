@@ -95,7 +95,7 @@ func (a *app) root() *cli.Command {
 // default.
 func (a *app) prepare(cmd *cli.Command) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-		message := strings.Replace(err.Error(), "flag provided but not defined: -", "unknown flag ", 1)
+		message := strings.NewReplacer("flag provided but not defined: -", "unknown flag ", " for flag -", " for --").Replace(err.Error())
 		return usage("%s%s (see %s --help)", inside(cmd), message, cmd.FullName())
 	}
 	action := cmd.Action

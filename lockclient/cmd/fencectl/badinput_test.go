@@ -43,7 +43,7 @@ func TestBadInput(t *testing.T) {
 		{"a command misspelt", []string{"lits"}, exitUsage, "usage", "did you mean list?"},
 		{"a flag that is none", []string{"list", "--frob"}, exitUsage, "usage", "unknown flag frob"},
 		{"a flag without its value", []string{"list", "--limit"}, exitUsage, "usage", "limit"},
-		{"one argument too many", []string{"show", "r", "1", "s"}, exitUsage, "usage", "s is one argument too many"},
+		{"one argument too many", []string{"show", "r", "s"}, exitUsage, "usage", "s is one argument too many"},
 		{"an argument is missing", []string{"show"}, exitUsage, "usage", "RESOURCE is missing"},
 		{"a state that is none", []string{"list", "--state", "odd"}, exitUsage, "usage", "--state is held, expired or free, not odd"},
 		{"a negative limit", []string{"list", "--limit=-1"}, exitUsage, "usage", "--limit"},

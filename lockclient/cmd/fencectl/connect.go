@@ -82,6 +82,21 @@ func open(ctx context.Context, cmd *cli.Command, components []string, names ...s
 	return given, s, err
 }
 
+// sessionAction is an action with a connection and its arguments.
+type sessionAction func(ctx context.Context, cmd *cli.Command, s *session, given []string) error
+
+// on connects for an action, and closes the connection.
+func on(needed []string, act sessionAction, names ...string) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		given, s, err := open(ctx, cmd, needed, names...)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		return act(ctx, cmd, s, given)
+	}
+}
+
 // bounded adds the timeout: a server that was reached may stop responding.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)

@@ -33,8 +33,7 @@
 // A list is read and printed page by page. It begins at once and takes the same
 // memory for ten leases as for a million; it is not a snapshot.
 //
-// With --watch, list and show print repeatedly, in place on a terminal and one
-// below the other elsewhere, until Ctrl-C, which then gives exit code 0. While the server is down they say so and ask again.
+// To see it change, run it by watch(1): watch fencectl list.
 //
 // # Confirmation
 //

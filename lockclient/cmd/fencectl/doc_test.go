@@ -120,7 +120,7 @@ func TestCompletion(t *testing.T) {
 		"":                     "force-unlock",
 		"marks":                "retire",
 		"force-unlock --re":    "--reason",
-		"list -":               "--watch",
+		"list -":               "--awaited",
 		"help":                 "exit-codes",
 		"epoch raise --yes --": "--yes",
 	} {

@@ -27,10 +27,6 @@ func (a *app) doctorCommand() *cli.Command {
 		Description: "Leases " + doctorResource + " a few times for the end-to-end test, and changes\n" +
 			"nothing else. Ends with exit code 10 if something must be repaired, and with 0\n" +
 			"if there are only warnings.",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "resource", Value: doctorResource, Usage: "`NAME` to lease for the test"},
-			&cli.DurationFlag{Name: "slow", Value: 250 * time.Millisecond, Usage: "warn when a step takes longer than this"},
-		},
 		Action: a.doctor,
 	}
 }
@@ -51,10 +47,7 @@ type check struct {
 }
 
 // findings collects checks.
-type findings struct {
-	checks []check
-	slow   time.Duration
-}
+type findings struct{ checks []check }
 
 func (f *findings) add(name, status, format string, args ...any) {
 	f.checks = append(f.checks, check{Name: name, Status: status, Detail: oneLine(fmt.Sprintf(format, args...))})
@@ -74,16 +67,12 @@ func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
 	}
-	resource := cmd.String("resource")
-	if err := guard.ValidateResource(resource); err != nil {
-		return err
-	}
 	s, err := connect(ctx, cmd) // here the schema is a finding
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	f := &findings{slow: cmd.Duration("slow")}
+	f := &findings{}
 	began := time.Now()
 	if err := s.ping(ctx); err != nil {
 		return failed("connect", err) // nothing else can be checked
@@ -93,7 +82,7 @@ func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
 	f.settings(ctx, s)
 	f.guarded(ctx, s)
 	if ready {
-		f.endToEnd(ctx, s, resource)
+		f.endToEnd(ctx, s)
 	} else {
 		f.add("end to end", checkWarn, "not tried without the schema")
 	}
@@ -186,33 +175,34 @@ func refusals(by map[guard.Reason]int64) string {
 	return "would have refused " + strings.Join(all, ", ")
 }
 
-// otherDoctor is how long to wait for another doctor's lease.
-const otherDoctor = 3 * time.Second
+const (
+	// otherDoctor is how long to wait for another doctor's lease.
+	otherDoctor = 3 * time.Second
+	// slow is the median of a step from which on doctor warns.
+	slow = 250 * time.Millisecond
+)
 
 // endToEnd does what a holder does, a few times.
-func (f *findings) endToEnd(ctx context.Context, s *session, resource string) {
-	var p probed
+func (f *findings) endToEnd(ctx context.Context, s *session) {
+	var took probed
 	var err error
 	for end := time.Now().Add(otherDoctor); ; time.Sleep(50 * time.Millisecond) {
-		p, err = s.probe(ctx, resource)
+		took, err = s.probe(ctx, doctorResource)
 		if !errors.Is(err, lockclient.ErrHeld) || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
 	}
-	for _, step := range []struct {
-		name string
-		took []time.Duration
-	}{{"acquire", p.acquire}, {"renew", p.renew}, {"release", p.release}} {
-		n := len(step.took)
+	for step, took := range took {
+		n := len(took)
 		if n == 0 {
 			continue
 		}
-		median := step.took[(n-1)/2]
-		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", n, milliseconds(step.took[n-1]))
-		if median > f.slow {
-			status, detail = checkWarn, detail+fmt.Sprintf("; slow: over %s", f.slow)
+		median := took[(n-1)/2]
+		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", n, milliseconds(took[n-1]))
+		if median > slow {
+			status, detail = checkWarn, detail+fmt.Sprintf("; slow: over %s", slow)
 		}
-		f.checks = append(f.checks, check{step.name, status, detail, median.Seconds()})
+		f.checks = append(f.checks, check{steps[step], status, detail, median.Seconds()})
 	}
 	switch {
 	case noRights(err):

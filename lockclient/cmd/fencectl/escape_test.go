@@ -51,7 +51,7 @@ func TestOutputIsPrintable(t *testing.T) {
 	}
 	for _, format := range []string{"table", "json"} {
 		for _, args := range [][]string{
-			{"list"}, {"list", "--held-for", "1h", "--marks"}, {"audit"}, {"show", "rbidi\u202egnp.exe"}, {"show", "rzero\u200bwidth"}, {"marks", "show", "rtag\U000e0041"},
+			{"list"}, {"list", "--held-for", "1h"}, {"audit"}, {"show", "rbidi\u202egnp.exe"}, {"show", "rzero\u200bwidth"}, {"marks", "show", "rtag\U000e0041"},
 			{"force-unlock", "rbidi\u202egnp.exe", "--actor", "a\u202e", "--reason", "r\u200b", "--yes"},
 			{"force-unlock", "rzero\u200bwidth", "--actor", "a\u202e", "--reason", "r\u200b", "--yes", "--raise"},
 		} {
@@ -75,7 +75,7 @@ func TestWorstRows(t *testing.T) {
 	url, pool := database(t)
 	names := leasetest.Worst(t, pool)
 	for _, format := range []string{"table", "json"} {
-		for _, args := range [][]string{{"list", "-a"}, {"list", "--awaited"}, {"list", "--held-for", "1h"}, {"audit"}, {"doctor"}, {"list", "--marks"}} {
+		for _, args := range [][]string{{"list", "-a"}, {"list", "--awaited"}, {"list", "--held-for", "1h"}, {"audit"}, {"doctor"}} {
 			var out string
 			r := fencectl(t, url, append(args, "-o", format)...)
 			if out = r.out; r.code != exitOK && r.code != exitUnhealthy { // fsync is off in tests

@@ -19,7 +19,7 @@ func (a *app) epochCommand() *cli.Command {
 		Commands: []*cli.Command{
 			{
 				Name: "show", Usage: "print the epoch, the server's timeline and what it hides",
-				Action: a.epochShow,
+				Action: on(leasesOnly, a.epochShow),
 			},
 			{
 				Name:  "raise",
@@ -29,18 +29,13 @@ func (a *app) epochCommand() *cli.Command {
 					"the schema. Before the applications are started again. It costs nobody a\n" +
 					"lease and cannot be taken back.",
 				Flags:  []cli.Flag{yesFlag()},
-				Action: a.epochRaise,
+				Action: on(leasesOnly, a.epochRaise),
 			},
 		},
 	}
 }
 
-func (a *app) epochShow(ctx context.Context, cmd *cli.Command) error {
-	_, s, err := open(ctx, cmd, leasesOnly)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) epochShow(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
 	epoch, err := s.op.Epoch(ctx)
 	if err != nil {
 		return err
@@ -48,12 +43,7 @@ func (a *app) epochShow(ctx context.Context, cmd *cli.Command) error {
 	return a.printEpoch(cmd, epoch)
 }
 
-func (a *app) epochRaise(ctx context.Context, cmd *cli.Command) error {
-	_, s, err := open(ctx, cmd, leasesOnly)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) epochRaise(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
 	if err := a.confirm(ctx, cmd, "Raise the epoch of "+target(s.pool.Config().ConnConfig)+": all later tokens jump by about 10^12. This cannot be taken back."); err != nil {
 		return err
 	}
@@ -154,27 +144,16 @@ func (a *app) purgeCommand() *cli.Command {
 		Description: "No token is lowered: every later one, on any resource, is above those that\n" +
 			"were deleted. Works in small batches while holders run.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "older-than", Value: 7 * 24 * time.Hour, DefaultText: "7 days", Usage: "how long it has been free", Sources: cli.EnvVars("FENCECTL_PURGE_OLDER_THAN")},
-			&cli.IntFlag{Name: "batch", Value: 100, Usage: "rows per transaction, at most 1000"},
+			olderThanFlag(7, "how long it has been free", "FENCECTL_PURGE_OLDER_THAN"),
+			&cli.IntFlag{Name: "batch", Value: 100, Usage: "rows per transaction, at most 1000", Validator: atLeast(1)},
 			yesFlag(),
 		},
-		Action: a.purge,
+		Action: on(leasesOnly, a.purge),
 	}
 }
 
-func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
+func (a *app) purge(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
 	older := cmd.Duration("older-than")
-	if older <= 0 { // 0 would be lockclient's default
-		return usage("--older-than must be above 0")
-	}
-	if cmd.Int("batch") <= 0 {
-		return usage("--batch must be 1 to 1000")
-	}
-	_, s, err := open(ctx, cmd, leasesOnly)
-	if err != nil {
-		return err
-	}
-	defer s.close()
 	question := fmt.Sprintf("Delete the rows of all leases on %s that have been free for %s.", target(s.pool.Config().ConnConfig), span(older))
 	if err := a.confirm(ctx, cmd, question); err != nil {
 		return err
@@ -189,4 +168,22 @@ func (a *app) purge(ctx context.Context, cmd *cli.Command) error {
 	result := object{"purged": purged.Count, "floor": purged.Floor, "blocked": purged.Blocked}
 	above := orNothing(purged.Floor != guard.NoToken, ", every later token is above "+purged.Floor.String())
 	return a.print(cmd, result, "%s deleted%s\n", count(purged.Count, "row"), above)
+}
+
+// olderThanFlag has no zero, which would be the library's default.
+func olderThanFlag(days int, text, env string) cli.Flag {
+	return &cli.DurationFlag{
+		Name: "older-than", Value: time.Duration(days) * 24 * time.Hour, DefaultText: fmt.Sprintf("%d days", days), Usage: text,
+		Sources: cli.EnvVars(env), Validator: atLeast(time.Nanosecond),
+	}
+}
+
+// atLeast is what a flag's value has to be.
+func atLeast[T int | time.Duration](least T) func(T) error {
+	return func(value T) error {
+		if value < least {
+			return fmt.Errorf("must be at least %v", least)
+		}
+		return nil
+	}
 }

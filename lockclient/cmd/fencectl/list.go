@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"iter"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -21,100 +17,31 @@ func (a *app) listCommand() *cli.Command {
 		Description: "PATTERN is read by components: tenant_1 is that name and what begins with\n" +
 			"tenant_1: (never tenant_12); * is any component, and at the end any rest. In\n" +
 			"the order of the names. Without --all or --state only leases that were not\n" +
-			"released: held and expired. Printed while it is read; not a snapshot. MARK, with\n" +
-			"--marks: = is the lease's token, a lower one means that the holder has not raised\n" +
-			"or written yet, so that its predecessor is still admitted.",
-		Flags: append([]cli.Flag{
+			"released: held and expired. Printed while it is read; not a snapshot.",
+		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "state", Usage: "only these: held, expired, free"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "also the free ones, which keep the token"},
 			&cli.BoolFlag{Name: "awaited", Usage: "only leases that somebody waits for"},
-			&cli.DurationFlag{Name: "held-for", DefaultText: "any", Usage: "only leases held for this `LONG`, such as 1h", Validator: func(d time.Duration) error {
-				if d < 0 {
-					return errors.New("--held-for must not be negative")
-				}
-				return nil
-			}},
-			&cli.BoolFlag{Name: "marks", Usage: "also what sqlfence has for each resource"},
-			limitFlag(0, "at most this many; 0 is all, or 20 with --watch"),
-		}, watchFlags()...),
+			&cli.DurationFlag{Name: "held-for", DefaultText: "any", Usage: "only leases held for this `LONG`, such as 1h", Validator: atLeast(time.Duration(0))},
+			limitFlag("at most this many; 0 is all"),
+		},
 		Action: a.list,
 	}
 }
 
-func limitFlag(value int, text string) cli.Flag {
-	return &cli.IntFlag{Name: "limit", Aliases: []string{"n"}, Value: value, Usage: text, Local: true, Validator: func(n int) error {
-		if n < 0 {
-			return errors.New("--limit must not be negative")
-		}
-		return nil
-	}}
+func limitFlag(text string) cli.Flag {
+	return &cli.IntFlag{Name: "limit", Aliases: []string{"n"}, Usage: text, Local: true, Validator: atLeast(0)}
 }
-
-const watchedRows = 20
 
 func (a *app) list(ctx context.Context, cmd *cli.Command) error {
 	opts, err := listOptions(cmd)
 	if err != nil {
 		return err
 	}
-	limit := cmd.Int("limit")
-	if limit == 0 && cmd.Bool("watch") {
-		limit = watchedRows
-	}
-	needs := leasesOnly
-	if cmd.Bool("marks") {
-		needs = components
-	}
-	given, s, err := open(ctx, cmd, needs, "PATTERN?")
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		if cmd.Bool("marks") {
-			out := newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", ">MARK", "OWNER", "RESOURCE")
-			return printAll(out, s.marked(ctx, s.op.List(ctx, given[0], opts)), "no lease", markedCells)
-		}
-		out := newListing(w, cmd, limit, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
+	return on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
+		out := newListing(a.out, cmd, "STATE", ">HELD FOR", ">LEFT", ">TOKEN", "OWNER", "RESOURCE", "METADATA")
 		return printAll(out, s.op.List(ctx, given[0], opts), "no lease", leaseCells)
-	})
-}
-
-// marked is a lease with its resource's mark.
-type marked struct {
-	lockadmin.LeaseInfo
-	Mark guard.Mark `json:"mark"`
-}
-
-// marked reads the mark of each lease.
-func (s *session) marked(ctx context.Context, leases iter.Seq2[lockadmin.LeaseInfo, error]) iter.Seq2[marked, error] {
-	return func(yield func(marked, error) bool) {
-		for l, err := range leases {
-			m := marked{LeaseInfo: l}
-			if err == nil && guard.ValidateResource(l.Resource) == nil { // else no fence has it
-				m.Mark, err = s.mark(ctx, l.Resource)
-			}
-			if !yield(m, err) || err != nil {
-				return
-			}
-		}
-	}
-}
-
-func markedCells(m marked) []string {
-	return []string{stateOf(m.LeaseInfo), whenHeld(m.LeaseInfo, m.HeldFor), whenHeld(m.LeaseInfo, m.Remaining), m.Token.String(),
-		compared(m.Mark, m.Token), orDash(m.Owner != "", shown(m.Owner)), shown(m.Resource)}
-}
-
-// compared returns a mark, compared with the token of the lease.
-func compared(mark guard.Mark, token guard.Token) string {
-	switch {
-	case mark.Token == guard.NoToken || mark.Floor:
-		return "-"
-	case mark.Token == token:
-		return "="
-	}
-	return mark.Token.String()
+	}, "PATTERN?")(ctx, cmd)
 }
 
 func listOptions(cmd *cli.Command) (*lockadmin.ListOptions, error) {
@@ -164,7 +91,7 @@ func (a *app) auditCommand() *cli.Command {
 			&cli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 24h"},
 			&cli.StringFlag{Name: "from", Usage: "only from this `TIME` on, such as 2026-04-30T22:00:00Z"},
 			&cli.StringFlag{Name: "to", Usage: "only before this `TIME`"},
-			limitFlag(0, "print at most this many; 0 is all"),
+			limitFlag("print at most this many; 0 is all"),
 		},
 		Action: a.audit,
 	}
@@ -175,17 +102,14 @@ func (a *app) audit(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	given, s, err := open(ctx, cmd, leasesOnly, "PATTERN?")
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
-	records := s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to})
-	return printAll(out, records, "no record", func(r lockadmin.AuditRecord) []string {
-		by := shown(r.Actor) + orNothing(r.DatabaseUser != "" && r.DatabaseUser != r.Actor, " (as "+shown(r.DatabaseUser)+")")
-		return []string{clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason)}
-	})
+	return on(leasesOnly, func(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
+		out := newListing(a.out, cmd, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "RESOURCE", "REASON")
+		records := s.op.Audit(ctx, given[0], &lockadmin.AuditOptions{From: from, To: to})
+		return printAll(out, records, "no record", func(r lockadmin.AuditRecord) []string {
+			by := shown(r.Actor) + orNothing(r.DatabaseUser != "" && r.DatabaseUser != r.Actor, " (as "+shown(r.DatabaseUser)+")")
+			return []string{clockTime(r.At), shown(r.Action), r.Token.String(), by, holderOf(r.Cut), shown(r.Resource), shown(r.Reason)}
+		})
+	}, "PATTERN?")(ctx, cmd)
 }
 
 // holderOf returns who held a lease at the moment that l describes.

@@ -22,14 +22,15 @@ func TestLongListOf200000(t *testing.T) {
 		SELECT 'tenant_' || g % 1000 || ':billing-close:' || g, g, gen_random_uuid(), 'worker-' || g % 50, clock_timestamp(), clock_timestamp() + interval '1 hour'
 		FROM generate_series(1, $1::bigint) g ORDER BY 1`, leases)
 	exec1(t, pool, "ANALYZE fencepost.leases")
+	page := listAll(t, url, "--limit", "100").peak // of the test program's size, which the kernel counts as well
 	for _, format := range []string{"table", "json"} {
 		l := listAll(t, url, "-o", format)
 		t.Logf("%s: first line after %v, all %d after %v, peak memory %.1f MiB", format, l.first, l.lines, l.all, float64(l.peak)/(1<<20))
 		if l.lines != leases {
 			t.Errorf("%s: %d lines for %d leases", format, l.lines, leases)
 		}
-		if l.peak > 64<<20 {
-			t.Errorf("%s: %d bytes of memory, 64 MiB are allowed", format, l.peak)
+		if l.peak > page+16<<20 { // all leases together would take more than 60
+			t.Errorf("%s: %d bytes of memory, of which a page takes %d", format, l.peak, page)
 		}
 	}
 	// The time to the first line depends on the machine as much as on the

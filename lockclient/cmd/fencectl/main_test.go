@@ -89,8 +89,8 @@ func onDatabase(url string, args []string) []string {
 	return append(line, args...)
 }
 
-// The program as a process: its environment, its exit code, and an interrupt,
-// which ends --watch with 0.
+// The program as a process: its environment, its exit code, and an interrupt, which ends
+// a command that waits.
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -106,24 +106,27 @@ func TestProcess(t *testing.T) {
 		t.Log("an interrupt cannot be sent to one process there")
 		return
 	}
+	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "other", Token: 7}); err != nil {
+		t.Fatal(err)
+	}
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
-		cmd = program(t, env, "show", "first", "--watch", "--interval", "100ms")
-		out, err := cmd.StdoutPipe()
+		cmd = program(t, env, "marks", "retire", "--older-than", "1us", "--yes", "--wait", "1m", "-o", "table")
+		out, err := cmd.StderrPipe()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), `"resource":"first"`) {
+		if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), "waiting for 1 lease") {
 			t.Errorf("%s", lines.Text())
 		}
 		if err := cmd.Process.Signal(signal); err != nil {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, out)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("%v: %v", signal, err)
+		if cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
+			t.Errorf("%v: %v", signal, cmd.ProcessState)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (a *app) marksCommand() *cli.Command {
 			a.marksListCommand(),
 			{
 				Name: "show", ArgsUsage: "RESOURCE", Usage: "print the mark of a resource",
-				Action: a.markShow,
+				Action: on(marksOnly, a.markShow, "RESOURCE"),
 			},
 			{
 				Name: "raise", ArgsUsage: "RESOURCE TOKEN", Usage: "put a claim in the place of a lower mark, and fence older holders",
@@ -52,22 +52,11 @@ func (a *app) marksCommand() *cli.Command {
 func raiseTimeoutFlag() cli.Flag {
 	return &cli.DurationFlag{
 		Name: "raise-timeout", Value: 20 * time.Second, Local: true, Sources: cli.EnvVars("FENCECTL_RAISE_TIMEOUT"),
-		Usage: "longest wait for older holders",
-		Validator: func(d time.Duration) error {
-			if d < time.Millisecond {
-				return errors.New("must be above 0")
-			}
-			return nil
-		},
+		Usage: "longest wait for older holders", Validator: atLeast(time.Millisecond),
 	}
 }
 
-func (a *app) markShow(ctx context.Context, cmd *cli.Command) error {
-	given, s, err := open(ctx, cmd, marksOnly, "RESOURCE")
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) markShow(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
 	mark, err := s.mark(ctx, given[0])
 	if err != nil {
 		return err
@@ -195,7 +184,7 @@ func (a *app) marksListCommand() *cli.Command {
 			"at them, until the issuer is advanced above it (advance) or the mark is reset.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "ahead", Usage: "only marks that are ahead of the issuer"},
-			limitFlag(0, "print at most this many; 0 is all"),
+			limitFlag("print at most this many; 0 is all"),
 		},
 		Action: a.marksList,
 	}
@@ -230,7 +219,7 @@ func (a *app) marksList(ctx context.Context, cmd *cli.Command) error {
 	if cmd.Bool("ahead") {
 		titles = slices.Insert(titles, 1, ">ISSUED")
 	}
-	out := newListing(a.out, cmd, cmd.Int("limit"), titles...)
+	out := newListing(a.out, cmd, titles...)
 	highest := guard.NoToken
 	err = addAll(out, s.listMarks(ctx, cmd.Bool("ahead"), pattern), func(m listedMark) []string {
 		highest = max(highest, m.Token)
@@ -406,18 +395,13 @@ func (s *session) completeReset(ctx context.Context, cmd *cli.Command, resource 
 func (a *app) marksResetsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "resets", Usage: "list the resets, the oldest first",
-		Flags:  []cli.Flag{limitFlag(0, "at most this many; 0 is all")},
-		Action: a.marksResets,
+		Flags:  []cli.Flag{limitFlag("at most this many; 0 is all")},
+		Action: on(marksOnly, a.marksResets),
 	}
 }
 
-func (a *app) marksResets(ctx context.Context, cmd *cli.Command) error {
-	_, s, err := open(ctx, cmd, marksOnly)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	out := newListing(a.out, cmd, cmd.Int("limit"), "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
+func (a *app) marksResets(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
+	out := newListing(a.out, cmd, "AT", ">FROM", ">TO", "BY", "RESOURCE", "REASON")
 	resets := pglease.Paged(0, nil, func(after int64, limit int) (page []sqladmin.Reset, last int64, more bool, err error) {
 		ctx, cancel := s.bounded(ctx)
 		defer cancel()

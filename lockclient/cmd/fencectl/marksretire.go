@@ -19,27 +19,18 @@ func (a *app) marksRetireCommand() *cli.Command {
 			"above the marks, waits for leases from before to end, and then retires the\n" +
 			"marks. No stale token is admitted by it, whatever fails.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "older-than", Value: 30 * 24 * time.Hour, DefaultText: "30 days", Usage: "how long not raised", Sources: cli.EnvVars("FENCECTL_RETIRE_OLDER_THAN")},
-			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before"},
+			olderThanFlag(30, "how long not raised", "FENCECTL_RETIRE_OLDER_THAN"),
+			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before", Validator: atLeast(time.Duration(0))},
 			yesFlag(),
 		},
-		Action: a.marksRetire,
+		Action: on(components, a.marksRetire),
 	}
 }
 
-func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
-	older, wait := cmd.Duration("older-than"), cmd.Duration("wait")
-	if older <= 0 || wait < 0 {
-		return usage("--older-than must be above 0 and --wait not below")
-	}
-	_, s, err := open(ctx, cmd, components)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) marksRetire(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
 	// The marks are stamped by the server's clock. The moment is fixed here, so
 	// that the marks before it can only become fewer.
-	before, old, top, err := s.retirable(ctx, older)
+	before, old, top, err := s.retirable(ctx, cmd.Duration("older-than"))
 	if err != nil {
 		return failed("look for marks to retire", err)
 	}
@@ -54,7 +45,7 @@ func (a *app) marksRetire(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := a.outwait(ctx, cmd, s, floor, wait); err != nil {
+	if err := a.outwait(ctx, cmd, s, floor, cmd.Duration("wait")); err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
 	retiring, cancel := s.bounded(ctx)

@@ -91,10 +91,10 @@ type listing struct {
 	limit, printed int
 }
 
-// newListing takes the columns' titles. limit 0 means no limit.
-func newListing(w io.Writer, cmd *cli.Command, limit int, titles ...string) *listing {
+// newListing takes the columns' titles. --limit 0 means no limit.
+func newListing(w io.Writer, cmd *cli.Command, titles ...string) *listing {
 	b := bufio.NewWriterSize(w, 64<<10)
-	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: limit}
+	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: cmd.Int("limit")}
 }
 
 // add prints one item.

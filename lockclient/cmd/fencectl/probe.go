@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -10,8 +11,11 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
-// probed is how long the steps of a lease took, each a few times, the shortest first.
-type probed struct{ acquire, renew, release []time.Duration }
+// steps are those of a lease.
+var steps = [3]string{"acquire", "renew", "release"}
+
+// probed is how long each of the steps took, a few times, the shortest first.
+type probed [len(steps)][]time.Duration
 
 const probeRounds = 5
 
@@ -29,28 +33,29 @@ func (s *session) probe(ctx context.Context, resource string) (p probed, err err
 		return p, err
 	}
 	defer client.Close(ctx)
-	defer func() {
-		for _, took := range [][]time.Duration{p.acquire, p.renew, p.release} {
-			slices.Sort(took)
-		}
-	}()
+	var lease *lockclient.Lease
+	run := [len(steps)]func() error{
+		func() (err error) {
+			lease, err = client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: 10 * time.Second})
+			return err
+		},
+		func() error { return lease.Renew(ctx) },
+		func() error { return lease.Release(ctx) },
+	}
 	for round := range probeRounds + 1 {
-		began := time.Now()
-		lease, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: 10 * time.Second})
-		if err != nil {
-			return p, err
+		var failed error
+		for step, run := range run {
+			began := time.Now()
+			if failed = cmp.Or(failed, run()); step == 0 && failed != nil {
+				break // there is nothing to release
+			}
+			if round > 0 && failed == nil {
+				p[step] = append(p[step], time.Since(began))
+				slices.Sort(p[step])
+			}
 		}
-		acquired := time.Now()
-		err = lease.Renew(ctx)
-		renewed := time.Now()
-		if freed := lease.Release(ctx); err == nil {
-			err = freed
-		}
-		if err != nil {
-			return p, err
-		}
-		if round > 0 {
-			p.acquire, p.renew, p.release = append(p.acquire, acquired.Sub(began)), append(p.renew, renewed.Sub(acquired)), append(p.release, time.Since(renewed))
+		if failed != nil {
+			return p, failed
 		}
 	}
 	return p, nil

@@ -48,7 +48,7 @@ func TestRoles(t *testing.T) {
 	hold(t, pool, "worker-1", "billing", time.Hour)
 
 	for _, line := range []string{
-		"list", "show billing", "show billing 1", "list --marks --held-for 1h", "audit", "marks list", "marks list --ahead",
+		"list", "show billing", "list --held-for 1h", "audit", "marks list", "marks list --ahead",
 	} {
 		for _, url := range []string{operator, reader} {
 			must(t, url, strings.Fields(line)...)

@@ -18,64 +18,23 @@ import (
 
 func (a *app) showCommand() *cli.Command {
 	return &cli.Command{
-		Name: "show", Category: categoryLook, ArgsUsage: "RESOURCE [TOKEN]",
-		Usage: "print one lease and its mark, or what a claim would get from the fences",
+		Name: "show", Category: categoryLook, ArgsUsage: "RESOURCE",
+		Usage: "print one lease and its mark, and whose writes are admitted",
 		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\n" +
-			"of their own and S3 objects keep theirs elsewhere. With a TOKEN: what a claim\n" +
-			"would get from the transactions, triggers and stores of sqlfence, and why.",
-		Flags: append(watchFlags(),
-			&cli.StringFlag{Name: "lease-id", Usage: "the claim's lease `ID`; without it that of the lease or mark with this token", Local: true}),
-		Action: a.show,
+			"of their own and S3 objects keep theirs elsewhere.",
+		Action: on(leasesOnly, a.show, "RESOURCE"),
 	}
 }
 
-func (a *app) show(ctx context.Context, cmd *cli.Command) error {
-	given, err := arguments(cmd, "RESOURCE", "TOKEN?")
+func (a *app) show(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
+	v, err := s.look(ctx, given[0])
 	if err != nil {
 		return err
 	}
-	if cmd.Args().Len() < 2 && cmd.IsSet("lease-id") {
-		return usage("--lease-id is of a claim, which has a TOKEN")
+	if asJSON(cmd) {
+		return a.printJSON(v)
 	}
-	claim, needs := guard.Claim{Resource: given[0]}, leasesOnly
-	if err := guard.ValidateResource(claim.Resource); err != nil {
-		return err
-	}
-	if cmd.Args().Len() > 1 { // also if it is empty: that is refused
-		needs = components
-		if claim, err = claimArguments(cmd); err != nil {
-			return err
-		}
-	}
-	s, err := connect(ctx, cmd, needs...)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.watch(ctx, cmd, func(ctx context.Context, w io.Writer) error {
-		v, err := s.shown(ctx, claim, cmd.IsSet("lease-id"))
-		if err != nil {
-			return err
-		}
-		if asJSON(cmd) {
-			line, err := jsonLine(v)
-			if err == nil {
-				_, err = w.Write(line)
-			}
-			return err
-		}
-		return v.print(w)
-	})
-}
-
-// shown is what show prints: all about a resource, or about a claim there.
-func (s *session) shown(ctx context.Context, claim guard.Claim, exact bool) (interface{ print(io.Writer) error }, error) {
-	if claim.Token == guard.NoToken {
-		return s.look(ctx, claim.Resource)
-	}
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	return s.explain(ctx, claim, exact)
+	return v.print(a.out)
 }
 
 // view is all that is known about one resource.

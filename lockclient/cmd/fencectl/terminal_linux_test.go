@@ -73,35 +73,6 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	}
 }
 
-// --watch repaints in place, follows changes, and restores the terminal.
-func TestWatchOnATerminal(t *testing.T) {
-	t.Parallel()
-	url, pool := database(t)
-	hold(t, pool, "worker-1", "first", time.Hour)
-	term := onTerminal(t, url, "list", "--watch", "--interval", "100ms")
-	term.sees("first")
-	hold(t, pool, "worker-2", "second", time.Hour)
-	term.sees("second")
-	exec1(t, pool, "ALTER TABLE fencepost.leases RENAME TO elsewhere") // an error that does not pass by itself ends it
-	if code := term.ends(); code != exitSchema {
-		t.Errorf("exit code %d", code)
-	}
-	exec1(t, pool, "ALTER TABLE fencepost.elsewhere RENAME TO leases")
-	for _, args := range [][]string{{"list"}, {"show", "first"}, {"list", "--held-for", "1us"}} {
-		term := onTerminal(t, url, append(args, "-w", "--interval", "100ms")...)
-		term.sees("first")
-		term.keys("\x03")
-		if code := term.ends(); code != exitOK {
-			t.Errorf("%q: exit code %d after Ctrl-C", args, code)
-		}
-		<-term.read
-		screen := term.screen()
-		if !strings.HasPrefix(screen, "\x1b[?7l\x1b[2J\x1b[H") || !strings.HasSuffix(screen, "\x1b[?7h\r\n") {
-			t.Errorf("%q: the terminal is not given back as it was: %q", args, screen)
-		}
-	}
-}
-
 // A waiting command ends at Ctrl-C and says so; one whose change has been made
 // says how far it got.
 func TestInterrupted(t *testing.T) {

@@ -75,10 +75,9 @@ async function refresh() {
     failures = 0;
     const shown = [...live.querySelectorAll("[data-live-rows]")];
     fresh.querySelectorAll("[data-live-rows]").forEach((rows, n) => shown[n] && patchRows(rows, shown[n]));
-    const parts = [...live.querySelectorAll("[data-live]")];
-    fresh.querySelectorAll("[data-live]").forEach((part, n) => {
-      if (parts[n] && parts[n].innerHTML !== part.innerHTML) parts[n].innerHTML = part.innerHTML;
-    });
+    const now = fresh.getElementById("status").textContent;
+    if (!fresh.querySelector(".problem")) live.querySelector(".problem")?.remove();
+    if (status.textContent !== now) status.textContent = now; // a reader says it once
     tick();
   } catch (error) {
     failures += 1;

@@ -1,0 +1,183 @@
+package lockhttp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
+)
+
+// heartbeat is how often a stream sends something, so that proxies keep it.
+const heartbeat = 15 * time.Second
+
+// stream is a response of server-sent events.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+func newStream(w http.ResponseWriter) *stream {
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // nginx would buffer events
+	return &stream{w, http.NewResponseController(w)}
+}
+
+// send writes one event, or a comment if it has no name. An error means that
+// the reader has gone.
+func (s *stream) send(name string, data any) error {
+	writeInTime(s.w)
+	// HTTP/2 resets a stream whose deadline passes even if nothing is written.
+	defer func() { _ = s.control.SetWriteDeadline(time.Time{}) }()
+	text := []byte(": still here\n\n")
+	if name != "" {
+		body, err := json.Marshal(data)
+		if err != nil {
+			return err
+		}
+		text = fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, body)
+	}
+	if _, err := s.w.Write(text); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// held asks the issuer who has the lease.
+func (s *Server) held(ctx context.Context, resource string) (*driver.HeldError, error) {
+	watching, err := s.watchIssuer(ctx, driver.Watch{Resource: resource}, func() {})
+	if err == nil {
+		watching.Stop()
+	}
+	return watching.Held, err
+}
+
+// watchIssuer is the issuer's Watch as one exchange.
+func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	watching, err := within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID},
+		func(ctx context.Context) (driver.Watching, error) { return s.issuer.Watch(ctx, w, wake) },
+		func(w driver.Watching, err error) {
+			if err == nil {
+				w.Stop()
+			}
+		})
+	return watching, readOnly(err) // it writes nothing that matters
+}
+
+// watch serves Watch of [driver.Issuer] to the Go client: one event says who
+// has the lease, a second, "wake", that it is worth asking again. A waiter, which
+// names its lease ID, queues with the others of this server; a watcher does not.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
+	asked := driver.Watch{Resource: in.text("resource"), LeaseID: in.text("leaseId")}
+	if err := in.end(); err != nil {
+		return err
+	}
+	if err := allowed(id, asked.Resource); err != nil {
+		return err
+	}
+	if err := renamed(guard.ValidateLeaseID(asked.LeaseID), "leaseId"); err != nil {
+		return err
+	}
+	done, ok := s.waits.begin(id)
+	if !ok {
+		return &httpError{kind: &kindTooMany}
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
+	defer cancel()
+	var out *stream // nil until the first event
+	tell := func(held *driver.HeldError) bool {
+		if out != nil {
+			return true
+		}
+		out = newStream(w)
+		return out.send("holder", holderEvent{asked.Resource, holderOf(held, id.sees()), time.Now()}) == nil
+	}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	rest := func(signal <-chan struct{}, after time.Duration) (signalled, alive bool) {
+		timer := time.NewTimer(after)
+		defer timer.Stop()
+		for {
+			select {
+			case <-signal:
+				return true, true
+			case <-timer.C:
+				return false, true
+			case <-beat.C:
+				if out.send("", nil) != nil {
+					return false, false
+				}
+			case <-ctx.Done():
+				return false, false
+			case <-s.closed:
+				return false, false
+			}
+		}
+	}
+	name := waiting.Name{Subject: id.Subject, LeaseID: asked.LeaseID}
+	var place *waiting.Place // a waiter's
+	if asked.LeaseID != "" {
+		place, _ = s.waiters.Join(asked.Resource, name)
+		defer place.Away()
+	}
+	var before *driver.HeldError // what a watcher saw first
+	for looked := false; ; looked = true {
+		for place != nil && place.Yield() {
+			if !tell(cmp.Or(s.waiters.Noted(asked.Resource), kept(asked.Resource, waiting.CallFor))) {
+				return nil
+			}
+			if _, alive := rest(place.Turn(), s.opts.MaxWait); !alive {
+				return nil
+			}
+		}
+		woken := make(chan struct{}, 1)
+		watching, err := s.watchIssuer(ctx, asked, func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		})
+		if err != nil && place != nil && ctx.Err() == nil {
+			place.Fail()
+		}
+		if err != nil && out == nil {
+			return err
+		}
+		if err != nil {
+			return nil // the stream ends, and the client asks
+		}
+		seen := watching.Held
+		alive, changed := tell(seen), false
+		switch {
+		case place != nil:
+			place.Note(seen)
+			changed = seen == nil
+		case !looked:
+			before = seen
+		default:
+			changed = (seen == nil) != (before == nil) || before != nil && seen.Token != before.Token
+		}
+		if alive && !changed {
+			changed, alive = rest(woken, waiting.Until(seen, s.limits.Poll))
+		}
+		watching.Stop()
+		if !alive {
+			return nil
+		}
+		if !changed || place != nil && !place.Call() {
+			continue
+		}
+		if out.send("wake", struct{}{}) != nil && place != nil {
+			s.waiters.Asked(asked.Resource, name)
+		}
+		return nil
+	}
+}
