@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 			e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
 			ctx, cancel := context.WithCancel(context.Background())
 			cancelled := make(chan struct{})
+			var waits atomic.Int64
 			go func() { // a person at psql, who cancels each statement once
 				defer close(cancelled)
 				for done := []string{}; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
@@ -57,8 +59,12 @@ func TestCancelledStandbyWait(t *testing.T) {
 						SELECT id FROM waiting WHERE pg_cancel_backend(pid)`, done)
 					more, _ := pgx.CollectRows(rows, pgx.RowTo[string])
 					done = append(done, more...)
+					waits.Add(int64(len(more)))
 				}
 			}()
+			for waits.Load() == 0 { // until the checkpointer knows the setting, commits do not wait
+				e.exec("UPDATE docs SET v = 'old'")
+			}
 			defer func() {
 				e.exec("ALTER SYSTEM RESET synchronous_standby_names")
 				e.exec("SELECT pg_reload_conf()")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,6 +46,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 		})
 	}
 	standby("nobody")
+	var cancelled atomic.Int64
 	stop := make(chan struct{})
 	stopped := make(chan struct{})
 	go func() {
@@ -58,9 +60,15 @@ func TestCancelledStandbyWait(t *testing.T) {
 					SELECT id FROM waiting WHERE pg_cancel_backend(pid)`, done)
 				more, _ := pgx.CollectRows(rows, pgx.RowTo[string])
 				done = append(done, more...)
+				cancelled.Add(int64(len(more)))
 			}
 		}
 	}()
+	// Commits wait from when the checkpointer knows it, which may be later.
+	eventually(t, "commits wait", func() bool {
+		mustExec(t, pool, "UPDATE fencepost.leases SET metadata = 'y' WHERE resource = 'before'")
+		return cancelled.Load() > 0
+	})
 	raise := func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		_, err := operator.Reenter(ctx, conn, pglease.Raise{More: 1}, lockTimeout)
 		return err
