@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/opcmd":     {"guard", "lockclient/driver"},
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
+	"lockclient/internal/sequence":  {"guard", "lockclient/driver"},
 	"lockclient/internal/waiting":   {"lockclient/driver", "lockclient/internal/pause"},
 	"lockclient/redislock":          {"guard", "lockclient/driver"},
 	"lockclient/locktest":           {"guard", "lockclient", "lockclient/driver/memory"},
