@@ -112,6 +112,20 @@ func (s *session) sweep(ctx context.Context, resource string) {
 	}
 }
 
+// expire deletes a lease that ran out, or that a request may have left, if this session
+// has it. The lease ID may have been granted to another session since, whose nodes have
+// the same names and versions.
+func (s *session) expire(ctx context.Context, claim guard.Claim, version int32) {
+	h, err := s.current(ctx, claim.Resource)
+	switch {
+	case err != nil: // at the next tick
+	case h != nil && h.session == s.id && h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken):
+		s.remove(ctx, claim, version)
+	default:
+		s.forget(claim)
+	}
+}
+
 // remove deletes a lease's nodes; freed is false if they no longer exist.
 // version -1 matches any.
 func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {

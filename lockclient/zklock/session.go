@@ -106,7 +106,7 @@ func (s *session) run() {
 		}
 		ctx, cancel := context.WithTimeout(s.i.ctx, tick)
 		for claim, version := range ended {
-			s.remove(ctx, claim, version)
+			s.expire(ctx, claim, version)
 		}
 		s.multi(ctx, s.touch())
 		cancel()
