@@ -105,9 +105,6 @@ func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 		if base.modified != 0 {
 			return base, nil
 		}
-		if err := i.checkMembers(ctx); err != nil {
-			return stored{}, sequence.Unwritten{Err: err}
-		}
 		base, err := i.readBase(ctx)
 		if err != nil {
 			return stored{}, err
@@ -129,27 +126,6 @@ func (i *Issuer) readBase(ctx context.Context) (stored, error) {
 		return stored{}, err
 	}
 	return storedOf(i.baseKey(), resp.Kvs)
-}
-
-// checkMembers counts the cluster's voting members.
-func (i *Issuer) checkMembers(ctx context.Context) error {
-	if i.members == 0 {
-		return nil
-	}
-	resp, err := i.client.MemberList(ctx)
-	if err != nil {
-		return fmt.Errorf("the cluster's members cannot be read: %w", err)
-	}
-	members := 0
-	for _, m := range resp.Members {
-		if !m.IsLearner {
-			members++
-		}
-	}
-	if members < i.members {
-		return fmt.Errorf("the cluster has %d voting members, Options.Members requires %d", members, i.members)
-	}
-	return nil
 }
 
 func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {

@@ -56,7 +56,6 @@
 //   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant.
 //   - No rights, a foreign value under a key: guard.ErrSetup, and nothing was written.
-//   - Fewer members than required: guard.ErrUnavailable, and nothing was written.
 //
 // AcquiredAt is the wall clock of the process that was granted the lease: etcd
 // does not report a time. Reclaimed is never reported.
@@ -65,7 +64,6 @@ package etcdlock
 import (
 	"context"
 	"crypto/rand"
-	"strconv"
 	"sync"
 	"time"
 
@@ -85,16 +83,12 @@ const (
 type Options struct {
 	// Prefix begins every key; empty means "fencepost/".
 	Prefix string
-	// Members is how many voting members the cluster must have at least; with
-	// fewer, such as a single node, requests are refused. 0 means no minimum.
-	Members int
 }
 
 // Issuer issues leases from etcd. It is safe for concurrent use; call [New].
 type Issuer struct {
 	client  *clientv3.Client
 	prefix  string
-	members int
 	process string
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -120,14 +114,8 @@ func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
 		return nil, guard.Invalid("client", "", "must not be nil")
 	}
 	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]attempt{}, places: map[string]clientv3.LeaseID{}}
-	if opts != nil {
-		i.members = opts.Members
-		if opts.Prefix != "" {
-			i.prefix = opts.Prefix
-		}
-	}
-	if i.members < 0 {
-		return nil, guard.Invalid("Options.Members", strconv.Itoa(i.members), "must not be negative")
+	if opts != nil && opts.Prefix != "" {
+		i.prefix = opts.Prefix
 	}
 	i.ctx, i.cancel = context.WithCancel(context.Background())
 	return i, nil

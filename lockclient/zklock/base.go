@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -188,28 +187,4 @@ func (s *session) floor(ctx context.Context, resource string) (stored, error) {
 	}
 	value, err := sequence.Number(path, n.value)
 	return stored{value: value, version: n.stat.Version}, err
-}
-
-// checkMembers counts the voting servers of the ensemble.
-func (s *session) checkMembers(ctx context.Context) error {
-	want := s.i.opts.Members
-	if want == 0 {
-		return nil
-	}
-	n, err := s.get(ctx, "/zookeeper/config")
-	if err != nil {
-		return fmt.Errorf("the ensemble's members cannot be read: %w", err)
-	}
-	members := 0
-	if n != nil {
-		for line := range strings.Lines(string(n.value)) {
-			if strings.HasPrefix(line, "server.") && !strings.Contains(line, ":observer") {
-				members++
-			}
-		}
-	}
-	if members < want {
-		return fmt.Errorf("the ensemble has %d voting members, Options.Members requires %d (a standalone server has none)", members, want)
-	}
-	return nil
 }

@@ -140,9 +140,6 @@ func (s *session) begin() error {
 			return err
 		}
 	}
-	if err := s.checkMembers(ctx); err != nil {
-		return err
-	}
 	if err := s.i.learnBase(ctx, s); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@
 //
 // # Use
 //
-//	issuer, err := zklock.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}, &zklock.Options{Members: 3})
+//	issuer, err := zklock.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}, nil)
 //	if err != nil {
 //		return err
 //	}
@@ -67,8 +67,8 @@
 //   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant, also in another session.
 //   - No rights, a foreign value under a node: guard.ErrSetup, and nothing was written.
-//   - Fewer members than required, a session that the servers grant for another time
-//     than requested: guard.ErrUnavailable, and nothing was written.
+//   - A session that the servers grant for another time than requested:
+//     guard.ErrUnavailable, and nothing was written.
 //
 // Reclaimed is never reported.
 package zklock
@@ -77,7 +77,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -106,10 +105,6 @@ type Options struct {
 	// default. A different one is noticed when a session gets a timeout other
 	// than the requested one.
 	TickTime time.Duration
-	// Members is how many voting servers the ensemble must have at least; with
-	// fewer, such as a standalone server, requests are refused. 0 means no
-	// minimum.
-	Members int
 	// Auth and Scheme are presented to the servers, such as "user:password"
 	// under "digest"; empty means none.
 	Scheme, Auth string
@@ -168,8 +163,6 @@ func New(servers []string, opts *Options) (*Issuer, error) {
 		return nil, guard.Invalid("Options.TickTime", i.opts.TickTime.String(), "must be whole milliseconds, 10 ms to a minute")
 	case !strings.HasPrefix(i.opts.Root, "/") || strings.HasSuffix(i.opts.Root, "/"):
 		return nil, guard.Invalid("Options.Root", i.opts.Root, "must begin with a slash and not end with one")
-	case i.opts.Members < 0:
-		return nil, guard.Invalid("Options.Members", strconv.Itoa(i.opts.Members), "must not be negative")
 	}
 	i.ctx, i.cancel = context.WithCancel(context.Background())
 	return i, nil
