@@ -3,7 +3,6 @@ package zklock
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -47,7 +46,7 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case err == nil:
 			return i.granted(ctx, s, r, lease.Base, responses[0].Stat)
 		case which < 0:
-			s.doubt(r.Claim(), 0, err)
+			s.doubt(r.Claim(), err)
 			return driver.Grant{}, err
 		case which == 1 && errors.Is(err, zk.ErrNoNode):
 			err = s.makeContainer(ctx, r.Resource)
@@ -81,7 +80,7 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base
 	}
 	var from time.Duration
 	if err == nil {
-		from, err = s.keep(claim, 0) // fails if an earlier request of this lease ID left something
+		from, err = s.keep(claim) // fails if an earlier request of this lease ID left something
 	}
 	if err != nil {
 		s.remove(ctx, claim, 0)
@@ -96,11 +95,11 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base
 // own is the result of an acquire whose lease ID exists already: its lease runs, or it
 // is spent. The error is errChanged if neither is the case any more.
 func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (driver.Grant, error) {
-	h, err := s.holder(ctx, r.Resource)
+	h, err := s.find(ctx, r.Claim())
 	if err != nil {
 		return driver.Grant{}, err
 	}
-	if h == nil || h.ID != r.LeaseID {
+	if h == nil {
 		id, err := s.stat(ctx, i.idPath(r.Resource, r.LeaseID))
 		if err == nil && id != nil && id.EphemeralOwner == 0 {
 			err = sequence.Refusal{Err: driver.ErrLeaseIDSpent}
@@ -112,15 +111,14 @@ func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (driver.
 	if h.Owner != r.Owner {
 		return driver.Grant{}, sequence.Refusal{Err: driver.LeaseIDInUse(r.LeaseID, h.Owner)}
 	}
-	from, err := s.take(ctx, r.Resource, h)
+	from, err := s.take(ctx, r.Claim(), h)
 	if err != nil {
 		return driver.Grant{}, err
 	}
 	return driver.Grant{Token: h.Token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: s.timeout}, nil
 }
 
-// Renew writes once for all leases of a session, and checks with the same
-// transaction that they are there and its own.
+// Renew writes once for all leases of a session, and then reads who has each.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	byTTL := map[time.Duration][]int{}
 	for n, r := range renewals {
@@ -128,77 +126,32 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	}
 	var wg sync.WaitGroup
 	for ttl, items := range byTTL {
-		wg.Go(func() { i.renew(ctx, ttl, items, renewals, results) })
+		wg.Go(func() {
+			s, err := i.session(ctx, ttl)
+			if err == nil {
+				_, _, err = s.multi(ctx, s.touch())
+			}
+			for _, n := range items {
+				wg.Go(func() { results[n] = s.renew(ctx, renewals[n].Claim, err) })
+			}
+		})
 	}
 	wg.Wait()
 }
 
-func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, renewals []driver.Renewal, results []driver.Renewed) {
-	fail := func(items []int, err error) {
-		for _, n := range items {
-			results[n] = driver.Renewed{Err: failed("renew", renewals[n].Claim, err)}
-		}
+// renew renews a lease; err is why the session has not written.
+func (s *session) renew(ctx context.Context, claim guard.Claim, err error) driver.Renewed {
+	var h *held
+	if err == nil {
+		h, err = s.find(ctx, claim)
 	}
-	s, err := i.session(ctx, ttl)
-	if err != nil {
-		fail(items, err)
-		return
-	}
-	var mine, others []int // by whether this session has the lease, as far as is known
-	for _, n := range items {
-		switch l, known := s.lease(renewals[n].Claim); {
-		case !known:
-			others = append(others, n)
-		case l.ending:
-			results[n] = driver.Renewed{State: driver.Over}
-		default:
-			mine = append(mine, n)
-		}
-	}
-	for len(mine) > 0 {
-		ops := []any{s.touch()}
-		for _, n := range mine {
-			claim := renewals[n].Claim
-			l, _ := s.lease(claim)
-			ops = append(ops, &zk.CheckVersionRequest{Path: i.idPath(claim.Resource, claim.LeaseID), Version: l.version})
-		}
-		_, which, err := s.multi(ctx, ops...)
-		if err == nil {
-			for _, n := range mine {
-				results[n] = s.extend(renewals[n].Claim)
-			}
-			break
-		}
-		if which < 1 {
-			fail(mine, err)
-			break
-		}
-		n := mine[which-1] // it is over, or another session has it
-		s.forget(renewals[n].Claim)
-		mine, others = slices.Delete(mine, which-1, which), append(others, n)
-	}
-	if len(others) == 0 {
-		return
-	}
-	if err := s.catchUp(ctx); err != nil {
-		fail(others, err)
-		return
-	}
-	for _, n := range others {
-		results[n] = s.renewOther(ctx, renewals[n].Claim)
-	}
-}
-
-// renewOther renews a lease of another session by taking it over. The session has
-// caught up.
-func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
-	h, err := s.holder(ctx, claim.Resource)
-	if err == nil && (h == nil || h.ID != claim.LeaseID || h.Token != claim.Token) {
+	if err == nil && h == nil {
+		s.forget(claim)
 		return driver.Renewed{State: driver.Over}
 	}
 	var from time.Duration
 	if err == nil {
-		from, err = s.take(ctx, claim.Resource, h)
+		from, err = s.take(ctx, claim, h)
 	}
 	if err != nil {
 		return driver.Renewed{Err: failed("renew", claim, err)}
@@ -206,52 +159,70 @@ func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Rene
 	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
 }
 
-// take moves a running lease to this session: it deletes its two nodes and
-// creates them again. The version of the lease ID's node counts how often that
-// was done, so that the session that had the lease before notices. The error is
+// find returns the lease of a claim if it runs; nil if not. A claim without a token is of
+// any. From before it looks, this session does not delete the lease for a while.
+func (s *session) find(ctx context.Context, claim guard.Claim) (*held, error) {
+	if err := s.postpone(ctx, claim); err != nil {
+		return nil, err
+	}
+	h, err := s.holder(ctx, claim.Resource)
+	if err != nil || h == nil || !h.of(claim) {
+		return nil, err
+	}
+	return h, nil
+}
+
+// take makes a lease that was found this session's: one of another session moves, by deleting
+// its two nodes and creating them again. The version of the lock counts how often that
+// was done, so that the session that had the lease does not delete it. The error is
 // errChanged if the lease is another one by now.
 //
 // The later end wins: a lease of a longer TTL moves to a session of that TTL, since
 // one holder may rely on it.
-func (s *session) take(ctx context.Context, resource string, h *held) (from time.Duration, err error) {
-	if ttl := h.ttl(); ttl > s.timeout {
-		longer, err := s.i.session(ctx, ttl)
+func (s *session) take(ctx context.Context, claim guard.Claim, h *held) (from time.Duration, err error) {
+	claim.Token = h.Token
+	if h.ttl() > s.timeout {
+		longer, err := s.i.session(ctx, h.ttl())
+		if err == nil {
+			err = longer.catchUp(ctx)
+		}
+		if err == nil {
+			h, err = longer.find(ctx, claim)
+		}
+		if err == nil && h == nil {
+			err = errChanged
+		}
 		if err != nil {
 			return 0, err
 		}
-		return longer.take(ctx, resource, h)
+		return longer.take(ctx, claim, h)
 	}
-	claim := guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.ID}
-	if err := s.postpone(ctx, claim); err != nil {
-		return 0, err
+	if h.session == s.id {
+		return s.keep(claim)
 	}
-	path := s.i.idPath(resource, h.ID)
-	id, err := s.stat(ctx, path)
-	switch {
-	case err != nil:
-		return 0, err
-	case id == nil:
-		return 0, errChanged
-	case h.session == s.id:
-		return s.keep(claim, id.Version)
-	case id.Version >= maxAdoptions:
+	if h.version >= maxAdoptions {
 		return 0, unwritten("the lease moved between sessions too often")
 	}
 	lease := *h.Lease
 	lease.TTL = s.timeout.Milliseconds()
-	ops := []any{s.touch(), &zk.DeleteRequest{Path: path, Version: id.Version}, s.i.create(path, nil, zk.FlagEphemeral)}
-	for range id.Version + 1 {
-		ops = append(ops, &zk.SetDataRequest{Path: path, Version: -1})
+	id, lock, text := s.i.idPath(claim.Resource, h.ID), s.i.lockPath(claim.Resource), lease.Text()
+	ops := []any{
+		s.touch(),
+		&zk.DeleteRequest{Path: id, Version: -1},
+		&zk.DeleteRequest{Path: lock, Version: h.version},
+		s.i.create(id, nil, zk.FlagEphemeral),
+		s.i.create(lock, text, zk.FlagEphemeral),
 	}
-	ops = append(ops, &zk.DeleteRequest{Path: s.i.lockPath(resource), Version: -1},
-		s.i.create(s.i.lockPath(resource), lease.Text(), zk.FlagEphemeral))
+	for range h.version + 1 {
+		ops = append(ops, &zk.SetDataRequest{Path: lock, Data: text, Version: -1})
+	}
 	_, which, err := s.multi(ctx, ops...)
 	switch {
 	case err == nil:
-		return s.keep(claim, id.Version+1)
+		return s.keep(claim)
 	case which < 0:
-		s.doubt(claim, id.Version+1, err)
-	case errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion):
+		s.doubt(claim, err)
+	case raced(which, err):
 		return 0, errChanged
 	}
 	return 0, err

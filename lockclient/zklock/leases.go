@@ -13,58 +13,37 @@ import (
 // request whose outcome is unknown, and is deleted like one that runs out: a
 // session that lives on would keep a lease that nobody holds.
 type lease struct {
-	version int32 // of its ID's node
 	expires time.Duration
 	ending  bool // it ran out and is being deleted
 }
 
-// lease returns what is known of a lease, if the session has it.
-func (s *session) lease(claim guard.Claim) (l lease, known bool) {
+// has reports whether the session has a lease that has not run out.
+func (s *session) has(claim guard.Claim) bool {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
-	if l := s.leases[claim]; l != nil {
-		return *l, true
-	}
-	return lease{}, false
+	l := s.leases[claim]
+	return l != nil && !l.ending
 }
 
-// keep records that the session has a lease whose ID's node has this version,
-// and returns the time from which its TTL counts. It is errEnding if the lease ID is
-// being deleted.
-func (s *session) keep(claim guard.Claim, version int32) (from time.Duration, err error) {
+// keep records that the session has a lease, and returns the time from which its TTL
+// counts. It is errEnding if the lease ID is being deleted.
+func (s *session) keep(claim guard.Claim) (from time.Duration, err error) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
-	return s.keepLocked(claim, version)
-}
-
-func (s *session) keepLocked(claim guard.Claim, version int32) (from time.Duration, err error) {
 	unknown := guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID}
 	for _, c := range []guard.Claim{claim, unknown} {
 		if l := s.leases[c]; l != nil && l.ending {
 			return 0, errEnding
 		}
 	}
-	s.leases[claim] = &lease{version: version, expires: s.safe + s.timeout}
+	s.leases[claim] = &lease{expires: s.safe + s.timeout}
 	delete(s.leases, unknown) // it is known now
 	return s.safe, nil
 }
 
-// extend is keep for a lease that the session had when its renewal was sent, which is
-// over if it has been deleted since, or is about to be.
-func (s *session) extend(claim guard.Claim) driver.Renewed {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	if l := s.leases[claim]; l != nil {
-		if from, err := s.keepLocked(claim, l.version); err == nil {
-			return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
-		}
-	}
-	return driver.Renewed{State: driver.Over}
-}
-
-// doubt records that a request that failed may have given this session a lease whose
-// ID's node would have this version. Perhaps nobody asks for it again.
-func (s *session) doubt(claim guard.Claim, version int32, err error) {
+// doubt records that a request that failed may have given this session a lease. Perhaps
+// nobody asks for it again.
+func (s *session) doubt(claim guard.Claim, err error) {
 	if !errors.Is(failed("", claim, err), guard.ErrOutcomeUnknown) {
 		return
 	}
@@ -72,7 +51,7 @@ func (s *session) doubt(claim guard.Claim, version int32, err error) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	if l := s.leases[claim]; l == nil || !l.ending {
-		s.leases[claim] = &lease{version: version, expires: driver.Now() + s.timeout}
+		s.leases[claim] = &lease{expires: driver.Now() + s.timeout}
 	}
 }
 
@@ -103,20 +82,20 @@ func (s *session) forget(claim guard.Claim) {
 	delete(s.leases, claim)
 }
 
-// due marks and returns the leases that have run out, with their versions. next is when
+// due marks and returns the leases that have run out. next is when
 // the next one does, in a tick at most; idle says that nobody needs the session.
-func (s *session) due() (ended map[guard.Claim]int32, next time.Duration, idle bool) {
+func (s *session) due() (ended []guard.Claim, next time.Duration, idle bool) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	now := driver.Now()
-	ended, next = map[guard.Claim]int32{}, now+s.i.opts.TickTime
+	next = now + s.i.opts.TickTime
 	for claim, l := range s.leases {
 		if l.expires > now {
 			next = min(next, l.expires)
 			continue
 		}
 		l.ending = true
-		ended[claim] = l.version
+		ended = append(ended, claim)
 	}
 	idle = len(s.leases) == 0 && now-s.used > idleFor
 	if idle && s.i.sessions[s.timeout] == s {

@@ -41,9 +41,9 @@ func (i *Issuer) holding(ctx context.Context, claim guard.Claim) (*session, erro
 }
 
 func (s *session) release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	if l, known := s.lease(claim); !known || l.ending {
+	if !s.has(claim) {
 		h, err := s.current(ctx, claim.Resource)
-		if err != nil || h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
+		if err != nil || h == nil || !h.of(claim) {
 			return false, err
 		}
 	}
@@ -113,25 +113,24 @@ func (s *session) sweep(ctx context.Context, resource string) {
 }
 
 // expire deletes a lease that ran out, or that a request may have left, if this session
-// has it. The lease ID may have been granted to another session since, whose nodes have
-// the same names and versions.
-func (s *session) expire(ctx context.Context, claim guard.Claim, version int32) {
+// has it: the lease ID may have been granted to another session since.
+func (s *session) expire(ctx context.Context, claim guard.Claim) {
 	h, err := s.current(ctx, claim.Resource)
 	switch {
 	case err != nil: // at the next tick
-	case h != nil && h.session == s.id && h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken):
-		s.remove(ctx, claim, version)
+	case h != nil && h.session == s.id && h.of(claim):
+		s.remove(ctx, claim, h.version)
 	default:
 		s.forget(claim)
 	}
 }
 
-// remove deletes a lease's nodes; freed is false if they no longer exist.
-// version -1 matches any.
+// remove deletes a lease's nodes; freed is false if they no longer exist, or the lock is
+// of another version than this one. -1 matches any.
 func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {
 	_, which, err := s.multi(ctx,
-		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: version},
-		&zk.DeleteRequest{Path: s.i.lockPath(claim.Resource), Version: -1})
+		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: -1},
+		&zk.DeleteRequest{Path: s.i.lockPath(claim.Resource), Version: version})
 	if err == nil || raced(which, err) {
 		s.forget(claim)
 		return err == nil, nil

@@ -105,8 +105,8 @@ func (s *session) run() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(s.i.ctx, tick)
-		for claim, version := range ended {
-			s.expire(ctx, claim, version)
+		for _, claim := range ended {
+			s.expire(ctx, claim)
 		}
 		s.multi(ctx, s.touch())
 		cancel()
@@ -403,10 +403,16 @@ func (s *session) makeNode(ctx context.Context, path string, value []byte) error
 	})
 }
 
-// held is a lease and the session that has it.
+// held is a lease, the session that has it, and how many had it before.
 type held struct {
 	*sequence.Lease
 	session int64
+	version int32
+}
+
+// of reports whether it is the claim's; one without a token is of any.
+func (h *held) of(claim guard.Claim) bool {
+	return h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken)
 }
 
 func (h *held) ttl() time.Duration { return time.Duration(h.TTL) * time.Millisecond }
@@ -437,5 +443,5 @@ func (s *session) holder(ctx context.Context, resource string) (*held, error) {
 	if lease.At == 0 {
 		lease.At = n.stat.Ctime
 	}
-	return &held{lease, n.stat.EphemeralOwner}, nil
+	return &held{lease, n.stat.EphemeralOwner, n.stat.Version}, nil
 }
