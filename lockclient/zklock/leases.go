@@ -97,7 +97,7 @@ func (s *session) due() (ended []guard.Claim, next time.Duration, idle bool) {
 		l.ending = true
 		ended = append(ended, claim)
 	}
-	idle = len(s.leases) == 0 && now-s.used > idleFor
+	idle = len(s.leases) == 0 && len(s.watched) == 0 && now-s.used > idleFor
 	if idle && s.i.sessions[s.timeout] == s {
 		delete(s.i.sessions, s.timeout) // before anybody gets it
 	}
