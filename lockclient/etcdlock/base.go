@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -172,12 +171,10 @@ func (i *Issuer) forward(least int64, h *etcdserverpb.ResponseHeader) error {
 		i.cluster = h.ClusterId
 	}
 	if h.ClusterId != i.cluster {
-		return sequence.Refusal{Err: fmt.Errorf("fencepost: %w: the cluster was %x and is %x, so it was replaced or this is another one; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, i.cluster, h.ClusterId)}
+		return sequence.WentBack("the cluster was %x and is %x, so it was replaced or this is another one", i.cluster, h.ClusterId)
 	}
 	if h.Revision < least {
-		return sequence.Refusal{Err: fmt.Errorf("fencepost: %w: etcd's revision was at least %d and is %d, so the cluster was restored; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, least, h.Revision)}
+		return sequence.WentBack("etcd's revision was at least %d and is %d, so the cluster was restored", least, h.Revision)
 	}
 	i.revision = max(i.revision, h.Revision)
 	return nil

@@ -113,7 +113,8 @@ func New(client *clientv3.Client, opts *Options) (*Issuer, error) {
 	if client == nil {
 		return nil, guard.Invalid("client", "", "must not be nil")
 	}
-	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(), attempts: map[int64]attempt{}, places: map[string]clientv3.LeaseID{}}
+	i := &Issuer{client: client, prefix: "fencepost/", process: rand.Text(),
+		attempts: map[int64]attempt{}, places: map[string]clientv3.LeaseID{}}
 	if opts != nil && opts.Prefix != "" {
 		i.prefix = opts.Prefix
 	}

@@ -142,7 +142,8 @@ var (
 // New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do, process: rand.Text(), subscribing: make(chan struct{}, 1), clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
+	i := &Issuer{do: do, process: rand.Text(), subscribing: make(chan struct{}, 1),
+		clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
 	}

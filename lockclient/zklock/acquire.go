@@ -208,8 +208,8 @@ func (s *session) take(ctx context.Context, claim guard.Claim, h *held) (from ti
 	id, lock, text := s.i.idPath(claim.Resource, h.ID), s.i.lockPath(claim.Resource), lease.Text()
 	ops := []any{
 		s.touch(),
-		&zk.DeleteRequest{Path: id, Version: -1},
-		&zk.DeleteRequest{Path: lock, Version: h.version},
+		deletion(id, -1),
+		deletion(lock, h.version),
 		s.i.create(id, nil, zk.FlagEphemeral),
 		s.i.create(lock, text, zk.FlagEphemeral),
 	}

@@ -3,7 +3,6 @@ package zklock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 
@@ -77,7 +76,7 @@ func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token
 			ops = append(ops, i.create(container+"/floor", nil, zk.FlagPersistent))
 		}
 		// If its node can be created, nobody has been granted the lease since.
-		ops = append(ops, i.create(lock, nil, zk.FlagEphemeral), &zk.DeleteRequest{Path: lock, Version: -1})
+		ops = append(ops, i.create(lock, nil, zk.FlagEphemeral), deletion(lock, -1))
 		if _, which, err := s.multi(ctx, ops...); err == nil {
 			return above, nil
 		} else if !raced(which, err) {
@@ -166,8 +165,7 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if n == nil || i.base.created != 0 && (i.base.created != read.created || i.base.ctime != read.ctime) {
-		return sequence.Refusal{Err: fmt.Errorf("fencepost: %w: the node %q is gone or was recreated, so the data was lost or this is another ensemble; "+
-			"call RaiseEpoch, then restart the workers", guard.ErrMarkAhead, i.basePath())}
+		return sequence.WentBack("the node %q is gone or was recreated, so the data was lost or this is another ensemble", i.basePath())
 	}
 	if i.base.created == 0 || read.version > i.base.version {
 		i.base = read

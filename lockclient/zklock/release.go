@@ -63,7 +63,7 @@ func (s *session) invalidate(ctx context.Context, claim guard.Claim) (freed bool
 		// running lease, and with it a successor's lock.
 		ops := []any{i.create(path, nil, zk.FlagPersistent), i.create(path+"/spent", nil, zk.FlagPersistent)}
 		if id != nil {
-			ops = append([]any{&zk.DeleteRequest{Path: path, Version: id.Version}, &zk.DeleteRequest{Path: i.lockPath(claim.Resource), Version: -1}}, ops...)
+			ops = append([]any{deletion(path, id.Version), deletion(i.lockPath(claim.Resource), -1)}, ops...)
 		}
 		_, which, err := s.multi(ctx, ops...)
 		switch {
@@ -98,16 +98,17 @@ func (i *Issuer) sweepLater(resource string) {
 // sweep deletes the spent lease IDs that are an hour old by the servers' clock. What
 // it leaves after an error, a later one deletes.
 func (s *session) sweep(ctx context.Context, resource string) {
-	now, _, err := s.multi(ctx, s.touch())
+	responses, _, err := s.multi(ctx, s.touch())
 	if err != nil {
 		return
 	}
+	old := responses[0].Stat.Mtime - spentFor.Milliseconds()
 	ids, _ := s.children(ctx, resource, "id-")
 	for _, id := range ids {
 		path := s.i.container(resource) + "/" + id
 		stat, err := s.stat(ctx, path)
-		if err == nil && stat != nil && stat.EphemeralOwner == 0 && stat.Ctime <= now[0].Stat.Mtime-spentFor.Milliseconds() {
-			s.multi(ctx, &zk.DeleteRequest{Path: path + "/spent", Version: -1}, &zk.DeleteRequest{Path: path, Version: stat.Version})
+		if err == nil && stat != nil && stat.EphemeralOwner == 0 && stat.Ctime <= old {
+			s.multi(ctx, deletion(path+"/spent", -1), deletion(path, stat.Version))
 		}
 	}
 }
@@ -129,8 +130,8 @@ func (s *session) expire(ctx context.Context, claim guard.Claim) {
 // of another version than this one. -1 matches any.
 func (s *session) remove(ctx context.Context, claim guard.Claim, version int32) (freed bool, err error) {
 	_, which, err := s.multi(ctx,
-		&zk.DeleteRequest{Path: s.i.idPath(claim.Resource, claim.LeaseID), Version: -1},
-		&zk.DeleteRequest{Path: s.i.lockPath(claim.Resource), Version: version})
+		deletion(s.i.idPath(claim.Resource, claim.LeaseID), -1),
+		deletion(s.i.lockPath(claim.Resource), version))
 	if err == nil || raced(which, err) {
 		s.forget(claim)
 		return err == nil, nil

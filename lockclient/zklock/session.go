@@ -118,7 +118,8 @@ func (s *session) begin() error {
 	ctx, cancel := context.WithTimeout(s.i.ctx, max(30*time.Second, s.timeout))
 	defer cancel()
 	opts := &s.i.opts
-	conn, _, err := zk.Connect(s.i.servers, s.timeout, zk.WithDialer(opts.Dialer), zk.WithEventCallback(s.event), zk.WithLogger(s))
+	conn, _, err := zk.Connect(s.i.servers, s.timeout, zk.WithDialer(opts.Dialer), zk.WithEventCallback(s.event),
+		zk.WithLogger(s), zk.WithLogInfo(true))
 	if err != nil {
 		return err
 	}
@@ -136,7 +137,8 @@ func (s *session) begin() error {
 			"or they have bounds of their own (minSessionTimeout, maxSessionTimeout)", s.timeout, granted, opts.TickTime)
 	}
 	if opts.Scheme != "" {
-		if err := do(ctx, s, func(c *zk.Conn) error { return c.AddAuth(opts.Scheme, []byte(opts.Auth)) }); err != nil {
+		err := do(ctx, s, func(c *zk.Conn) error { return c.AddAuth(opts.Scheme, []byte(opts.Auth)) })
+		if err != nil {
 			return err
 		}
 	}
@@ -198,8 +200,7 @@ func (s *session) forward(zxid int64) error {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	if zxid <= s.before {
-		return sequence.Refusal{Err: fmt.Errorf("fencepost: %w: the zxid was %#x and is %#x, so the ensemble was restored; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, s.before, zxid)}
+		return sequence.WentBack("the zxid was %#x and is %#x, so the ensemble was restored", s.before, zxid)
 	}
 	s.i.seen = max(s.i.seen, zxid)
 	return nil
@@ -224,7 +225,8 @@ func (s *session) event(e zk.Event) {
 }
 
 // Printf is the client's logger. Only there it says which timeout the servers have
-// granted, and why there is no connection.
+// granted, and why there is no connection. A client that words it otherwise has no
+// connection here, and nothing is granted.
 //
 // That a server found the session alive at a reconnection proves nothing: a leader that
 // was stopped and deposed says so too.

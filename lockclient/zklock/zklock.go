@@ -156,11 +156,12 @@ func New(servers []string, opts *Options) (*Issuer, error) {
 	if i.opts.ACL == nil {
 		i.opts.ACL = zk.WorldACL(zk.PermAll)
 	}
+	tick := i.opts.TickTime
 	switch {
 	case len(servers) == 0:
 		return nil, guard.Missing("servers")
-	case i.opts.TickTime < 10*time.Millisecond || i.opts.TickTime > time.Minute || i.opts.TickTime%time.Millisecond != 0:
-		return nil, guard.Invalid("Options.TickTime", i.opts.TickTime.String(), "must be whole milliseconds, 10 ms to a minute")
+	case tick < 10*time.Millisecond || tick > time.Minute || tick%time.Millisecond != 0:
+		return nil, guard.Invalid("Options.TickTime", tick.String(), "must be whole milliseconds, 10 ms to a minute")
 	case !strings.HasPrefix(i.opts.Root, "/") || strings.HasSuffix(i.opts.Root, "/"):
 		return nil, guard.Invalid("Options.Root", i.opts.Root, "must begin with a slash and not end with one")
 	}
@@ -211,6 +212,10 @@ func (i *Issuer) container(resource string) string { return i.opts.Root + "/r-" 
 func (i *Issuer) lockPath(resource string) string  { return i.container(resource) + "/lock" }
 func (i *Issuer) idPath(resource, id string) string {
 	return i.container(resource) + "/id-" + name(id)
+}
+
+func deletion(path string, version int32) *zk.DeleteRequest {
+	return &zk.DeleteRequest{Path: path, Version: version}
 }
 
 func (i *Issuer) create(path string, value []byte, flags int32) *zk.CreateRequest {

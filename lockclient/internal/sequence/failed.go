@@ -2,6 +2,7 @@ package sequence
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -11,6 +12,12 @@ type Refusal struct{ Err error }
 
 // Error is Err's.
 func (e Refusal) Error() string { return e.Err.Error() }
+
+// WentBack is the refusal of an issuer that found that the engine's data is older than
+// before, or other data. It is a guard.ErrMarkAhead.
+func WentBack(format string, args ...any) error {
+	return Refusal{fmt.Errorf("fencepost: %w: %s; call RaiseEpoch, then restart the workers", guard.ErrMarkAhead, fmt.Sprintf(format, args...))}
+}
 
 // Unwritten is the error of a request that cannot have written: it was not sent, or it
 // only reads.
