@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/opcmd":     {"guard", "lockclient/driver"},
 	"lockclient/internal/pause":     {},
 	"lockclient/internal/pglease":   {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
+	"lockclient/internal/sequence":  {"guard", "lockclient/driver"},
 	"lockclient/internal/waiting":   {"lockclient/driver", "lockclient/internal/pause"},
 	"lockclient/pglock":             {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/redislock":          {"guard", "lockclient/driver"},

@@ -2,90 +2,87 @@ package etcdlock
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strconv"
-	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-// maxAdvance leaves room for the revisions to come, and for epochs.
-const maxAdvance guard.Token = 1<<62 - 1
-
-// lostAtMost is more revisions than a restore can lose.
-const lostAtMost = 1 << 36
+// stored is a number under a key, and the key's revision; both 0 if there is
+// none.
+type stored struct{ value, modified int64 }
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	claim := guard.Claim{Resource: resource}
-	if err := above.Validate(); err != nil {
+	if err := sequence.CheckAdvance(above); err != nil {
 		return guard.NoToken, err
 	}
-	if above > maxAdvance {
-		return guard.NoToken, guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
-	}
-	for range maxRetries {
-		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(i.leaseKey(resource)), clientv3.OpGet(i.floorKey(resource))).Commit()
-		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
-		}
-		h, err := holderOf(i.leaseKey(resource), resp.Responses[0].GetResponseRange().Kvs)
-		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
-		}
-		if h != nil && h.token < above {
-			return guard.NoToken, i.heldBy(ctx, resource, h)
-		}
-		floor, err := storedOf(i.floorKey(resource), resp.Responses[1].GetResponseRange().Kvs)
-		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
-		}
+	reached, err := i.advance(ctx, resource, above)
+	return reached, failed("advance", guard.Claim{Resource: resource}, err)
+}
+
+func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
+	leaseKey, floorKey := i.leaseKey(resource), i.floorKey(resource)
+	for range sequence.MaxRetries {
 		base, err := i.currentBase(ctx)
 		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
+			return guard.NoToken, err
 		}
-		reached := guard.MaxToken // if the tokens are used up
-		if last := max(base.value, floor.value); last < int64(guard.MaxToken)-resp.Header.Revision {
-			reached = guard.Token(last + resp.Header.Revision)
+		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(leaseKey), clientv3.OpGet(floorKey)).Commit()
+		if err != nil {
+			return guard.NoToken, sequence.Unwritten{Err: err}
+		}
+		h, err := heldOf(leaseKey, resp.Responses[0].GetResponseRange().Kvs)
+		if err != nil || h != nil && h.Token < above {
+			return guard.NoToken, i.refused(ctx, resource, h, err)
+		}
+		floor, err := storedOf(floorKey, resp.Responses[1].GetResponseRange().Kvs)
+		if err != nil {
+			return guard.NoToken, err
+		}
+		reached := sequence.Token(max(base.value, floor.value), resp.Header.Revision)
+		if reached == guard.NoToken { // the tokens are used up
+			reached = guard.MaxToken
 		}
 		if reached >= above || h != nil {
 			return max(reached, above), nil
 		}
 		put, err := i.client.Txn(ctx).If(
-			clientv3.Compare(clientv3.CreateRevision(i.leaseKey(resource)), "=", 0),
-			clientv3.Compare(clientv3.ModRevision(i.floorKey(resource)), "=", floor.modified),
-		).Then(clientv3.OpPut(i.floorKey(resource), strconv.FormatInt(int64(above)-resp.Header.Revision, 10))).Commit()
+			clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0),
+			clientv3.Compare(clientv3.ModRevision(floorKey), "=", floor.modified),
+		).Then(clientv3.OpPut(floorKey, strconv.FormatInt(int64(above)-resp.Header.Revision, 10))).Commit()
 		if err != nil {
-			return guard.NoToken, failed("advance", claim, err)
+			return guard.NoToken, err
 		}
 		if put.Succeeded {
 			return above, nil
 		}
 	}
-	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor kept changing"))
+	return guard.NoToken, errChanged
 }
 
 // RaiseEpoch raises all later tokens above those that the cluster issued before:
 // it sets the base from this process's clock, or above the stored one if that is
 // higher. Call it after every restore of a snapshot.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
-	for range maxRetries {
-		resp, err := i.client.Get(ctx, i.baseKey())
+	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
+}
+
+func (i *Issuer) raiseEpoch(ctx context.Context) error {
+	for range sequence.MaxRetries {
+		old, err := i.readBase(ctx)
 		if err != nil {
-			return unavailable("raise epoch", guard.Claim{}, err)
+			return err
 		}
-		old, err := storedOf(i.baseKey(), resp.Kvs)
+		done, err := i.putBase(ctx, old, sequence.Raised(old.value))
 		if err != nil {
-			return unavailable("raise epoch", guard.Claim{}, err)
-		}
-		done, err := i.putBase(ctx, old, max(old.value+lostAtMost, time.Now().UnixMilli()<<20))
-		if err != nil {
-			return failed("raise epoch", guard.Claim{}, err)
+			return err
 		}
 		if done {
 			i.mu.Lock()
@@ -94,59 +91,40 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 			return nil
 		}
 	}
-	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base kept changing"))
+	return errChanged
 }
 
 // currentBase returns the base as this issuer read it last. If the cluster has
 // none, it is set from the clock.
 func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
-	for range maxRetries {
+	for range sequence.MaxRetries {
 		i.mu.Lock()
 		base := i.base
 		i.mu.Unlock()
 		if base.modified != 0 {
 			return base, nil
 		}
-		if err := i.checkMembers(ctx); err != nil {
-			return stored{}, err
-		}
-		resp, err := i.client.Get(ctx, i.baseKey())
+		base, err := i.readBase(ctx)
 		if err != nil {
-			return stored{}, err
-		}
-		if base, err = storedOf(i.baseKey(), resp.Kvs); err != nil {
 			return stored{}, err
 		}
 		if base.modified != 0 {
 			i.setBase(base)
-			continue
+			return base, nil
 		}
-		if _, err := i.putBase(ctx, stored{}, time.Now().UnixMilli()<<20); err != nil {
-			return stored{}, err
+		if _, err := i.putBase(ctx, stored{}, sequence.First()); err != nil {
+			return stored{}, sequence.Unwritten{Err: err} // a base grants nothing
 		}
 	}
-	return stored{}, errors.New("the base kept changing")
+	return stored{}, errChanged
 }
 
-// checkMembers counts the cluster's voting members.
-func (i *Issuer) checkMembers(ctx context.Context) error {
-	if i.members == 0 {
-		return nil
-	}
-	resp, err := i.client.MemberList(ctx)
+func (i *Issuer) readBase(ctx context.Context) (stored, error) {
+	resp, err := i.get(ctx, i.baseKey())
 	if err != nil {
-		return fmt.Errorf("the cluster's members cannot be read: %w", err)
+		return stored{}, err
 	}
-	members := 0
-	for _, m := range resp.Members {
-		if !m.IsLearner {
-			members++
-		}
-	}
-	if members < i.members {
-		return fmt.Errorf("the cluster has %d voting members, Options.Members requires %d", members, i.members)
-	}
-	return nil
+	return storedOf(i.baseKey(), resp.Kvs)
 }
 
 func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {
@@ -165,4 +143,39 @@ func (i *Issuer) setBase(base stored) {
 	if base.modified > i.base.modified {
 		i.base = base
 	}
+}
+
+// storedOf reads a number under a key; zero if there is none.
+func storedOf(key string, kvs []*mvccpb.KeyValue) (stored, error) {
+	if len(kvs) == 0 {
+		return stored{}, nil
+	}
+	n, err := sequence.Number(key, kvs[0].Value)
+	return stored{value: n, modified: kvs[0].ModRevision}, err
+}
+
+// reached is the highest revision seen. The response to a transaction sent now has
+// none below it.
+func (i *Issuer) reached() int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.revision
+}
+
+// forward records a transaction's revision and refuses one below the lowest
+// possible, and a cluster other than before.
+func (i *Issuer) forward(least int64, h *etcdserverpb.ResponseHeader) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.cluster == 0 {
+		i.cluster = h.ClusterId
+	}
+	if h.ClusterId != i.cluster {
+		return sequence.WentBack("the cluster was %x and is %x, so it was replaced or this is another one", i.cluster, h.ClusterId)
+	}
+	if h.Revision < least {
+		return sequence.WentBack("etcd's revision was at least %d and is %d, so the cluster was restored", least, h.Revision)
+	}
+	i.revision = max(i.revision, h.Revision)
+	return nil
 }

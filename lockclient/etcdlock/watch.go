@@ -2,37 +2,37 @@ package etcdlock
 
 import (
 	"context"
-	"errors"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
-
-var errClosed = errors.New("the issuer is closed")
 
 // Watch returns who has the lease. A waiter has a place in the queue by a key of its
 // own and watches the one before it, so that a release wakes only the first.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
-	fail := func(err error) (driver.Watching, error) {
-		return driver.Watching{}, unavailable("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
-	}
+	watching, err := i.watch(ctx, w, wake)
+	return watching, failed("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
+}
+
+func (i *Issuer) watch(ctx context.Context, w driver.Watch, wake func()) (out driver.Watching, err error) {
 	if i.ctx.Err() != nil {
-		return fail(errClosed)
+		return out, errClosed
 	}
 	if w.LeaseID != "" {
-		if err := i.line(ctx, w.Resource); err != nil {
-			return fail(err)
+		if err := i.join(ctx, w.Resource); err != nil {
+			return out, err
 		}
 	}
-	resp, err := i.client.Get(ctx, i.leaseKey(w.Resource))
+	resp, err := i.get(ctx, i.leaseKey(w.Resource))
 	if err != nil {
-		return fail(err)
+		return out, err
 	}
-	h, err := holderOf(i.leaseKey(w.Resource), resp.Kvs)
+	h, err := heldOf(i.leaseKey(w.Resource), resp.Kvs)
 	if err != nil {
-		return fail(err)
+		return out, err
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(i.ctx))
 	go func() {
@@ -46,15 +46,15 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			wake()
 		}
 	}()
-	out := driver.Watching{Stop: stop}
+	out.Stop = stop
 	if h != nil && h.ID != w.LeaseID {
 		out.Held = i.heldBy(ctx, w.Resource, h)
 	}
 	return out, nil
 }
 
-// line takes this process's place in the queue, or keeps it.
-func (i *Issuer) line(ctx context.Context, resource string) error {
+// join takes this process's place in the queue, or keeps it.
+func (i *Issuer) join(ctx context.Context, resource string) error {
 	i.mu.Lock()
 	place, ok := i.places[resource]
 	i.mu.Unlock()
@@ -64,11 +64,11 @@ func (i *Issuer) line(ctx context.Context, resource string) error {
 		}
 	}
 	lease, err := i.client.Grant(ctx, placeFor)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = i.client.Put(ctx, i.queue(resource)+i.process, "", clientv3.WithLease(lease.ID))
 	}
-	if _, err := i.client.Put(ctx, i.queue(resource)+i.process, "", clientv3.WithLease(lease.ID)); err != nil {
-		return err
+	if err != nil {
+		return sequence.Unwritten{Err: err} // a place holds nothing
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -96,7 +96,7 @@ func (i *Issuer) leave(resource string) {
 func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 	mine := i.queue(resource) + i.process
 	for ctx.Err() == nil {
-		resp, err := i.client.Get(ctx, i.queue(resource), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+		resp, err := i.get(ctx, i.queue(resource), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 		if err != nil {
 			return
@@ -110,47 +110,45 @@ func (i *Issuer) turn(ctx context.Context, resource string, revision int64) {
 		}
 		if before == "" {
 			// A waiter that ends its watch will watch again, or ask.
-			if i.changed(ctx, i.leaseKey(resource), revision, true) && ctx.Err() == nil {
+			if i.changed(ctx, i.leaseKey(resource), revision, true) != 0 && ctx.Err() == nil {
 				i.leave(resource)
 			}
 			return
 		}
-		if !i.changed(ctx, before, resp.Header.Revision+1, true) {
+		if i.changed(ctx, before, resp.Header.Revision+1, true) == 0 {
 			return
 		}
 		// The one before was woken, or has gone. It gets a moment to take the
 		// lease; if nobody has it after that, this process may already be the
 		// first.
-		kept, stop := context.WithTimeout(ctx, keptFor)
-		for {
-			now, err := i.client.Get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
-			if err != nil {
-				stop()
-				return
-			}
-			if now.Count > 0 {
-				revision = now.Header.Revision + 1
-			}
-			if now.Count > 0 || !i.changed(kept, i.leaseKey(resource), now.Header.Revision+1, false) {
-				break
-			}
+		now, err := i.get(ctx, i.leaseKey(resource), clientv3.WithCountOnly())
+		if err != nil {
+			return
 		}
-		stop()
+		taken := now.Header.Revision
+		if now.Count == 0 {
+			kept, stop := context.WithTimeout(ctx, sequence.KeptFor)
+			taken = i.changed(kept, i.leaseKey(resource), taken+1, false)
+			stop()
+		}
+		if taken != 0 {
+			revision = taken + 1
+		}
 	}
 }
 
-// changed waits for a change of key, or for its deletion; false if the watch
-// failed.
-func (i *Issuer) changed(ctx context.Context, key string, revision int64, deletion bool) bool {
+// changed waits for a change of key, or for its deletion, and returns its revision; 0 if
+// the watch failed.
+func (i *Issuer) changed(ctx context.Context, key string, revision int64, deletion bool) int64 {
 	for resp := range i.client.Watch(ctx, key, clientv3.WithRev(revision)) {
 		if resp.Err() != nil {
-			return false
+			return 0
 		}
 		for _, e := range resp.Events {
 			if !deletion || e.Type == clientv3.EventTypeDelete {
-				return true
+				return e.Kv.ModRevision
 			}
 		}
 	}
-	return false
+	return 0
 }

@@ -121,9 +121,10 @@ type Options struct {
 
 // Issuer issues leases from Redis. It is safe for concurrent use; call [New].
 type Issuer struct {
-	do      Do
-	opts    Options
-	process string
+	do          Do
+	opts        Options
+	process     string
+	subscribing chan struct{} // has an element while somebody subscribes
 
 	mu     sync.Mutex
 	clocks map[uint16]clock // by server
@@ -131,19 +132,7 @@ type Issuer struct {
 	keeps  bool   // the server evicts nothing
 	stop   func() // ends the subscription; nil before there is one
 	wakes  map[string]map[*func()]struct{}
-
-	subscribing *subscribing // nil before the first watch, and after a failure
 }
-
-// subscribing is a subscription being set up; err is valid once done is closed.
-type subscribing struct {
-	done chan struct{}
-	err  error
-	over bool // done is closed
-}
-
-// subscribeFor is how long a subscription may take to be confirmed.
-const subscribeFor = 10 * time.Second
 
 var (
 	_ driver.Issuer = (*Issuer)(nil)
@@ -153,7 +142,8 @@ var (
 // New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do, process: rand.Text(), clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
+	i := &Issuer{do: do, process: rand.Text(), subscribing: make(chan struct{}, 1),
+		clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
 	}
@@ -164,7 +154,9 @@ func New(do Do, opts *Options) (*Issuer, error) {
 		return nil, guard.Invalid("Do", "", "must not be nil")
 	}
 	if !i.opts.Prompt {
-		i.do = do.within
+		i.do = func(ctx context.Context, args ...any) (any, error) {
+			return within(ctx, func() (any, error) { return do(ctx, args...) })
+		}
 	}
 	if strings.ContainsAny(i.opts.Prefix, "{}") {
 		return nil, guard.Invalid("Options.Prefix", i.opts.Prefix, "must not contain braces")
@@ -172,16 +164,16 @@ func New(do Do, opts *Options) (*Issuer, error) {
 	return i, nil
 }
 
-// within is do, but returns when ctx ends: few Redis clients notice that a
+// within is f, but returns when ctx ends: few Redis clients notice that a
 // context is cancelled while they wait for a response.
-func (do Do) within(ctx context.Context, args ...any) (any, error) {
+func within(ctx context.Context, f func() (any, error)) (any, error) {
 	type result struct {
 		response any
 		err      error
 	}
 	done := make(chan result, 1)
 	go func() {
-		response, err := do(ctx, args...)
+		response, err := f()
 		done <- result{response, err}
 	}()
 	select {
@@ -394,50 +386,43 @@ func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop 
 	}, nil
 }
 
-// subscribe listens on the process's own channel. It returns when ctx ends; the
-// subscription goes on, for the next caller.
+// subscribe listens on the process's own channel, unless it does already.
 func (i *Issuer) subscribe(ctx context.Context) error {
-	i.mu.Lock()
-	s := i.subscribing
-	if s == nil {
-		s = &subscribing{done: make(chan struct{})}
-		i.subscribing = s
-		go func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), subscribeFor)
-			defer cancel()
-			inTime := context.AfterFunc(ctx, func() { i.subscribed(s, nil, context.Cause(ctx)) }) // it may hang all the same
-			stop, err := i.opts.Subscribe(ctx, i.wakeups()+i.process, i.wake)
-			inTime()
-			i.subscribed(s, stop, err)
-		}()
-	}
-	i.mu.Unlock()
 	select {
-	case <-s.done:
-		return s.err
+	case i.subscribing <- struct{}{}:
+		defer func() { <-i.subscribing }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	i.mu.Lock()
+	listens := i.stop != nil
+	i.mu.Unlock()
+	if listens {
+		return nil
+	}
+	_, err := within(ctx, func() (any, error) {
+		stop, err := i.opts.Subscribe(ctx, i.wakeups()+i.process, i.wake)
+		if err == nil {
+			err = i.subscribed(ctx, stop)
+		}
+		return nil, err
+	})
+	return err
 }
 
-// subscribed records how a subscription went; what it says first counts.
-func (i *Issuer) subscribed(s *subscribing, stop func(), err error) {
+// subscribed keeps a subscription, or ends one that has come too late.
+func (i *Issuer) subscribed(ctx context.Context, stop func()) error {
 	i.mu.Lock()
-	late := s.over || i.closed
-	if !s.over {
-		s.over, s.err = true, err
-		close(s.done)
-		if err != nil {
-			i.subscribing = nil // the next caller tries again
-		}
-	}
-	if !late && err == nil {
+	late := i.closed || i.stop != nil || ctx.Err() != nil
+	if !late {
 		i.stop = stop
 	}
 	i.mu.Unlock()
-	if late && stop != nil {
+	if late {
 		stop()
+		return errors.New("the subscription was confirmed too late")
 	}
+	return nil
 }
 
 func (i *Issuer) wake(resource string) {

@@ -3,23 +3,14 @@ package zklock
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
-
-// base is the number that every token is above, and the node that it was read
-// from. Created and ctime distinguish one ensemble's data from another's.
-type base struct {
-	value          int64
-	version        int32
-	created, ctime int64
-}
 
 // stored is a floor and its container's version.
 type stored struct {
@@ -27,76 +18,79 @@ type stored struct {
 	version int32
 }
 
-// maxAdvance leaves room for the zxids to come, and for epochs.
-const maxAdvance guard.Token = 1<<62 - 1
-
-// lostAtMost is more than a restore can set a zxid back: 64 elections.
-const lostAtMost = 1 << 38
+// base is the number that every token is above, and the node that it was read
+// from. Created and ctime distinguish one ensemble's data from another's.
+type base struct {
+	stored
+	created, ctime int64
+}
 
 // Advance raises the tokens of a resource that nobody holds above the given one.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	claim := guard.Claim{Resource: resource}
-	if err := above.Validate(); err != nil {
+	if err := sequence.CheckAdvance(above); err != nil {
 		return guard.NoToken, err
 	}
-	if above > maxAdvance {
-		return guard.NoToken, guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
-	}
+	reached, err := i.advance(ctx, resource, above)
+	return reached, failed("advance", guard.Claim{Resource: resource}, err)
+}
+
+func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
 	if err != nil {
-		return guard.NoToken, unsent("advance", claim, err)
+		return guard.NoToken, err
 	}
 	if err := s.makeContainer(ctx, resource); err != nil {
-		return guard.NoToken, unsent("advance", claim, err)
+		return guard.NoToken, err
 	}
-	for range maxRetries {
+	container, lock := i.container(resource), i.lockPath(resource)
+	for range sequence.MaxRetries {
 		// A write, for the current zxid and so that what is read after it is
 		// current.
-		answers, _, err := s.multi(ctx, s.touch())
+		responses, _, err := s.multi(ctx, s.touch())
 		if err != nil {
-			return guard.NoToken, failed("advance", claim, err)
+			return guard.NoToken, err
 		}
-		zxid := answers[0].Stat.Mzxid
+		zxid := responses[0].Stat.Mzxid
 		h, err := s.holder(ctx, resource)
-		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
-		}
-		if h != nil && h.Token < above {
-			return guard.NoToken, heldBy(resource, h)
+		if err != nil || h != nil && h.Token < above {
+			return guard.NoToken, refused(resource, h, err)
 		}
 		floor, err := s.floor(ctx, resource)
 		if err != nil {
-			return guard.NoToken, unavailable("advance", claim, err)
+			return guard.NoToken, err
 		}
-		reached := guard.MaxToken // if the tokens are used up
-		if last := max(i.knownBase().value, floor.value); last < int64(guard.MaxToken)-zxid {
-			reached = guard.Token(last + zxid)
+		reached := sequence.Token(max(i.knownBase().value, floor.value), zxid)
+		if reached == guard.NoToken { // the tokens are used up
+			reached = guard.MaxToken
 		}
 		if reached >= above || h != nil {
 			return max(reached, above), nil
 		}
 		// The container's version is checked by every acquire, and the node floor
 		// keeps the container, which ZooKeeper deletes when it is empty.
-		ops := []any{&zk.SetDataRequest{Path: i.container(resource), Data: []byte(strconv.FormatInt(int64(above)-zxid, 10)), Version: floor.version}}
+		value := strconv.FormatInt(int64(above)-zxid, 10)
+		ops := []any{&zk.SetDataRequest{Path: container, Data: []byte(value), Version: floor.version}}
 		if floor.version == 0 {
-			ops = append(ops, i.create(i.container(resource)+"/floor", nil, zk.FlagPersistent))
+			ops = append(ops, i.create(container+"/floor", nil, zk.FlagPersistent))
 		}
 		// If its node can be created, nobody has been granted the lease since.
-		ops = append(ops, i.create(i.lockPath(resource), nil, zk.FlagEphemeral), &zk.DeleteRequest{Path: i.lockPath(resource), Version: -1})
-		_, which, err := s.multi(ctx, ops...)
-		switch {
-		case err == nil:
+		ops = append(ops, i.create(lock, nil, zk.FlagEphemeral), deletion(lock, -1))
+		if _, which, err := s.multi(ctx, ops...); err == nil {
 			return above, nil
-		case which < 0:
-			return guard.NoToken, failed("advance", claim, err)
-		case errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrNoNode):
-		default:
-			return guard.NoToken, unavailable("advance", claim, err)
+		} else if !raced(which, err) {
+			return guard.NoToken, err
 		}
 	}
-	return guard.NoToken, guard.Unavailable("advance", claim, errors.New("the lease or the floor kept changing"))
+	return guard.NoToken, errChanged
+}
+
+// raced reports whether a transaction was refused because a node has changed since it was
+// read.
+func raced(which int, err error) bool {
+	changed := []error{zk.ErrBadVersion, zk.ErrNodeExists, zk.ErrNoNode, zk.ErrNotEmpty}
+	return which >= 0 && slices.ContainsFunc(changed, func(target error) bool { return errors.Is(err, target) })
 }
 
 // RaiseEpoch raises all later tokens above those that the ensemble issued before:
@@ -110,32 +104,29 @@ func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 		s.before = 0
 	}
 	i.mu.Unlock()
-	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
-	if err != nil {
-		return unsent("raise epoch", guard.Claim{}, err)
-	}
-	for range maxRetries {
-		if err := i.learnBase(ctx, s); err != nil {
-			return unsent("raise epoch", guard.Claim{}, err)
-		}
-		old := i.knownBase()
-		value := strconv.FormatInt(max(old.value+lostAtMost, time.Now().UnixMilli()<<20), 10)
-		_, which, err := s.multi(ctx, &zk.SetDataRequest{Path: i.basePath(), Data: []byte(value), Version: old.version})
-		switch {
-		case err == nil:
-			return unsentOrNil("raise epoch", i.learnBase(ctx, s))
-		case which < 0 || !errors.Is(err, zk.ErrBadVersion):
-			return failed("raise epoch", guard.Claim{}, err)
-		}
-	}
-	return guard.Unavailable("raise epoch", guard.Claim{}, errors.New("the base kept changing"))
+	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
 }
 
-func unsentOrNil(op string, err error) error {
-	if err == nil {
-		return nil
+func (i *Issuer) raiseEpoch(ctx context.Context) error {
+	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
+	if err != nil {
+		return err
 	}
-	return unsent(op, guard.Claim{}, err)
+	for range sequence.MaxRetries {
+		if err := i.learnBase(ctx, s); err != nil {
+			return err
+		}
+		old := i.knownBase()
+		value := strconv.FormatInt(sequence.Raised(old.value), 10)
+		_, which, err := s.multi(ctx, &zk.SetDataRequest{Path: i.basePath(), Data: []byte(value), Version: old.version})
+		if err == nil {
+			return i.learnBase(ctx, s)
+		}
+		if !raced(which, err) {
+			return err
+		}
+	}
+	return errChanged
 }
 
 func (i *Issuer) knownBase() base {
@@ -150,45 +141,36 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 	if err := s.catchUp(ctx); err != nil {
 		return err
 	}
-	for range maxRetries {
-		n, err := s.get(ctx, i.basePath())
-		if err != nil {
+	n, err := s.get(ctx, i.basePath())
+	if err == nil && n == nil && i.knownBase().created == 0 {
+		if err := s.makeNode(ctx, i.opts.Root, nil); err != nil {
 			return err
 		}
-		known := i.knownBase()
-		if n == nil && known.created != 0 {
-			return fmt.Errorf("fencepost: %w: the node %q is gone, so the data was lost or this is another ensemble; call RaiseEpoch, then restart the workers",
-				guard.ErrMarkAhead, i.basePath())
-		}
-		if n == nil {
-			if err := s.makeRoot(ctx); err != nil {
-				return err
-			}
-			_, err := call(ctx, s, func(c *zk.Conn) (string, error) {
-				return c.Create(i.basePath(), []byte(strconv.FormatInt(time.Now().UnixMilli()<<20, 10)), zk.FlagPersistent, i.opts.ACL)
-			})
-			if err != nil && !errors.Is(err, zk.ErrNodeExists) {
-				return err
-			}
-			continue
-		}
-		value, err := number(i.basePath(), n.value)
-		if err != nil {
+		if err := s.makeNode(ctx, i.basePath(), []byte(strconv.FormatInt(sequence.First(), 10))); err != nil {
 			return err
 		}
-		read := base{value: value, version: n.stat.Version, created: n.stat.Czxid, ctime: n.stat.Ctime}
-		if known.created != 0 && (known.created != read.created || known.ctime != read.ctime) {
-			return fmt.Errorf("fencepost: %w: the node %q was recreated, so the data was lost or this is another ensemble; call RaiseEpoch, then restart the workers",
-				guard.ErrMarkAhead, i.basePath())
-		}
-		i.mu.Lock()
-		if i.base.created == 0 || read.version > i.base.version {
-			i.base = read
-		}
-		i.mu.Unlock()
-		return nil
+		n, err = s.get(ctx, i.basePath())
 	}
-	return errors.New("the base kept changing")
+	if err != nil {
+		return err
+	}
+	var read base
+	if n != nil {
+		value, err := sequence.Number(i.basePath(), n.value)
+		if err != nil {
+			return err
+		}
+		read = base{stored{value, n.stat.Version}, n.stat.Czxid, n.stat.Ctime}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if n == nil || i.base.created != 0 && (i.base.created != read.created || i.base.ctime != read.ctime) {
+		return sequence.WentBack("the node %q is gone or was recreated, so the data was lost or this is another ensemble", i.basePath())
+	}
+	if i.base.created == 0 || read.version > i.base.version {
+		i.base = read
+	}
+	return nil
 }
 
 // floor reads a container.
@@ -201,38 +183,6 @@ func (s *session) floor(ctx context.Context, resource string) (stored, error) {
 	if n.stat.Version == 0 && len(n.value) == 0 {
 		return stored{}, nil
 	}
-	value, err := number(path, n.value)
+	value, err := sequence.Number(path, n.value)
 	return stored{value: value, version: n.stat.Version}, err
-}
-
-func number(path string, value []byte) (int64, error) {
-	n, err := strconv.ParseInt(string(value), 10, 64)
-	if err != nil || n < 0 {
-		return 0, foreign{path, string(value)}
-	}
-	return n, nil
-}
-
-// checkMembers counts the voting servers of the ensemble.
-func (s *session) checkMembers(ctx context.Context) error {
-	want := s.i.opts.Members
-	if want == 0 {
-		return nil
-	}
-	n, err := s.get(ctx, "/zookeeper/config")
-	if err != nil {
-		return fmt.Errorf("the ensemble's members cannot be read: %w", err)
-	}
-	members := 0
-	if n != nil {
-		for line := range strings.Lines(string(n.value)) {
-			if strings.HasPrefix(line, "server.") && !strings.Contains(line, ":observer") {
-				members++
-			}
-		}
-	}
-	if members < want {
-		return fmt.Errorf("the ensemble has %d voting members, Options.Members requires %d (a standalone server has none)", members, want)
-	}
-	return nil
 }

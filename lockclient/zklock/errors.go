@@ -2,52 +2,60 @@ package zklock
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-// foreign is a value that this package did not write.
-type foreign struct{ path, value string }
+var (
+	errClosed  = unwritten("the issuer is closed")
+	errOver    = unwritten("the session is over")
+	errEnding  = unwritten("the lease ran out and is being deleted")
+	errChanged = unwritten("the lease, the base or the floor kept changing")
+)
 
-func (e foreign) Error() string {
-	return fmt.Sprintf("the node %q holds something else: %.64q", e.path, e.value)
+func unwritten(text string) error { return sequence.Unwritten{Err: errors.New(text)} }
+
+// setups and refusals are errors from before a write: servers refuse first. After one of
+// setups no retry helps.
+var (
+	setups   = []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL}
+	refusals = []error{zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError}
+)
+
+// verdict is what an error says of a write.
+func verdict(err error) guard.Reason {
+	is := func(target error) bool { return errors.Is(err, target) }
+	switch {
+	case slices.ContainsFunc(setups, is):
+		return guard.ReasonSetup
+	case slices.ContainsFunc(refusals, is):
+		return guard.ReasonUnavailable
+	}
+	return guard.ReasonOutcomeUnknown
 }
 
-// notSent is an error from before anything was sent.
-type notSent struct{ error }
+func failed(op string, claim guard.Claim, err error) error {
+	return sequence.Failed(op, claim, err, verdict)
+}
 
-func (e notSent) Unwrap() error { return e.error }
-
-// unsent is for an error of a request that wrote nothing that matters.
-func unsent(op string, claim guard.Claim, err error) error {
-	if errors.Is(err, guard.ErrMarkAhead) {
+// refused is the result of an acquire that found h, unless it could not see it.
+func refused(resource string, h *held, err error) error {
+	if err != nil {
 		return err
 	}
-	return unavailable(op, claim, err)
+	return sequence.Refusal{Err: heldBy(resource, h)}
 }
 
-// unavailable is for an error of a request that wrote nothing that matters.
-func unavailable(op string, claim guard.Claim, err error) error {
-	for _, refusal := range []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL} {
-		if errors.Is(err, refusal) {
-			return guard.Setup(op, claim, err)
-		}
+// heldBy returns who has the lease. How long a session has left is not known: it is at
+// most the whole TTL.
+func heldBy(resource string, h *held) *driver.HeldError {
+	if h == nil {
+		return sequence.HeldBy(resource, nil, 0)
 	}
-	if errors.As(err, new(foreign)) {
-		return guard.Setup(op, claim, err)
-	}
-	return guard.Unavailable(op, claim, err)
-}
-
-// failed classifies the error of a write: servers refuse before they write.
-func failed(op string, claim guard.Claim, err error) error {
-	certain := []error{zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrNoServer, zk.ErrSessionExpired, zk.ErrSessionMoved, zk.ErrAPIError}
-	if errors.As(err, new(notSent)) || errors.As(err, new(foreign)) || slices.ContainsFunc(certain, func(e error) bool { return errors.Is(err, e) }) {
-		return unavailable(op, claim, err)
-	}
-	return guard.OutcomeUnknown(op, claim, err)
+	return sequence.HeldBy(resource, h.Lease, h.ttl())
 }

@@ -3,60 +3,46 @@ package zklock
 import (
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
 // session is a ZooKeeper session and what is known about its state.
 type session struct {
 	i       *Issuer
 	timeout time.Duration
-	conn    *zk.Conn
 	beat    string        // a node of this session only: without it nothing is granted
 	ready   chan struct{} // closed when err is set, or the session can be used
 	err     error
+	id      int64         // once it is ready
 	done    chan struct{} // closed when it is over
 
 	// Guarded by Issuer.mu.
-	id         int64
-	granted    time.Duration // the timeout that the servers granted
-	last       error         // why there is no connection
-	up         chan struct{} // closed while there is a connection
-	connected  bool
-	over       bool
-	before     int64 // the highest zxid seen when it began
-	safe       time.Duration
-	writes     []write
-	leases     map[guard.Claim]*lease
-	used       time.Duration
-	lineLength int // places in the queue
-	watched    map[string]*watched
+	conn      *zk.Conn
+	granted   time.Duration // the timeout that the servers granted; 0 before that
+	last      error         // why there is no connection
+	up        chan struct{} // closed while there is a connection
+	connected bool
+	over      bool
+	before    int64         // the highest zxid seen when it began
+	safe      time.Duration // the leader knew it to be alive by then
+	writes    []write
+	leases    map[guard.Claim]*lease
+	used      time.Duration
+	watched   map[string]chan struct{} // by node; closed when it has changed, or that is not known
 }
 
 // write is a write that the leader has carried out.
-type write struct{ sent, answered time.Duration }
-
-// lease is a lease that this session has. One under a claim without a token is a
-// request whose outcome is unknown, and is deleted like one that runs out: a
-// session that lives on would keep a lease that nobody holds.
-type lease struct {
-	version int32 // of its ID's node
-	expires time.Duration
-	ending  bool // it ran out and is being deleted
-}
-
-var (
-	errOver   = errors.New("the session is over")
-	errEnding = errors.New("the lease ran out and is being deleted")
-)
+type write struct{ sent, carriedOut time.Duration }
 
 // session returns the session with this timeout, or begins it.
 func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, error) {
@@ -64,11 +50,12 @@ func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, 
 	s := i.sessions[timeout]
 	if i.closed {
 		i.mu.Unlock()
-		return nil, notSent{errors.New("the issuer is closed")}
+		return nil, errClosed
 	}
 	if s == nil {
-		s = &session{i: i, timeout: timeout, beat: i.opts.Root + "/beat-" + rand.Text(), ready: make(chan struct{}), done: make(chan struct{}),
-			up: make(chan struct{}), leases: map[guard.Claim]*lease{}, watched: map[string]*watched{}, before: i.seen}
+		s = &session{i: i, timeout: timeout, beat: i.opts.Root + "/beat-" + rand.Text(), ready: make(chan struct{}),
+			done: make(chan struct{}), up: make(chan struct{}), leases: map[guard.Claim]*lease{},
+			watched: map[string]chan struct{}{}, before: i.seen}
 		i.sessions[timeout] = s
 		i.closing.Go(s.run)
 	}
@@ -78,21 +65,28 @@ func (i *Issuer) session(ctx context.Context, timeout time.Duration) (*session, 
 	case <-s.ready:
 		return s, s.err
 	case <-ctx.Done():
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		if s.last != nil {
-			return nil, notSent{fmt.Errorf("%w; there is no session: %w", context.Cause(ctx), s.last)}
-		}
-		return nil, notSent{context.Cause(ctx)}
+		return nil, s.unconnected(ctx)
 	}
+}
+
+// unconnected is the error of a request whose context has ended before it was sent.
+func (s *session) unconnected(ctx context.Context) error {
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	err := context.Cause(ctx)
+	if s.last != nil {
+		err = fmt.Errorf("%w; there is no connection: %w", err, s.last)
+	}
+	return sequence.Unwritten{Err: err}
 }
 
 // run begins the session, writes once a tick, and ends leases that are not
 // renewed.
 func (s *session) run() {
-	defer s.end(nil)
-	if s.err = s.begin(); s.err != nil {
-		s.end(nil) // first, so that the next request begins another
+	defer s.end()
+	if err := s.begin(); err != nil {
+		s.err = sequence.Unwritten{Err: err}
+		s.end() // first, so that the next request begins another
 		close(s.ready)
 		return
 	}
@@ -106,13 +100,13 @@ func (s *session) run() {
 			return
 		case <-timer.C:
 		}
-		due, next, idle := s.look(driver.Now())
+		ended, next, idle := s.due()
 		if idle {
 			return
 		}
 		ctx, cancel := context.WithTimeout(s.i.ctx, tick)
-		for _, d := range due {
-			s.remove(ctx, d.claim, d.version)
+		for _, claim := range ended {
+			s.expire(ctx, claim)
 		}
 		s.multi(ctx, s.touch())
 		cancel()
@@ -123,9 +117,11 @@ func (s *session) run() {
 func (s *session) begin() error {
 	ctx, cancel := context.WithTimeout(s.i.ctx, max(30*time.Second, s.timeout))
 	defer cancel()
-	conn, _, err := zk.Connect(s.i.servers, s.timeout, zk.WithDialer(s.dial), zk.WithEventCallback(s.event), zk.WithLogger(s))
+	opts := &s.i.opts
+	conn, _, err := zk.Connect(s.i.servers, s.timeout, zk.WithDialer(opts.Dialer), zk.WithEventCallback(s.event),
+		zk.WithLogger(s), zk.WithLogInfo(true))
 	if err != nil {
-		return notSent{err}
+		return err
 	}
 	s.i.mu.Lock()
 	s.conn = conn
@@ -137,35 +133,31 @@ func (s *session) begin() error {
 	granted := s.granted
 	s.i.mu.Unlock()
 	if granted != s.timeout {
-		return notSent{fmt.Errorf("a session of %v was asked for and the servers grant %v: their tickTime is not Options.TickTime (%v), or they have bounds of their own (minSessionTimeout, maxSessionTimeout)",
-			s.timeout, granted, s.i.opts.TickTime)}
+		return fmt.Errorf("a session of %v was asked for and the servers grant %v: their tickTime is not Options.TickTime (%v), "+
+			"or they have bounds of their own (minSessionTimeout, maxSessionTimeout)", s.timeout, granted, opts.TickTime)
 	}
-	if s.i.opts.Scheme != "" {
-		if _, err := call(ctx, s, func(c *zk.Conn) (struct{}, error) {
-			return struct{}{}, c.AddAuth(s.i.opts.Scheme, []byte(s.i.opts.Auth))
-		}); err != nil {
-			return notSent{err}
+	if opts.Scheme != "" {
+		err := do(ctx, s, func(c *zk.Conn) error { return c.AddAuth(opts.Scheme, []byte(opts.Auth)) })
+		if err != nil {
+			return err
 		}
 	}
-	if err := s.checkMembers(ctx); err != nil {
-		return notSent{err}
-	}
 	if err := s.i.learnBase(ctx, s); err != nil {
-		return notSent{err}
+		return err
 	}
-	_, err = call(ctx, s, func(c *zk.Conn) (string, error) { return c.Create(s.beat, nil, zk.FlagEphemeral, s.i.opts.ACL) })
-	if err != nil {
-		return notSent{err}
+	responses, _, err := s.multi(ctx, s.i.create(s.beat, nil, zk.FlagEphemeral), s.touch())
+	if err == nil {
+		s.id = responses[1].Stat.EphemeralOwner
 	}
-	return nil
+	return err
 }
 
-// end ends the session, once; cause is why the servers ended it, or nil.
-func (s *session) end(cause error) {
+// end ends the session, once.
+func (s *session) end() {
 	i := s.i
 	i.mu.Lock()
+	defer i.mu.Unlock()
 	if s.over {
-		i.mu.Unlock()
 		return
 	}
 	s.over = true
@@ -173,147 +165,14 @@ func (s *session) end(cause error) {
 	if i.sessions[s.timeout] == s {
 		delete(i.sessions, s.timeout)
 	}
-	lost, conn := i.lost, s.conn
-	var claims []guard.Claim
-	for claim, l := range s.leases {
-		if !l.ending && claim.Token != guard.NoToken {
-			claims = append(claims, claim)
-		}
-	}
 	for resource, p := range i.places {
 		if p.s == s {
 			delete(i.places, resource)
 		}
 	}
-	if conn != nil { // below the mutex, so that Issuer.Close, which ends all sessions first, waits for it
-		i.closing.Go(conn.Close) // which waits for a response, for at most a second
+	if s.conn != nil { // below the mutex, so that Issuer.Close, which ends all sessions first, waits for it
+		i.closing.Go(s.conn.Close) // which waits for a response, for at most a second
 	}
-	i.mu.Unlock()
-	if cause != nil && lost != nil {
-		for _, claim := range claims {
-			lost(claim, cause)
-		}
-	}
-}
-
-// look returns the leases that have run out, when the next one does, and whether
-// nobody needs the session.
-func (s *session) look(now time.Duration) (due []expired, next time.Duration, idle bool) {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	next = now + s.i.opts.TickTime
-	for claim, l := range s.leases {
-		if l.expires > now {
-			next = min(next, l.expires)
-			continue
-		}
-		l.ending = true
-		due = append(due, expired{claim, l.version})
-	}
-	idle = len(s.leases) == 0 && s.lineLength == 0 && len(s.watched) == 0 && now-s.used > idleFor
-	if idle && s.i.sessions[s.timeout] == s {
-		delete(s.i.sessions, s.timeout) // before anybody gets it
-	}
-	return due, next, idle
-}
-
-type expired struct {
-	claim   guard.Claim
-	version int32
-}
-
-// keep records that the session has a lease whose ID's node has this version,
-// and returns the time from which its TTL counts; false if the lease ID is being
-// deleted.
-func (s *session) keep(claim guard.Claim, version int32) (from time.Duration, ok bool) {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	return s.keepLocked(claim, version)
-}
-
-func (s *session) keepLocked(claim guard.Claim, version int32) (from time.Duration, ok bool) {
-	unknown := guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID}
-	for _, c := range []guard.Claim{claim, unknown} {
-		if l := s.leases[c]; l != nil && l.ending {
-			return 0, false
-		}
-	}
-	s.leases[claim] = &lease{version: version, expires: s.safe + s.timeout}
-	delete(s.leases, unknown) // it is known now
-	return s.safe, true
-}
-
-// extend is keep for a lease that the session had when its renewal was sent; false
-// if that has been deleted since, or is about to be.
-func (s *session) extend(claim guard.Claim) (from time.Duration, ok bool) {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	l := s.leases[claim]
-	if l == nil {
-		return 0, false
-	}
-	return s.keepLocked(claim, l.version)
-}
-
-// doubt records that a request may have given this session a lease whose ID's
-// node would have this version. Perhaps nobody asks for it again.
-func (s *session) doubt(claim guard.Claim, version int32) {
-	claim.Token = guard.NoToken
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	if l := s.leases[claim]; l == nil || !l.ending {
-		s.leases[claim] = &lease{version: version, expires: driver.Now() + s.timeout}
-	}
-}
-
-// postpone keeps the session from deleting what it has under a lease ID until a
-// TTL after ctx, for a request that may take it. It returns false if the
-// deletion has begun.
-func (s *session) postpone(ctx context.Context, claim guard.Claim) bool {
-	until := driver.Now() + s.timeout
-	if end, ok := ctx.Deadline(); ok {
-		until += time.Until(end)
-	}
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	for c, l := range s.leases {
-		if c.Resource == claim.Resource && c.LeaseID == claim.LeaseID {
-			if l.ending {
-				return false
-			}
-			l.expires = max(l.expires, until)
-		}
-	}
-	return true
-}
-
-func (s *session) forget(claim guard.Claim) {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	delete(s.leases, claim)
-}
-
-// knows reports whether the session has the lease, and whether it has run out.
-func (s *session) knows(claim guard.Claim) (known, over bool) {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	l := s.leases[claim]
-	return l != nil && !l.ending, l != nil && l.ending
-}
-
-func (s *session) version(claim guard.Claim) int32 {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	if l := s.leases[claim]; l != nil {
-		return l.version
-	}
-	return -2 // no node's
-}
-
-func (s *session) number() int64 {
-	s.i.mu.Lock()
-	defer s.i.mu.Unlock()
-	return s.id
 }
 
 // carriedOut records a write that the leader has carried out. It proves that the
@@ -325,13 +184,13 @@ func (s *session) carriedOut(sent, at time.Duration) {
 	defer s.i.mu.Unlock()
 	tick := s.i.opts.TickTime
 	for n := len(s.writes) - 1; n >= 0; n-- {
-		if s.writes[n].answered+tick <= sent {
+		if s.writes[n].carriedOut+tick <= sent {
 			s.safe = max(s.safe, s.writes[n].sent)
 			s.writes = append(s.writes[:0], s.writes[n:]...)
 			break
 		}
 	}
-	if n := len(s.writes); n == 0 || at-s.writes[n-1].answered > tick/8 {
+	if n := len(s.writes); n == 0 || at-s.writes[n-1].carriedOut > tick/8 {
 		s.writes = append(s.writes, write{sent, at})
 	}
 }
@@ -341,8 +200,7 @@ func (s *session) forward(zxid int64) error {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
 	if zxid <= s.before {
-		return fmt.Errorf("fencepost: %w: the zxid was %#x and is %#x, so the ensemble was restored; call RaiseEpoch, then restart the workers",
-			guard.ErrMarkAhead, s.before, zxid)
+		return sequence.WentBack("the zxid was %#x and is %#x, so the ensemble was restored", s.before, zxid)
 	}
 	s.i.seen = max(s.i.seen, zxid)
 	return nil
@@ -353,80 +211,39 @@ func (s *session) event(e zk.Event) {
 	if e.Type != zk.EventSession {
 		return
 	}
-	if e.State == zk.StateExpired {
-		go s.end(zk.ErrSessionExpired)
-		return
-	}
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
-	switch e.State {
-	case zk.StateHasSession:
-		if !s.connected {
-			s.connected = true
-			close(s.up)
-		}
-	case zk.StateDisconnected, zk.StateConnecting, zk.StateConnected:
-		if s.connected {
-			s.connected = false
-			s.up = make(chan struct{})
-		}
+	switch {
+	case e.State == zk.StateExpired:
+		go s.end()
+	case e.State == zk.StateConnecting && s.granted == 0:
+		s.safe = driver.Now() // before the session is asked for
+	case e.State == zk.StateDisconnected && s.connected:
+		s.connected = false
+		s.up = make(chan struct{})
 	}
 }
 
-// Printf is the client's logger: only there it says why there is no connection.
+// Printf is the client's logger. Only there it says which timeout the servers have
+// granted, and why there is no connection. A client that words it otherwise has no
+// connection here, and nothing is granted.
+//
+// That a server found the session alive at a reconnection proves nothing: a leader that
+// was stopped and deposed says so too.
 func (s *session) Printf(format string, args ...any) {
-	for _, arg := range args {
-		if err, ok := arg.(error); ok && err != nil {
-			s.i.mu.Lock()
-			s.last = err
-			s.i.mu.Unlock()
-		}
-	}
-}
-
-// dial makes a connection on which the server's first response is read along.
-func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
-	dial := s.i.opts.Dialer
-	if dial == nil {
-		dial = net.DialTimeout
-	}
-	began := driver.Now()
-	conn, err := dial(network, address, timeout)
-	if err != nil {
-		return nil, err
-	}
-	return &wire{Conn: conn, s: s, began: began}, nil
-}
-
-// wire reads the session's timeout from the server's first response, since the
-// client does not expose it: a length, a version, the timeout in ms, the
-// session.
-type wire struct {
-	net.Conn
-	s     *session
-	began time.Duration
-	head  []byte
-}
-
-func (w *wire) Read(p []byte) (int, error) {
-	n, err := w.Conn.Read(p)
-	if need := 20 - len(w.head); need > 0 {
-		w.head = append(w.head, p[:min(n, need)]...)
-		if len(w.head) == 20 {
-			w.s.opened(w.began, time.Duration(int32(binary.BigEndian.Uint32(w.head[8:])))*time.Millisecond, int64(binary.BigEndian.Uint64(w.head[12:])))
-		}
-	}
-	return n, err
-}
-
-// opened records that the ensemble has begun the session. That a server found
-// it alive at a reconnection proves nothing: a leader that was stopped and
-// deposed says so too.
-func (s *session) opened(began, granted time.Duration, id int64) {
 	s.i.mu.Lock()
 	defer s.i.mu.Unlock()
-	if s.id == 0 {
-		s.id, s.granted, s.safe = id, granted, began
+	for _, arg := range args {
+		if err, ok := arg.(error); ok {
+			s.last = err
+		}
+	}
+	if strings.HasPrefix(format, "authenticated: ") && len(args) == 2 && !s.connected {
+		if ms, ok := args[1].(int32); ok && s.granted == 0 {
+			s.granted = time.Duration(ms) * time.Millisecond
+		}
+		s.connected = true
+		close(s.up)
 	}
 }
 
@@ -435,23 +252,19 @@ func (s *session) opened(began, granted time.Duration, id int64) {
 func (s *session) wait(ctx context.Context) error {
 	for {
 		s.i.mu.Lock()
-		connected, up, last := s.connected, s.up, s.last
-		if s.over {
-			s.i.mu.Unlock()
-			return notSent{errOver}
-		}
+		over, connected, up := s.over, s.connected, s.up
 		s.i.mu.Unlock()
-		if connected {
+		switch {
+		case over:
+			return errOver
+		case connected:
 			return nil
 		}
 		select {
 		case <-up:
 		case <-s.done:
 		case <-ctx.Done():
-			if last != nil {
-				return notSent{fmt.Errorf("%w; there is no connection: %w", context.Cause(ctx), last)}
-			}
-			return notSent{context.Cause(ctx)}
+			return s.unconnected(ctx)
 		}
 	}
 }
@@ -479,22 +292,28 @@ func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (
 	}
 }
 
+// do is call for a request without a result.
+func do(ctx context.Context, s *session, f func(*zk.Conn) error) error {
+	_, err := call(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, f(c) })
+	return err
+}
+
 // multi carries out a transaction. If it was refused, which is the operation
-// that was; if it failed as a whole, which is -1.
+// that was, and nothing was written; if it failed as a whole, which is -1.
 func (s *session) multi(ctx context.Context, ops ...any) (responses []zk.MultiResponse, which int, err error) {
 	sent := driver.Now()
 	responses, err = call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
 	if len(responses) == len(ops) { // the leader has carried it out
 		s.carriedOut(sent, driver.Now())
-		for n, a := range responses {
-			if a.Error == nil {
+		for n, r := range responses {
+			if r.Error == nil {
 				continue
 			}
-			if set, ok := ops[n].(*zk.SetDataRequest); ok && set.Path == s.beat && errors.Is(a.Error, zk.ErrNoNode) {
-				s.end(zk.ErrSessionExpired) // or somebody deleted it
+			if set, ok := ops[n].(*zk.SetDataRequest); ok && set.Path == s.beat && errors.Is(r.Error, zk.ErrNoNode) {
+				s.end() // it is over, or somebody deleted its node
 				return nil, -1, zk.ErrSessionExpired
 			}
-			return nil, n, a.Error
+			return nil, n, sequence.Unwritten{Err: r.Error}
 		}
 	}
 	if err == nil && len(responses) != len(ops) {
@@ -509,6 +328,19 @@ func (s *session) touch() *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: s.beat, Version: -1}
 }
 
+// read is call for a request that only reads; the zero value if there is no such node.
+func read[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (T, error) {
+	value, err := call(ctx, s, f)
+	if err == nil {
+		return value, nil
+	}
+	var none T
+	if errors.Is(err, zk.ErrNoNode) {
+		return none, nil
+	}
+	return none, sequence.Unwritten{Err: err}
+}
+
 type node struct {
 	value []byte
 	stat  *zk.Stat
@@ -516,63 +348,102 @@ type node struct {
 
 // get reads a node; nil if there is none.
 func (s *session) get(ctx context.Context, path string) (*node, error) {
-	n, err := call(ctx, s, func(c *zk.Conn) (*node, error) {
+	return read(ctx, s, func(c *zk.Conn) (*node, error) {
 		value, stat, err := c.Get(path)
 		return &node{value, stat}, err
 	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
-	}
-	return n, err
 }
 
 // stat reads a node's metadata; nil if there is no such node.
 func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
-	return call(ctx, s, func(c *zk.Conn) (*zk.Stat, error) {
-		ok, stat, err := c.Exists(path)
-		if err != nil || !ok {
+	return read(ctx, s, func(c *zk.Conn) (*zk.Stat, error) {
+		exists, stat, err := c.Exists(path)
+		if !exists {
 			return nil, err
 		}
-		return stat, nil
+		return stat, err
 	})
 }
 
-func (s *session) children(ctx context.Context, resource string) ([]string, error) {
-	all, err := call(ctx, s, func(c *zk.Conn) ([]string, error) {
+// children returns the names of a resource's nodes that begin with prefix.
+func (s *session) children(ctx context.Context, resource, prefix string) ([]string, error) {
+	all, err := read(ctx, s, func(c *zk.Conn) ([]string, error) {
 		all, _, err := c.Children(s.i.container(resource))
 		return all, err
 	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
-	}
-	return all, err
+	return slices.DeleteFunc(all, func(child string) bool { return !strings.HasPrefix(child, prefix) }), err
 }
 
-// time returns the servers' clock, in ms since 1970.
-func (s *session) time(ctx context.Context) (int64, error) {
-	responses, _, err := s.multi(ctx, s.touch())
+// catchUp makes what the session reads next at least as new as now: its server may be
+// behind the leader.
+func (s *session) catchUp(ctx context.Context) error {
+	_, err := call(ctx, s, func(c *zk.Conn) (string, error) { return c.Sync(s.i.opts.Root) })
 	if err != nil {
-		return 0, err
+		return sequence.Unwritten{Err: err}
 	}
-	return responses[0].Stat.Mtime, nil
+	return nil
 }
 
-func (s *session) makeRoot(ctx context.Context) error {
-	_, err := call(ctx, s, func(c *zk.Conn) (string, error) {
-		return c.Create(s.i.opts.Root, nil, zk.FlagPersistent, s.i.opts.ACL)
-	})
-	if errors.Is(err, zk.ErrNodeExists) {
+// ensure creates a node unless it exists. What it leaves behind holds nothing.
+func (s *session) ensure(ctx context.Context, f func(*zk.Conn) (string, error)) error {
+	_, err := call(ctx, s, f)
+	if err == nil || errors.Is(err, zk.ErrNodeExists) {
 		return nil
 	}
-	return err
+	return sequence.Unwritten{Err: err}
 }
 
 func (s *session) makeContainer(ctx context.Context, resource string) error {
-	_, err := call(ctx, s, func(c *zk.Conn) (string, error) {
+	return s.ensure(ctx, func(c *zk.Conn) (string, error) {
 		return c.CreateContainer(s.i.container(resource), nil, zk.FlagContainer, s.i.opts.ACL)
 	})
-	if errors.Is(err, zk.ErrNodeExists) {
-		return nil
+}
+
+func (s *session) makeNode(ctx context.Context, path string, value []byte) error {
+	return s.ensure(ctx, func(c *zk.Conn) (string, error) {
+		return c.Create(path, value, zk.FlagPersistent, s.i.opts.ACL)
+	})
+}
+
+// held is a lease, the session that has it, and how many had it before.
+type held struct {
+	*sequence.Lease
+	session int64
+	version int32
+}
+
+// of reports whether it is the claim's; one without a token is of any.
+func (h *held) of(claim guard.Claim) bool {
+	return h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken)
+}
+
+func (h *held) ttl() time.Duration { return time.Duration(h.TTL) * time.Millisecond }
+
+// current is holder as of now.
+func (s *session) current(ctx context.Context, resource string) (*held, error) {
+	if err := s.catchUp(ctx); err != nil {
+		return nil, err
 	}
-	return err
+	return s.holder(ctx, resource)
+}
+
+// holder returns who has the lease; nil if nobody. It is at least as new as the session's
+// last write.
+func (s *session) holder(ctx context.Context, resource string) (*held, error) {
+	path := s.i.lockPath(resource)
+	n, err := s.get(ctx, path)
+	if err != nil || n == nil {
+		return nil, err
+	}
+	lease, err := sequence.Read(path, n.value, n.stat.Czxid)
+	if err != nil {
+		return nil, err
+	}
+	if lease.TTL == 0 || n.stat.EphemeralOwner == 0 {
+		return nil, sequence.Foreign{Place: path, Value: string(n.value)}
+	}
+	if lease.At == 0 {
+		lease.At = n.stat.Ctime
+	}
+	return &held{lease, n.stat.EphemeralOwner, n.stat.Version}, nil
 }

@@ -22,7 +22,7 @@
 //
 // # Use
 //
-//	issuer, err := zklock.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}, &zklock.Options{Members: 3})
+//	issuer, err := zklock.New([]string{"zk1:2181", "zk2:2181", "zk3:2181"}, nil)
 //	if err != nil {
 //		return err
 //	}
@@ -67,18 +67,16 @@
 //   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
 //     ID finds its own grant, also in another session.
 //   - No rights, a foreign value under a node: guard.ErrSetup, and nothing was written.
-//   - Fewer members than required, a session that the servers grant for another time
-//     than requested: guard.ErrUnavailable, and nothing was written.
+//   - A session that the servers grant for another time than requested:
+//     guard.ErrUnavailable, and nothing was written.
 //
 // Reclaimed is never reported.
 package zklock
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"strconv"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -93,11 +91,9 @@ const (
 	minTicks, maxTicks = 4, 20
 	controlTicks       = 6 // of the session that waiters have their places by
 	spentFor           = time.Hour
-	placeFor           = 2 * time.Second        // for which a place in the queue is kept without a watch
-	keptFor            = 300 * time.Millisecond // for the process that was woken before
-	idleFor            = time.Minute            // after which a session without leases is closed
-	maxRetries         = 5                      // of a transaction whose base or floor has been raised since it was read
-	maxAdoptions       = 50                     // of one lease by other sessions
+	placeFor           = 2 * time.Second // for which a place in the queue is kept without a watch
+	idleFor            = time.Minute     // after which a session without leases is closed
+	maxAdoptions       = 50              // of one lease by other sessions
 )
 
 // Options configures [New]. The zero value is the default.
@@ -109,10 +105,6 @@ type Options struct {
 	// default. A different one is noticed when a session gets a timeout other
 	// than the requested one.
 	TickTime time.Duration
-	// Members is how many voting servers the ensemble must have at least; with
-	// fewer, such as a standalone server, requests are refused. 0 means no
-	// minimum.
-	Members int
 	// Auth and Scheme are presented to the servers, such as "user:password"
 	// under "digest"; empty means none.
 	Scheme, Auth string
@@ -134,7 +126,6 @@ type Issuer struct {
 	base     base                       // as last read
 	seen     int64                      // the highest zxid of any response
 	places   map[string]*place          // in the queue, by resource
-	lost     func(guard.Claim, error)
 	closed   bool
 	closing  sync.WaitGroup
 }
@@ -143,7 +134,6 @@ var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Floors = (*Issuer)(nil)
 	_ driver.Epochs = (*Issuer)(nil)
-	_ driver.Losses = (*Issuer)(nil)
 )
 
 // New returns an issuer on an ensemble, each server as host:port. It does not
@@ -160,18 +150,20 @@ func New(servers []string, opts *Options) (*Issuer, error) {
 	if i.opts.TickTime == 0 {
 		i.opts.TickTime = 2 * time.Second
 	}
+	if i.opts.Dialer == nil {
+		i.opts.Dialer = net.DialTimeout
+	}
 	if i.opts.ACL == nil {
 		i.opts.ACL = zk.WorldACL(zk.PermAll)
 	}
+	tick := i.opts.TickTime
 	switch {
 	case len(servers) == 0:
 		return nil, guard.Missing("servers")
-	case i.opts.TickTime < 10*time.Millisecond || i.opts.TickTime > time.Minute || i.opts.TickTime%time.Millisecond != 0:
-		return nil, guard.Invalid("Options.TickTime", i.opts.TickTime.String(), "must be whole milliseconds, 10 ms to a minute")
+	case tick < 10*time.Millisecond || tick > time.Minute || tick%time.Millisecond != 0:
+		return nil, guard.Invalid("Options.TickTime", tick.String(), "must be whole milliseconds, 10 ms to a minute")
 	case !strings.HasPrefix(i.opts.Root, "/") || strings.HasSuffix(i.opts.Root, "/"):
 		return nil, guard.Invalid("Options.Root", i.opts.Root, "must begin with a slash and not end with one")
-	case i.opts.Members < 0:
-		return nil, guard.Invalid("Options.Members", strconv.Itoa(i.opts.Members), "must not be negative")
 	}
 	i.ctx, i.cancel = context.WithCancel(context.Background())
 	return i, nil
@@ -182,14 +174,6 @@ func (i *Issuer) Limits() driver.Limits {
 	tick := i.opts.TickTime
 	return driver.Limits{MinTTL: minTicks * tick, MaxTTL: maxTicks * tick, TTLStep: tick,
 		Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
-}
-
-// OnLoss registers f to be called for leases of a session that the servers
-// ended.
-func (i *Issuer) OnLoss(f func(claim guard.Claim, cause error)) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.lost = f
 }
 
 // Close closes the sessions, which ends their leases.
@@ -203,7 +187,7 @@ func (i *Issuer) Close() error {
 	i.mu.Unlock()
 	i.cancel()
 	for _, s := range all {
-		s.end(nil)
+		s.end()
 	}
 	i.closing.Wait()
 	return nil
@@ -230,294 +214,10 @@ func (i *Issuer) idPath(resource, id string) string {
 	return i.container(resource) + "/id-" + name(id)
 }
 
+func deletion(path string, version int32) *zk.DeleteRequest {
+	return &zk.DeleteRequest{Path: path, Version: version}
+}
+
 func (i *Issuer) create(path string, value []byte, flags int32) *zk.CreateRequest {
 	return &zk.CreateRequest{Path: path, Data: value, Acl: i.opts.ACL, Flags: flags}
-}
-
-// Acquire grants or refuses.
-func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
-	defer cancel()
-	s, err := i.session(ctx, r.TTL)
-	if err != nil {
-		return driver.Grant{}, unsent("acquire", r.Claim(), err)
-	}
-	if r.Waiting { // most likely the lease is held: a read, which writes nothing
-		h, err := s.current(ctx, r.Resource)
-		if err != nil {
-			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
-		}
-		if h != nil && h.ID != r.LeaseID {
-			return driver.Grant{}, heldBy(r.Resource, h)
-		}
-	}
-	var floor stored // most resources have none; a failed transaction shows it
-	for range maxRetries {
-		base := i.knownBase()
-		value := held{Version: 1, ID: r.LeaseID, Owner: r.Owner, Metadata: r.Metadata, Base: max(base.value, floor.value), TTL: r.TTL.Milliseconds()}
-		text, err := json.Marshal(value)
-		if err != nil {
-			return driver.Grant{}, unavailable("acquire", r.Claim(), err)
-		}
-		answers, which, err := s.multi(ctx,
-			s.touch(),
-			i.create(i.idPath(r.Resource, r.LeaseID), nil, zk.FlagEphemeral),
-			i.create(i.lockPath(r.Resource), text, zk.FlagEphemeral),
-			&zk.CheckVersionRequest{Path: i.container(r.Resource), Version: floor.version},
-			&zk.CheckVersionRequest{Path: i.basePath(), Version: base.version})
-		switch {
-		case err == nil:
-			return i.granted(ctx, s, r, value, answers[0].Stat)
-		case which < 0:
-			err = failed("acquire", r.Claim(), err)
-			if errors.Is(err, guard.ErrOutcomeUnknown) {
-				s.doubt(r.Claim(), 0)
-			}
-			return driver.Grant{}, err
-		case which == 1 && errors.Is(err, zk.ErrNoNode):
-			err = s.makeContainer(ctx, r.Resource)
-		case which == 1 && errors.Is(err, zk.ErrNodeExists):
-			grant, again, err := i.own(ctx, s, r)
-			if !again {
-				return grant, err
-			}
-			continue
-		case which == 2 && errors.Is(err, zk.ErrNodeExists):
-			h, err := s.holder(ctx, r.Resource)
-			if err != nil {
-				return driver.Grant{}, unavailable("acquire", r.Claim(), err)
-			}
-			return driver.Grant{}, heldBy(r.Resource, h)
-		case which == 3 && errors.Is(err, zk.ErrBadVersion):
-			floor, err = s.floor(ctx, r.Resource)
-		case which == 4 && (errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode)):
-			err = i.learnBase(ctx, s)
-		}
-		if err != nil {
-			return driver.Grant{}, unsent("acquire", r.Claim(), err)
-		}
-	}
-	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errors.New("the base or the floor kept changing"))
-}
-
-// granted makes a grant from a transaction that was carried out.
-func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, value held, stat *zk.Stat) (driver.Grant, error) {
-	claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: guard.Token(value.Base + stat.Mzxid)}
-	err := s.forward(stat.Mzxid)
-	if err == nil && value.Base > int64(guard.MaxToken)-stat.Mzxid {
-		err = guard.Unavailable("acquire", r.Claim(), errors.New("the token space is exhausted"))
-	}
-	var from time.Duration
-	if err == nil {
-		var ok bool
-		if from, ok = s.keep(claim, 0); !ok { // what an earlier request of this lease ID may have left
-			err = guard.Unavailable("acquire", r.Claim(), errEnding)
-		}
-	}
-	if err != nil {
-		s.remove(ctx, claim, 0)
-		return driver.Grant{}, err
-	}
-	if r.Waiting {
-		i.leaveUnwatched(r.Resource)
-	}
-	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
-}
-
-// own is the result of an acquire whose lease ID exists already: its lease runs, or it
-// is spent. again says that neither is the case any more.
-func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (grant driver.Grant, again bool, err error) {
-	if !s.postpone(ctx, r.Claim()) {
-		return grant, false, guard.Unavailable("acquire", r.Claim(), errEnding)
-	}
-	h, err := s.holder(ctx, r.Resource)
-	if err != nil {
-		return grant, false, unavailable("acquire", r.Claim(), err)
-	}
-	if h != nil && h.ID == r.LeaseID {
-		if h.Owner != r.Owner {
-			return grant, false, driver.LeaseIDInUse(r.LeaseID, h.Owner)
-		}
-		from, ok, err := s.take(ctx, r.Resource, h)
-		if err != nil || !ok {
-			return grant, err == nil, err
-		}
-		return driver.Grant{Token: h.Token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: s.timeout}, false, nil
-	}
-	id, err := s.stat(ctx, i.idPath(r.Resource, r.LeaseID))
-	switch {
-	case err != nil:
-		return grant, false, unavailable("acquire", r.Claim(), err)
-	case id != nil && id.EphemeralOwner == 0:
-		return grant, false, driver.ErrLeaseIDSpent
-	}
-	return grant, true, nil
-}
-
-// Renew writes once for all leases of a session, and checks with the same
-// transaction that they are there and its own.
-func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-	classes := map[time.Duration][]int{}
-	for n, r := range renewals {
-		classes[r.TTL] = append(classes[r.TTL], n)
-	}
-	var wg sync.WaitGroup
-	for ttl, items := range classes {
-		wg.Go(func() { i.renew(ctx, ttl, items, renewals, results) })
-	}
-	wg.Wait()
-}
-
-func (i *Issuer) renew(ctx context.Context, ttl time.Duration, items []int, renewals []driver.Renewal, results []driver.Renewed) {
-	s, err := i.session(ctx, ttl)
-	if err != nil {
-		for _, n := range items {
-			results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
-		}
-		return
-	}
-	var mine, others []int // by whether this session has the lease, as far as is known
-	for _, n := range items {
-		switch known, over := s.knows(renewals[n].Claim); {
-		case over:
-			results[n] = driver.Renewed{State: driver.Over}
-		case known:
-			mine = append(mine, n)
-		default:
-			others = append(others, n)
-		}
-	}
-	for len(mine) > 0 {
-		ops := []any{s.touch()}
-		for _, n := range mine {
-			claim := renewals[n].Claim
-			ops = append(ops, &zk.CheckVersionRequest{Path: i.idPath(claim.Resource, claim.LeaseID), Version: s.version(claim)})
-		}
-		_, which, err := s.multi(ctx, ops...)
-		if err != nil && which < 1 {
-			for _, n := range mine {
-				results[n] = driver.Renewed{Err: failed("renew", renewals[n].Claim, err)}
-			}
-			break
-		}
-		if err != nil {
-			n := mine[which-1]
-			mine = append(mine[:which-1:which-1], mine[which:]...)
-			switch {
-			case errors.Is(err, zk.ErrNoNode):
-				s.forget(renewals[n].Claim)
-				results[n] = driver.Renewed{State: driver.Over}
-			case errors.Is(err, zk.ErrBadVersion): // another session has it now
-				s.forget(renewals[n].Claim)
-				others = append(others, n)
-			default:
-				results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
-			}
-			continue
-		}
-		for _, n := range mine {
-			results[n] = driver.Renewed{State: driver.Over}
-			if from, ok := s.extend(renewals[n].Claim); ok {
-				results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
-			}
-		}
-		break
-	}
-	if len(others) > 0 {
-		err = s.catchUp(ctx)
-	}
-	for _, n := range others {
-		if err != nil {
-			results[n] = driver.Renewed{Err: unavailable("renew", renewals[n].Claim, err)}
-			continue
-		}
-		results[n] = s.renewOther(ctx, renewals[n].Claim)
-	}
-}
-
-// renewOther renews a lease of another session by taking it over. The session has
-// caught up.
-func (s *session) renewOther(ctx context.Context, claim guard.Claim) driver.Renewed {
-	if !s.postpone(ctx, claim) {
-		return driver.Renewed{State: driver.Over}
-	}
-	h, err := s.holder(ctx, claim.Resource)
-	if err != nil {
-		return driver.Renewed{Err: unavailable("renew", claim, err)}
-	}
-	if h == nil || h.ID != claim.LeaseID || h.Token != claim.Token {
-		return driver.Renewed{State: driver.Over}
-	}
-	from, ok, err := s.take(ctx, claim.Resource, h)
-	switch {
-	case err != nil:
-		return driver.Renewed{Err: err}
-	case !ok:
-		return driver.Renewed{Err: guard.Unavailable("renew", claim, errors.New("another session took it at the same time"))}
-	}
-	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
-}
-
-// take moves a running lease to this session: it deletes its two nodes and
-// creates them again. The version of the lease ID's node counts how often that
-// was done, so that the session that had the lease before notices. ok is false
-// if the lease has changed since.
-//
-// The later end wins: a lease of a longer TTL moves to a session of that TTL, since
-// one holder may rely on it.
-func (s *session) take(ctx context.Context, resource string, h *held) (from time.Duration, ok bool, err error) {
-	claim := guard.Claim{Resource: resource, Token: h.Token, LeaseID: h.ID}
-	if ttl := time.Duration(h.TTL) * time.Millisecond; ttl > s.timeout {
-		longer, err := s.i.session(ctx, ttl)
-		switch {
-		case err != nil:
-			return 0, false, unsent("acquire", claim, err)
-		case longer.timeout < ttl:
-			return 0, false, guard.Unavailable("acquire", claim, errors.New("the servers allow no session as long as the lease's"))
-		case !longer.postpone(ctx, claim):
-			return 0, false, guard.Unavailable("acquire", claim, errEnding)
-		}
-		return longer.take(ctx, resource, h)
-	}
-	path := s.i.idPath(resource, h.ID)
-	id, err := s.stat(ctx, path)
-	if err != nil {
-		return 0, false, unavailable("acquire", claim, err)
-	}
-	if id == nil {
-		return 0, false, nil
-	}
-	if h.session == s.number() {
-		from, ok := s.keep(claim, id.Version) // the transaction that found it was a write
-		return from, ok, nil
-	}
-	if id.Version >= maxAdoptions {
-		return 0, false, guard.Unavailable("acquire", claim, errors.New("the lease moved between sessions too often"))
-	}
-	value := *h
-	value.TTL = s.timeout.Milliseconds()
-	text, err := json.Marshal(value)
-	if err != nil {
-		return 0, false, unavailable("acquire", claim, err)
-	}
-	ops := []any{s.touch(), &zk.DeleteRequest{Path: path, Version: id.Version}, s.i.create(path, nil, zk.FlagEphemeral)}
-	for range id.Version + 1 {
-		ops = append(ops, &zk.SetDataRequest{Path: path, Version: -1})
-	}
-	ops = append(ops, &zk.DeleteRequest{Path: s.i.lockPath(resource), Version: -1}, s.i.create(s.i.lockPath(resource), text, zk.FlagEphemeral))
-	_, which, err := s.multi(ctx, ops...)
-	switch {
-	case err == nil:
-		from, ok := s.keep(claim, id.Version+1)
-		return from, ok, nil
-	case which < 0:
-		err = failed("acquire", claim, err)
-		if errors.Is(err, guard.ErrOutcomeUnknown) {
-			s.doubt(claim, id.Version+1)
-		}
-		return 0, false, err
-	case which > 0 && (errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion)):
-		return 0, false, nil
-	}
-	return 0, false, unavailable("acquire", claim, err)
 }

@@ -61,9 +61,9 @@ func (r *role) connect() (driver.Issuer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return etcdlock.New(client, &etcdlock.Options{Members: 3})
+		return etcdlock.New(client, nil)
 	case "zookeeper":
-		return zklock.New(r.Addrs, &zklock.Options{Members: 3, TickTime: servers.ZooKeeperTick})
+		return zklock.New(r.Addrs, &zklock.Options{TickTime: servers.ZooKeeperTick})
 	}
 	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: r.Addrs, MaxRetries: -1})
 	return redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, nil)

@@ -63,7 +63,7 @@ func main() {
 }
 
 func run(ctx context.Context, f flags, out io.Writer) error {
-	endpoints, members := strings.Split(f.endpoints, ","), 0
+	endpoints := strings.Split(f.endpoints, ",")
 	switch {
 	case f.demo:
 		started := &process.Run{}
@@ -72,15 +72,13 @@ func run(ctx context.Context, f flags, out io.Writer) error {
 		f.token = rand.Text()
 	case f.endpoints == "" || f.token == "":
 		return errors.New("either -demo, or -endpoints with LOCKSERVER_TOKEN in the environment")
-	default:
-		members = len(endpoints) // refuse a cluster that lost some of its members for good
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	issuer, err := etcdlock.New(client, &etcdlock.Options{Members: members})
+	issuer, err := etcdlock.New(client, nil)
 	if err != nil {
 		return err
 	}

@@ -3,12 +3,14 @@ package etcd_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,8 +25,8 @@ import (
 // wire sees every request of a client.
 type wire struct {
 	mu    sync.Mutex
-	calls map[string]int             // by the last part of the method
 	puts  []*etcdserverpb.TxnRequest // that create a lease's key
+	ended []int64                    // the etcd leases that were revoked
 	// on is called before a request is sent; nil unless set.
 	on func(ctx context.Context, method string, send func() error) error
 }
@@ -32,9 +34,11 @@ type wire struct {
 func (w *wire) pass(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	w.mu.Lock()
-	w.calls[name]++
 	if txn, ok := req.(*etcdserverpb.TxnRequest); ok && len(txn.Success) > 0 && strings.HasPrefix(string(txn.Success[0].GetRequestPut().GetKey()), "fencepost/lease/") {
 		w.puts = append(w.puts, proto.Clone(txn).(*etcdserverpb.TxnRequest))
+	}
+	if revoke, ok := req.(*etcdserverpb.LeaseRevokeRequest); ok {
+		w.ended = append(w.ended, revoke.ID)
 	}
 	on := w.on
 	w.mu.Unlock()
@@ -51,21 +55,10 @@ func (w *wire) set(on func(ctx context.Context, method string, send func() error
 	w.on = on
 }
 
-// count returns how often a request was sent since the last call.
-func (w *wire) count(names ...string) (out []int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, n := range names {
-		out = append(out, w.calls[n])
-	}
-	clear(w.calls)
-	return out
-}
-
 // wired returns an issuer whose requests are recorded.
 func wired(t testing.TB, addr string) (*etcdlock.Issuer, *wire, *clientv3.Client) {
 	t.Helper()
-	w := &wire{calls: map[string]int{}}
+	w := &wire{}
 	c := connect(t, addr, grpc.WithChainUnaryInterceptor(w.pass))
 	i, err := etcdlock.New(c, nil)
 	if err != nil {
@@ -82,81 +75,32 @@ func release(t testing.TB, i driver.Issuer, claim guard.Claim) {
 	}
 }
 
-// TestTwoWritesForAPair: a client that acquires and releases in turns sends two
-// transactions per pair, and no request for an etcd lease.
-func TestTwoWritesForAPair(t *testing.T) {
-	addr, _ := startNode(t, t.TempDir())
-	i, w, _ := wired(t, addr)
-	hour := func(id string) driver.Request { // the etcd lease stays young for five seconds
-		r := ask("r", id)
-		r.TTL, r.Timeout = time.Hour, time.Hour
-		return r
-	}
-	reused := false
-	for n := 0; n < 20 && !reused; n++ { // a machine that stalls for five seconds may miss it
-		var last driver.Grant
-		for range 2 {
-			id := string(rune('a' + n))
-			w.count()
-			began := driver.Now()
-			g, err := i.Acquire(t.Context(), hour(id))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if g.Token <= last.Token {
-				t.Fatalf("token %v after %v", g.Token, last.Token)
-			}
-			release(t, i, guard.Claim{Resource: "r", Token: g.Token, LeaseID: id})
-			if got := w.count("LeaseGrant", "LeaseRevoke", "Txn", "Put", "Range"); got[0] == 0 && got[1] == 0 {
-				reused = true
-				if got[2] != 2 || got[3] != 0 || got[4] != 0 {
-					t.Errorf("%v requests of another kind; want two transactions alone", got)
-				}
-				if g.From >= began || g.From < last.From {
-					t.Errorf("the lease counts from %v, the etcd lease was granted before %v", g.From, began)
-				}
-			}
-			last = g
-		}
-	}
-	if !reused {
-		t.Error("no etcd lease served twice")
-	}
-}
-
 // TestP8RepeatedTransaction: a network repeats a granted acquire's transaction
-// after its release, while the etcd lease is still in use. It is refused;
-// without the slot's comparison it is granted, which is the control.
+// after its release. It is refused, because the release ended its etcd lease; with one
+// that runs it is granted, which is the control.
 func TestP8RepeatedTransaction(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i, w, c := wired(t, addr)
-	r := ask("r", "a")
-	r.TTL = time.Hour
-	g, err := i.Acquire(t.Context(), r)
+	release(t, i, acquire(t, i, "r", "a"))
+	send := func(txn *etcdserverpb.TxnRequest) error {
+		resp, err := etcdserverpb.NewKVClient(c.ActiveConnection()).Txn(t.Context(), txn)
+		if err == nil && !resp.Succeeded {
+			err = errors.New("the transaction's comparisons failed")
+		}
+		return err
+	}
+	first := w.puts[0]
+	if err := send(first); !errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		t.Errorf("a lease ID that was released: %v; want that its etcd lease is gone", err)
+	}
+	running, err := c.Grant(t.Context(), 60)
 	if err != nil {
 		t.Fatal(err)
 	}
-	release(t, i, guard.Claim{Resource: "r", Token: g.Token, LeaseID: "a"})
-	send := func(txn *etcdserverpb.TxnRequest) bool {
-		resp, err := etcdserverpb.NewKVClient(c.ActiveConnection()).Txn(t.Context(), txn)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.Succeeded
-	}
-	first := w.puts[0]
-	if send(first) {
-		t.Error("a lease ID that was released was granted again")
-	}
 	open := proto.Clone(first).(*etcdserverpb.TxnRequest)
-	open.Compare = nil
-	for _, cmp := range first.Compare {
-		if !strings.HasPrefix(string(cmp.Key), "fencepost/slot/") {
-			open.Compare = append(open.Compare, cmp)
-		}
-	}
-	if len(open.Compare) != len(first.Compare)-1 || !send(open) {
-		t.Error("control: without the comparison the repeated transaction was refused as well")
+	open.Success[0].GetRequestPut().Lease = int64(running.ID)
+	if err := send(open); err != nil {
+		t.Errorf("control: with an etcd lease that runs the repeated transaction was refused as well: %v", err)
 	}
 }
 
@@ -166,7 +110,6 @@ func TestP7NoRevokeOfWhatMayBeAdopted(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	i, w, c := wired(t, addr)
 	release(t, i, acquire(t, i, "warm", "a"))
-	w.count()
 	w.set(func(_ context.Context, method string, send func() error) error {
 		err := send()
 		if method == "Txn" && err == nil {
@@ -179,26 +122,29 @@ func TestP7NoRevokeOfWhatMayBeAdopted(t *testing.T) {
 	}
 	w.set(nil)
 	claim := acquire(t, i, "r", "a")
-	if got := w.count("LeaseRevoke"); got[0] != 0 {
+	got, err := c.Get(t.Context(), "fencepost/lease/r")
+	if err != nil || got.Count != 1 {
+		t.Fatal("the lease is gone")
+	}
+	w.mu.Lock()
+	if slices.Contains(w.ended, got.Kvs[0].Lease) {
 		t.Error("an etcd lease was revoked whose key the next attempt took for its own")
 	}
-	if got, err := c.Get(t.Context(), "fencepost/lease/r"); err != nil || got.Count != 1 {
-		t.Error("the lease is gone")
-	}
+	w.mu.Unlock()
 	release(t, i, claim)
 }
 
 // TestAStalledCallHoldsUpNoOther: a hanging request delays neither another
 // resource's acquire nor an answer that is already known.
 func TestAStalledCallHoldsUpNoOther(t *testing.T) {
-	t.Run("attempt key", func(t *testing.T) {
+	t.Run("attempt", func(t *testing.T) {
 		addr, _ := startNode(t, t.TempDir())
 		i, w, _ := wired(t, addr)
 		stalled, end := make(chan struct{}), make(chan struct{})
 		var once sync.Once
 		w.set(func(_ context.Context, method string, send func() error) error {
 			first := false
-			if method == "LeaseGrant" { // the first is for the attempt key
+			if method == "LeaseGrant" { // the first is for the attempt
 				once.Do(func() { first = true })
 			}
 			if first {

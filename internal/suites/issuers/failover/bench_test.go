@@ -89,7 +89,7 @@ func BenchmarkPairs(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer conn.Close()
-		measure(b, 20*servers.ZooKeeperTick, zooKeeperIssuer(b, 3, z.Addrs()...), func() error {
+		measure(b, 20*servers.ZooKeeperTick, zooKeeperIssuer(b, z.Addrs()...), func() error {
 			_, err := conn.Create("/floor", []byte("x"), zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 			if err == nil {
 				err = conn.Delete("/floor", -1)

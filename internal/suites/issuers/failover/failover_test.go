@@ -39,9 +39,9 @@ func etcdIssuer(t testing.TB, addrs ...string) driver.Issuer {
 	return i
 }
 
-func zooKeeperIssuer(t testing.TB, members int, addrs ...string) driver.Issuer {
+func zooKeeperIssuer(t testing.TB, addrs ...string) driver.Issuer {
 	t.Helper()
-	i, err := zklock.New(addrs, &zklock.Options{TickTime: servers.ZooKeeperTick, Members: members})
+	i, err := zklock.New(addrs, &zklock.Options{TickTime: servers.ZooKeeperTick})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,9 +200,9 @@ func TestEtcd(t *testing.T) {
 func TestZooKeeper(t *testing.T) {
 	z := startLinkedZooKeeper(t, 3)
 	const ttl = 6 * servers.ZooKeeperTick
-	issuers := []driver.Issuer{zooKeeperIssuer(t, 3, z.Addrs()...)}
+	issuers := []driver.Issuer{zooKeeperIssuer(t, z.Addrs()...)}
 	for _, addr := range z.Addrs() {
-		issuers = append(issuers, zooKeeperIssuer(t, 3, addr))
+		issuers = append(issuers, zooKeeperIssuer(t, addr))
 	}
 	h := &history{}
 	defer func() {

@@ -38,7 +38,7 @@ func TestNoHerd(t *testing.T) {
 		},
 		"ZooKeeper": func(t *testing.T) func() driver.Issuer {
 			addrs := servers.StartZooKeeper(t, 1).Addrs()
-			return func() driver.Issuer { return zooKeeperIssuer(t, 0, addrs...) }
+			return func() driver.Issuer { return zooKeeperIssuer(t, addrs...) }
 		},
 		"Redis": func(t *testing.T) func() driver.Issuer {
 			addr := servers.StartRedis(t).Addr

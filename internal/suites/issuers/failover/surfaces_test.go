@@ -73,7 +73,7 @@ func TestSurfaces(t *testing.T) {
 		},
 		"ZooKeeper": func(t *testing.T) ([]driver.Issuer, time.Duration, func()) {
 			z := servers.StartZooKeeper(t, 3)
-			return []driver.Issuer{zooKeeperIssuer(t, 3, z.Addrs()...), zooKeeperIssuer(t, 3, z.Addrs()...), zooKeeperIssuer(t, 3, z.Addrs()...)}, 6 * servers.ZooKeeperTick,
+			return []driver.Issuer{zooKeeperIssuer(t, z.Addrs()...), zooKeeperIssuer(t, z.Addrs()...), zooKeeperIssuer(t, z.Addrs()...)}, 6 * servers.ZooKeeperTick,
 				func() { n := z.Leader(t); z.Nodes[n].Kill(); z.Nodes[n].Start() }
 		},
 		"Redis": func(t *testing.T) ([]driver.Issuer, time.Duration, func()) {

@@ -307,13 +307,12 @@ func TestRefusals(t *testing.T) {
 		addr string
 		want string
 	}{
-		"no rights":                  {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
-		"a wrong password":           {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
-		"standalone, three promised": {zklock.Options{Members: 3}, addr, "Options.Members requires 3"},
-		"another tick":               {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
-		"no such parent":             {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
-		"a server that wants TLS":    {zklock.Options{}, plain.Addr().String(), ""},
-		"nobody there":               {zklock.Options{}, process.FreeAddr(t), ""},
+		"no rights":               {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
+		"a wrong password":        {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
+		"another tick":            {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
+		"no such parent":          {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
+		"a server that wants TLS": {zklock.Options{}, plain.Addr().String(), ""},
+		"nobody there":            {zklock.Options{}, process.FreeAddr(t), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := issuer(t, &test.opts, test.addr)
@@ -336,7 +335,7 @@ func TestRefusals(t *testing.T) {
 	}
 	acquire(t, issuer(t, &zklock.Options{Root: "/locked/below", Scheme: "digest", Auth: "user:secret"}, addr), "r", "a")
 	for field, opts := range map[string]*zklock.Options{
-		"Options.Root": {Root: "x"}, "Options.TickTime": {TickTime: time.Microsecond}, "Options.Members": {Members: -1},
+		"Options.Root": {Root: "x"}, "Options.TickTime": {TickTime: time.Microsecond},
 	} {
 		if _, err := zklock.New([]string{addr}, opts); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%+v: %v; want ErrInvalid that names %s", opts, err, field)
