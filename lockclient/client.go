@@ -96,9 +96,6 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 		c.clock = own.Now
 		c.offStep = own.OnStep(c.step)
 	}
-	if l, ok := issuer.(driver.Losses); ok {
-		l.OnLoss(c.keeper.lost)
-	}
 	return c, nil
 }
 

@@ -95,18 +95,6 @@ func (k *keeper) step() {
 	}
 }
 
-// lost ends a lease that the issuer reports to be over.
-func (k *keeper) lost(claim guard.Claim, cause error) {
-	k.mu.Lock()
-	all := slices.Clone(k.leases)
-	k.mu.Unlock()
-	for _, l := range all {
-		if l.claim == claim {
-			l.end(&LostError{Claim: claim, Cause: cause})
-		}
-	}
-}
-
 func (k *keeper) close() {
 	k.mu.Lock()
 	k.closed = true

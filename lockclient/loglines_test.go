@@ -138,9 +138,9 @@ func TestLogLines(t *testing.T) {
 		synctest.Wait()
 		log.Reset()
 		seen = nil
-		time.Sleep(time.Second)
-		i.loss(lease.Claim(), errSimulated)
-		expect("lost", "level=WARN msg=lock_lost"+attrs("lost", "7")+` ttlSeconds=60 heldSeconds=1`+failed+ErrLeaseLost.Error()+`: token 7 for \"lost\": simulated"`,
-			guard.Event{Op: guard.OpLost, Claim: claim("lost", 7), Reason: guard.ReasonLeaseLost, Duration: time.Second})
+		time.Sleep(time.Hour)
+		lease.Err()
+		expect("lost", "level=WARN msg=lock_lost"+attrs("lost", "7")+` ttlSeconds=60 heldSeconds=57.94`+failed+ErrLeaseLost.Error()+`: token 7 for \"lost\": `+errUnkept.Error()+`"`,
+			guard.Event{Op: guard.OpLost, Claim: claim("lost", 7), Reason: guard.ReasonLeaseLost, Duration: 57940 * time.Millisecond})
 	})
 }

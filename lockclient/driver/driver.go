@@ -40,7 +40,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Finder], [Losses], [Floors], [Epochs] and [Clock] are found by a type assertion. An
+// [Explainer], [Finder], [Floors], [Epochs] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
@@ -225,13 +225,6 @@ type Watching struct {
 type Explainer interface {
 	// Why returns the reason, such as a forced unlock; nil if none is known.
 	Why(ctx context.Context, claim guard.Claim) error
-}
-
-// Losses is an issuer that notices by itself that leases are over.
-type Losses interface {
-	// OnLoss registers f to be called, from any goroutine, for every lease that
-	// is found to be over. OnLoss is called once, before the first Acquire.
-	OnLoss(f func(claim guard.Claim, cause error))
 }
 
 // Clock is an issuer that has its own time, as a simulated one does.
