@@ -106,8 +106,14 @@ func TestP9KeyPattern(t *testing.T) {
 	if n := server.Count() - sent; n != 0 {
 		t.Errorf("%d requests were sent", n)
 	}
+	// What is not a variable stands for itself.
+	o = objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: `a.b\{tenant}+/{period}`})
+	if err := o.Raise(t.Context(), claim(5, "a"), `a.b\tenant_123+/2026-04`); err != nil {
+		t.Error(err)
+	}
+	invalid(t, o.Raise(t.Context(), claim(5, "a"), `axb\tenant_123+/2026-04`), "key")
 	for _, bad := range []s3fence.ObjectsOptions{
-		{Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"},
+		{Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
 		{Resource: template, KeyPattern: "{tenant}/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/{period}/{other}"},
 		{Resource: template, KeyPattern: "{tenant}-{period}"}, {Resource: template, KeyPattern: "{tenant}/{period"},
 		{Resource: template, KeyPattern: "{tenant}/{period}/{}"}, {Resource: template, KeyPattern: "/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/period}/{period}"},
