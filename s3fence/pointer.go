@@ -234,9 +234,7 @@ func (b *Bucket) open(ctx context.Context, out *Object, p pointer) (bool, error)
 		got.Body.Close()
 		return false, err
 	}
-	out.Headers = h.headers
-	out.Headers.Metadata = userMetadata(h.metadata)
-	out.DataKey, out.Size = p.Data, p.Length
+	out.Headers, out.DataKey, out.Size = h.headers, p.Data, p.Length
 	out.Body = &verifier{ReadCloser: got.Body, key: out.Key, left: p.Length, want: p.CRC}
 	return true, nil
 }

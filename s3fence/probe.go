@@ -318,7 +318,7 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 				what, quoteShort(h.headers.ContentEncoding), quoteShort(wrote.headers.ContentEncoding))
 		case !bytes.Equal(got, wrote.end(last)) || h.size != int64(len(wrote.content)):
 			return p.fails(check, "%s does not show what was written", what)
-		case !maps.Equal(userMetadata(h.metadata), wrote.metadata):
+		case !maps.Equal(h.headers.Metadata, wrote.metadata):
 			return p.fails("metadata", "%s does not show the metadata that was written with it, and no other", what)
 		}
 	}
@@ -353,7 +353,8 @@ func (p *prober) expect(ctx context.Context, check, key, etag string, through bo
 			if readErr != nil {
 				return "", readErr
 			}
-			if bytes.Equal(stored, w.content) && maps.Equal(h.metadata, w.metadata) {
+			user, fencing := split(w.metadata)
+			if bytes.Equal(stored, w.content) && maps.Equal(h.headers.Metadata, user) && maps.Equal(h.fencing, fencing) {
 				return h.etag, nil
 			}
 			return "", p.fails(check, "a write was refused that had to be accepted: %v", err)

@@ -231,14 +231,6 @@ func memberHead(n int) []byte {
 	return binary.LittleEndian.AppendUint16(append(out, gzipName...), uint16(n))
 }
 
-// checkBody compares a body with the trailer.
-func (s *seal) checkBody(key string, body []byte) error {
-	if crc32.Checksum(body, castagnoli) != s.crc {
-		return damaged(key, "its body does not match the checksum in its trailer")
-	}
-	return nil
-}
-
 // pack makes a gzip file of content.
 func pack(content []byte) []byte {
 	var out bytes.Buffer

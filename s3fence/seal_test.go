@@ -164,7 +164,8 @@ func TestEveryBit(t *testing.T) {
 	b := &Bucket{}
 	w := b.sealedWrite("k", state{kind: kindSealed, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), recent: []writeID{newWriteID()}}, Headers{}, []byte("body"))
 	object := append(w.body, w.trailer...)
-	h := head{metadata: w.in.Metadata, size: int64(len(object))}
+	_, fencing := split(w.in.Metadata)
+	h := head{fencing: fencing, size: int64(len(object))}
 	if _, err := parse("k", h, object); err != nil {
 		t.Fatal(err)
 	}

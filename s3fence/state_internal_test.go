@@ -195,9 +195,9 @@ func TestParsePlainFields(t *testing.T) {
 	s := state{kind: kindPlain, mark: guard.Mark{Token: 7, LeaseID: "a b%é"}, id: id, recent: []writeID{other, id}, cut: true, md5: md5.Sum(body)}
 	h := head{etag: `"e"`, size: 4, modified: time.Unix(1, 0)}
 	parsed := func(change func(map[string]string), tail []byte, size int64) (state, error) {
-		h.metadata = s.metadata(map[string]string{"User": "x"})
+		h.headers.Metadata, h.fencing = split(s.metadata(map[string]string{"User": "x"}))
 		if change != nil {
-			change(h.metadata)
+			change(h.fencing)
 		}
 		h.size = size
 		return parse("k", h, tail)
@@ -227,7 +227,7 @@ func TestParsePlainFields(t *testing.T) {
 			t.Errorf("%q: %v", says, err)
 		}
 	}
-	if got := userMetadata(s.metadata(map[string]string{"User": "x"})); len(got) != 1 || got["user"] != "x" {
+	if got := h.headers.Metadata; len(got) != 1 || got["user"] != "x" {
 		t.Errorf("the user's metadata is %v", got)
 	}
 }
