@@ -397,7 +397,8 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 		if s.content > o.b.opts.MaxBody {
 			return nil, tooLong(s.content, o.b.opts.MaxBody)
 		}
-		if s.body, err = unpack(key, s.body, s.content); err != nil {
+		if s.body, err = unpack(s.body, s.content); err != nil || int64(len(s.body)) != s.content {
+			err = damaged(key, "its body does not unpack to the "+strconv.FormatInt(s.content, 10)+" bytes in its trailer")
 			return nil, guard.Unavailable(opName("get", key), guard.Claim{}, err)
 		}
 	}
@@ -450,12 +451,12 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
 // its content. It is packed anew, because Chromium shows only the first member of a
-// file, and some readers fail on zeros behind the last one.
+// file.
 func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
 	if err := o.fitting(h); err != nil {
 		return nil, 0, err
 	}
-	content, err := unpackFile(body, o.b.opts.MaxBody)
+	content, err := unpack(body, o.b.opts.MaxBody)
 	switch {
 	case err != nil && h.ContentEncoding == "gzip":
 		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is not a gzip file")

@@ -301,9 +301,8 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 			what = fmt.Sprintf("a read of the last %d bytes of an object of %d", last, len(wrote.content))
 		}
 		got, h, err := p.read(ctx, p.key, last)
-		status, _ := httpStatus(err)
 		switch {
-		case status == http.StatusRequestedRangeNotSatisfiable:
+		case httpStatus(err) == http.StatusRequestedRangeNotSatisfiable:
 			return p.fails(check, "%s was refused with 416", what)
 		case missing(err):
 			return p.fails(check, "%s shows none after its write was acknowledged: a cache serves it", what)

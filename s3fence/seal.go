@@ -241,38 +241,11 @@ func pack(content []byte) []byte {
 	return out.Bytes()
 }
 
-// unpack reads a gzip file whose content has the given length.
-func unpack(key string, body []byte, length int64) ([]byte, error) {
-	content := []byte(nil)
-	r, err := gzip.NewReader(bytes.NewReader(body))
-	if err == nil {
-		content, err = readAll(r, min(length, 1<<20), length)
+// unpack reads a gzip file up to one byte more than the limit.
+func unpack(file []byte, limit int64) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(file))
+	if err != nil {
+		return nil, err
 	}
-	if err != nil || int64(len(content)) != length {
-		return nil, damaged(key, "its body does not unpack to the "+strconv.FormatInt(length, 10)+" bytes in its trailer")
-	}
-	return content, nil
-}
-
-// unpackFile reads a foreign gzip file up to one byte more than the limit. Zeros behind
-// the last member are left out, as gunzip does.
-func unpackFile(file []byte, limit int64) (content []byte, err error) {
-	rest := bytes.NewReader(file) // being a ByteReader, it stands at the end of each member
-	r, err := gzip.NewReader(rest)
-	for err == nil {
-		r.Multistream(false)
-		more, err := readAll(r, 512, limit)
-		if err != nil {
-			return nil, err
-		}
-		content = append(content, more...)
-		behind := file[len(file)-rest.Len():]
-		if int64(len(content)) > limit || len(bytes.TrimLeft(behind, "\x00")) == 0 {
-			return content, nil
-		}
-		if err := r.Reset(rest); err != nil {
-			return nil, err
-		}
-	}
-	return nil, err
+	return readAll(r, min(limit, 1<<20), limit)
 }

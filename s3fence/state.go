@@ -175,7 +175,7 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 func (b *Bucket) lookOnce(ctx context.Context, key string, last int) (state, error) {
 	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
 	content, h, err := b.grab(ctx, key, last, limit)
-	if status, _ := httpStatus(err); last > 0 && status == http.StatusRequestedRangeNotSatisfiable {
+	if last > 0 && httpStatus(err) == http.StatusRequestedRangeNotSatisfiable {
 		// The object is empty, or a gateway refuses a range longer than the object.
 		content, h, err = b.grab(ctx, key, 0, limit)
 	}

@@ -30,12 +30,6 @@ func (a answered) Error() string       { return fmt.Sprint(a.status, " ", a.code
 func (a answered) HTTPStatusCode() int { return a.status }
 func (a answered) ErrorCode() string   { return a.code }
 
-// unanswered is an error about a connection.
-type unanswered struct{ failed bool }
-
-func (unanswered) Error() string           { return "no answer" }
-func (u unanswered) ConnectionError() bool { return u.failed }
-
 // Each status and code that is distinguished, and its neighbours.
 func TestClassify(t *testing.T) {
 	for _, c := range []struct {
@@ -43,8 +37,7 @@ func TestClassify(t *testing.T) {
 		want outcome
 	}{
 		{nil, outcomeApplied},
-		{errors.New("?"), outcomeUnknown}, {context.Canceled, outcomeUnknown}, {unanswered{true}, outcomeUnknown},
-		{unanswered{false}, outcomeUnknown}, {answered{0, ""}, outcomeUnknown},
+		{errors.New("?"), outcomeUnknown}, {context.Canceled, outcomeUnknown}, {answered{0, ""}, outcomeUnknown},
 		{answered{412, ""}, outcomeNotMatched}, {answered{412, "PreconditionFailed"}, outcomeNotMatched},
 		{answered{404, "NoSuchKey"}, outcomeNotMatched}, {answered{404, "NotFound"}, outcomeNotMatched},
 		{answered{404, ""}, outcomeRefused}, {answered{404, "NoSuchBucket"}, outcomeRefused}, {answered{403, "NoSuchKey"}, outcomeRefused},
@@ -69,25 +62,15 @@ func TestClassify(t *testing.T) {
 				t.Errorf("classifyPut(%v, false) = %d, want %d", err, got, c.want)
 			}
 			want := c.want
-			if status, _ := httpStatus(err); status == 404 {
+			if httpStatus(err) == 404 {
 				want = outcomeRefused // what creates asks for no object
 			}
 			if got := classifyPut(err, true); got != want {
 				t.Errorf("classifyPut(%v, true) = %d, want %d", err, got, want)
 			}
-			status, _ := httpStatus(err)
-			if got := missing(err); got != (status == 404 && c.want == outcomeNotMatched) {
+			if got := missing(err); got != (httpStatus(err) == 404 && c.want == outcomeNotMatched) {
 				t.Errorf("missing(%v) = %v", err, got)
 			}
-		}
-	}
-	for _, c := range []struct {
-		err    error
-		status int
-		ok     bool
-	}{{nil, 0, false}, {errors.New("?"), 0, false}, {unanswered{true}, 0, true}, {answered{409, ""}, 409, true}} {
-		if status, ok := httpStatus(c.err); status != c.status || ok != c.ok {
-			t.Errorf("httpStatus(%v) = %d, %v", c.err, status, ok)
 		}
 	}
 }
