@@ -3,6 +3,7 @@ package s3fence
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
@@ -176,26 +177,31 @@ func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Option
 	return err
 }
 
-// list calls f for each object whose key begins with prefix.
-func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Object) error) error {
+// list yields the objects whose key begins with prefix and is greater than after. An
+// error ends it.
+func (b *Bucket) list(ctx context.Context, prefix, after string) iter.Seq2[types.Object, error] {
 	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after)}
-	for {
-		page, err := b.client.ListObjectsV2(ctx, in)
-		if err != nil {
-			return err
-		}
-		for _, object := range page.Contents {
-			if err := f(object); err != nil {
-				return err
+	return func(yield func(types.Object, error) bool) {
+		for {
+			page, err := b.client.ListObjectsV2(ctx, in)
+			if err != nil {
+				yield(types.Object{}, err)
+				return
 			}
+			for _, object := range page.Contents {
+				if !yield(object, nil) {
+					return
+				}
+			}
+			if !aws.ToBool(page.IsTruncated) {
+				return
+			}
+			token := aws.ToString(page.NextContinuationToken)
+			if token == "" || token == aws.ToString(in.ContinuationToken) {
+				yield(types.Object{}, errors.New("the store truncated the listing without a new continuation token"))
+				return
+			}
+			in.ContinuationToken = &token
 		}
-		if !aws.ToBool(page.IsTruncated) {
-			return nil
-		}
-		token := aws.ToString(page.NextContinuationToken)
-		if token == "" || token == aws.ToString(in.ContinuationToken) {
-			return errors.New("the store truncated the listing without a new continuation token")
-		}
-		in.ContinuationToken = &token
 	}
 }

@@ -2,7 +2,6 @@ package s3fence
 
 import (
 	"context"
-	"errors"
 	"io"
 	"iter"
 	"strconv"
@@ -10,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -68,8 +66,6 @@ type ListOptions struct {
 	After string
 }
 
-var errStop = errors.New("stop")
-
 // List yields the objects in the order of their keys, without tombstones and this
 // package's internal objects. Objects that are not fenced are listed. It takes
 // one request per 1,000 objects, and one for each object that is as long as a
@@ -95,27 +91,25 @@ func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, e
 				return
 			}
 		}
-		err := o.b.list(ctx, given.Prefix, given.After, func(object types.Object) error {
+		for object, err := range o.b.list(ctx, given.Prefix, given.After) {
 			e := Entry{
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
 			}
-			hidden, err := o.hidden(ctx, &e)
-			switch {
-			case hidden:
-				return nil
-			case skippable(err):
-				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err))
-			case err != nil:
-				return err
+			hidden, unread := false, error(nil)
+			if err == nil {
+				hidden, err = o.hidden(ctx, &e)
+				if skippable(err) {
+					unread, err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err)), nil
+				}
 			}
-			if !yield(e, err) {
-				return errStop
+			if err != nil {
+				yield(Entry{}, guard.Unavailable(opName("list", given.Prefix), guard.Claim{}, o.b.explain(err)))
+				return
 			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, errStop) {
-			yield(Entry{}, guard.Unavailable(opName("list", given.Prefix), guard.Claim{}, o.b.explain(err)))
+			if !hidden && !yield(e, unread) {
+				return
+			}
 		}
 	}
 }

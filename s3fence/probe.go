@@ -209,86 +209,75 @@ func (p *prober) unique() []byte {
 // path makes, reads, overwrites, reads, deletes and makes again one object, as users
 // set its headers. A cache, a box that rewrites bodies, a store without conditions and
 // a missing permission each show in one of the responses.
-func (p *prober) path(ctx context.Context, found *Report) error {
+func (p *prober) path(ctx context.Context, found *Report) (failed error) {
 	const create, match = "If-None-Match: *", "If-Match"
-	absent := func(when string) error {
-		_, _, err := p.read(ctx, p.key, tailSize)
-		switch {
-		case missing(err):
-			return nil
-		case err == nil:
-			return p.fails("reads", "a read shows an object %s: a cache serves it", when)
+	// Each step is taken if those before it have not failed.
+	absent := func(when string) {
+		if failed == nil {
+			failed = p.absent(ctx, when)
 		}
-		return err
 	}
-	if err := absent("that nobody has written"); err != nil {
-		return err
+	write := func(check, etag string, through bool, w probeBody) (got string) {
+		if failed == nil {
+			got, failed = p.expect(ctx, check, p.key, etag, through, w)
+		}
+		return got
+	}
+	shows := func(etag string, wrote probeBody, lasts ...int) {
+		if failed == nil {
+			failed = p.shows(ctx, etag, wrote, lasts...)
+		}
 	}
 	packed := probeBody{
 		content: pack(p.unique()), metadata: map[string]string{"fencepost-probe-a": "1"},
 		headers: Headers{ContentType: "text/csv", ContentEncoding: "gzip", CacheControl: "public, max-age=3600"},
 	}
-	first, err := p.expect(ctx, create, p.key, "", true, packed)
-	if err != nil {
-		return err
-	}
-	if err := p.shows(ctx, first, packed, 0, tailSize); err != nil {
-		return err
-	}
-	if _, err := p.expect(ctx, create+" over an object", p.key, "", false, packed); err != nil {
-		return err
-	}
 	long := probeBody{
 		content: append(p.unique(), make([]byte, 3*tailSize)...), metadata: map[string]string{"fencepost-probe-b": "2"},
 		headers: Headers{ContentType: "text/csv", CacheControl: "public, max-age=3600"},
 	}
-	second, err := p.expect(ctx, match+" with the right ETag", p.key, first, true, long)
-	if err != nil {
-		return err
-	}
-	if first == second {
-		return p.fails(match, "two bodies have the same ETag %s", quoteShort(first))
-	}
-	if err := p.shows(ctx, second, long, 0, tailSize); err != nil {
-		return err
-	}
-	if _, err := p.expect(ctx, match+" with an old ETag", p.key, first, false, long); err != nil {
-		return err
-	}
+	absent("that nobody has written")
+	first := write(create, "", true, packed)
+	shows(first, packed, 0, tailSize)
+	write(create+" over an object", "", false, packed)
+	second := write(match+" with the right ETag", first, true, long)
+	shows(second, long, 0, tailSize)
+	write(match+" with an old ETag", first, false, long)
 	// Other metadata expose the worst case: an ETag that depends on the body only.
 	long.metadata = map[string]string{"fencepost-probe-b": "3"}
-	etags := map[string]bool{second: true}
-	last := second
-	for range 2 {
-		if last, err = p.expect(ctx, match+" with the right ETag", p.key, last, true, long); err != nil {
-			return err
-		}
-		etags[last] = true
+	third := write(match+" with the right ETag", second, true, long)
+	last := write(match+" with the right ETag", third, true, long)
+	shows(last, long, tailSize)
+	if failed == nil {
+		failed = p.remove(ctx, p.key)
 	}
-	if err := p.shows(ctx, last, long, tailSize); err != nil {
-		return err
-	}
-	if err := p.remove(ctx, p.key); err != nil {
-		return err
-	}
-	if err := absent("that was deleted"); err != nil {
-		return err
-	}
-	if _, err := p.expect(ctx, match+" without an object", p.key, last, false, long); err != nil {
-		return err
-	}
-	if _, err := p.expect(ctx, create+" after a deletion", p.key, "", true, long); err != nil {
-		return err
+	absent("that was deleted")
+	write(match+" without an object", last, false, long)
+	write(create+" after a deletion", "", true, long)
+	if failed != nil {
+		return failed
 	}
 	p.saw("conditions", "If-None-Match: * creates once, and again after a deletion; If-Match lets through only the right ETag, not an old one or none")
 	p.saw("reads", "each write and deletion shows at once, whole and in its last %d bytes, unchanged and with its own metadata", tailSize)
-	found.OpaqueETags = len(etags) == 3
+	found.OpaqueETags = second != third && third != last && last != second
 	if found.OpaqueETags {
 		p.saw("ETags", "opaque: three writes of one body had three")
 	} else {
 		p.saw("ETags", "not opaque: writes of one body have one ETag, so Plain is refused")
 	}
 	return nil
+}
+
+// absent checks that a read shows no object.
+func (p *prober) absent(ctx context.Context, when string) error {
+	_, _, err := p.read(ctx, p.key, tailSize)
+	switch {
+	case missing(err):
+		return nil
+	case err == nil:
+		return p.fails("reads", "a read shows an object %s: a cache serves it", when)
+	}
+	return err
 }
 
 // shows checks that reads of the last bytes, or of all if last is 0, are what was
