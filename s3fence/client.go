@@ -68,17 +68,24 @@ func (c checked) ListObjectsV2(ctx context.Context, in *s3.ListObjectsV2Input, o
 }
 
 // untouched makes a read ask for the store's own response, not for a stored or a
-// transformed one.
-func untouched(o *s3.Options) { o.HTTPClient = untouchedClient{o.HTTPClient} }
-
-type untouchedClient struct{ next s3.HTTPClient }
-
-// Do sets headers that the signature does not cover, because a proxy may rewrite
-// them.
-func (c untouchedClient) Do(r *http.Request) (*http.Response, error) {
-	r.Header.Set("Cache-Control", "no-cache, no-store, no-transform")
-	return c.next.Do(r)
+// transformed one. The signature does not cover the header, because a proxy may
+// rewrite it.
+func untouched(o *s3.Options) {
+	before(o, func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache, no-store, no-transform") })
 }
+
+// before lets f see each request, once it is signed, before the HTTP client gets it.
+func before(o *s3.Options, f func(*http.Request)) {
+	next := o.HTTPClient
+	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+		f(r)
+		return next.Do(r)
+	})
+}
+
+type httpFunc func(*http.Request) (*http.Response, error)
+
+func (f httpFunc) Do(r *http.Request) (*http.Response, error) { return f(r) }
 
 // strongETag reports whether a write can be conditional on the ETag: it is a
 // single tag, not empty, not weak, and not the "*" that every object matches.
@@ -107,17 +114,7 @@ func (t *tracker) trace(ctx context.Context) context.Context {
 
 func (t *tracker) option(o *s3.Options) {
 	t.opened.Store(true)
-	o.HTTPClient = trackedClient{o.HTTPClient, t}
-}
-
-type trackedClient struct {
-	next s3.HTTPClient
-	t    *tracker
-}
-
-func (c trackedClient) Do(r *http.Request) (*http.Response, error) {
-	c.t.calls.Add(1)
-	return c.next.Do(r)
+	before(o, func(*http.Request) { t.calls.Add(1) })
 }
 
 // handed reports whether the request may have left. Everything given to the SDK

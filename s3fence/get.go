@@ -42,7 +42,7 @@ func (o *fenced) found(ctx context.Context, verb, key string, whole bool) (*Obje
 	if err != nil {
 		return nil, s, err
 	}
-	if s.kind == kindAbsent || s.kind == kindTombstone {
+	if s.gone() {
 		return nil, s, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: guard.Claim{Resource: key}, Mark: s.mark}
 	}
 	return &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
@@ -123,5 +123,5 @@ func (o *fenced) hidden(ctx context.Context, e *Entry) (bool, error) {
 		return false, nil
 	}
 	s, err := o.b.look(ctx, e.Key, tailSize)
-	return err == nil && (s.kind == kindAbsent || s.kind == kindTombstone), err
+	return err == nil && s.gone(), err
 }

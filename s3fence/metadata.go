@@ -127,18 +127,16 @@ func (s *state) metadata(user map[string]string) map[string]string {
 	}
 	if s.kind == kindPlain {
 		m[metaMD5] = hex.EncodeToString(s.md5[:])
-		var list strings.Builder
+		ids := make([]string, len(s.recent))
 		for i, id := range s.recent {
-			if i > 0 {
-				list.WriteByte(',')
-			}
-			list.WriteString(hex.EncodeToString(id[:]))
+			ids[i] = id.String()
 		}
+		list := strings.Join(ids, ",")
 		if s.cut {
-			list.WriteByte('+')
+			list += "+"
 		}
-		if list.Len() > 0 { // some servers lose empty values
-			m[metaRecent] = list.String()
+		if list != "" { // some servers lose empty values
+			m[metaRecent] = list
 		}
 	}
 	return m

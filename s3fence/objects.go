@@ -169,20 +169,16 @@ func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key)
 
 // writable returns an error if o must not write an object in this state.
 func (o *fenced) writable(claim guard.Claim, key string, s *state) error {
-	switch s.kind {
-	case kindAbsent, kindTombstone, o.kind:
+	switch {
+	case s.gone(), s.kind == o.kind:
 		return nil
-	case kindUnfenced:
-		return unfenced(claim)
+	case s.kind == kindUnfenced:
+		return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
 	}
 	return guard.Invalid("mode", kindNames[o.kind], "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
 }
 
-// unfenced is the refusal of an object that this package did not write.
-func unfenced(claim guard.Claim) error {
-	return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
-}
-
+// errForeign is the cause of the refusal of an object that this package did not write.
 var errForeign = errors.New("another program wrote the object; Objects.Adopt fences it, InsecureDelete removes it")
 
 // admit checks writable and the rule.
@@ -302,12 +298,11 @@ func (o *fenced) mayRepeat(what string) error {
 
 // rewrite builds the write that changes nothing but the mark.
 func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
-	switch base.kind {
-	case kindAbsent, kindTombstone:
+	switch {
+	case base.gone():
 		return o.tombstone(key, base, claim, id)
-	case kindPointer:
-		p := base.pointer()
-		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), p)
+	case base.kind == kindPointer:
+		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), base.pointer())
 	}
 	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
 }
@@ -470,19 +465,19 @@ func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64
 
 // adopted reports that there is nothing to adopt.
 func (o *Objects) adopted(c *change, s *state) (bool, error) {
-	switch s.kind {
-	case kindUnfenced:
+	if s.kind == kindUnfenced {
 		return false, nil
-	case kindAbsent, kindTombstone:
-		if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
-			return false, err
-		}
-		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
 	}
 	if err := o.writable(c.claim, c.key, s); err != nil {
 		return false, err
 	}
-	return true, guard.Decide(guard.SameOrNewer, s.mark, c.claim)
+	if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
+		return false, err
+	}
+	if s.gone() {
+		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+	}
+	return true, nil
 }
 
 // tombstoneSize is the length of every tombstone as stored, so that a listing

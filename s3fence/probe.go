@@ -192,14 +192,6 @@ type probeBody struct {
 	metadata map[string]string
 }
 
-// end returns the last bytes of the content, or all of it if last is 0.
-func (w probeBody) end(last int) []byte {
-	if last == 0 {
-		return w.content
-	}
-	return w.content[max(0, len(w.content)-last):]
-}
-
 // unique returns bytes that no other write of the probe has.
 func (p *prober) unique() []byte {
 	p.seq++
@@ -285,8 +277,9 @@ func (p *prober) absent(ctx context.Context, when string) error {
 func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts ...int) error {
 	const check = "reads"
 	for _, last := range lasts {
-		what := "a read of all of an object"
+		what, want := "a read of all of an object", wrote.content
 		if last > 0 {
+			want = want[max(0, len(want)-last):]
 			what = fmt.Sprintf("a read of the last %d bytes of an object of %d", last, len(wrote.content))
 		}
 		got, h, err := p.read(ctx, p.key, last)
@@ -304,7 +297,7 @@ func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts 
 		case h.headers.ContentEncoding != wrote.headers.ContentEncoding:
 			return p.fails(check, "%s shows the Content-Encoding %s instead of %s: something on the way has transformed it",
 				what, quoteShort(h.headers.ContentEncoding), quoteShort(wrote.headers.ContentEncoding))
-		case !bytes.Equal(got, wrote.end(last)) || h.size != int64(len(wrote.content)):
+		case !bytes.Equal(got, want) || h.size != int64(len(wrote.content)):
 			return p.fails(check, "%s does not show what was written", what)
 		case !maps.Equal(h.headers.Metadata, wrote.metadata):
 			return p.fails("metadata", "%s does not show the metadata that was written with it, and no other", what)

@@ -180,30 +180,24 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if payload[2]&^flagCut != 0 {
 		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
 	}
-	s := &seal{kind: kind(payload[1]), cut: payload[2]&flagCut != 0}
-	count := int(payload[3])
-	payload = payload[4:]
-	payload = payload[copy(s.key[:], payload):]
-	s.token = guard.Token(binary.BigEndian.Uint64(payload))
-	payload = payload[8:]
-	payload = payload[copy(s.id[:], payload):]
-	s.length = binary.BigEndian.Uint64(payload)
-	s.crc = binary.BigEndian.Uint32(payload[8:])
-	lease := int(payload[12])
-	payload = payload[13:]
-	extra := 0
+	s := &seal{ // the offsets are those of FORMAT.md
+		kind: kind(payload[1]), cut: payload[2]&flagCut != 0, key: [sha256.Size]byte(payload[4:]),
+		token: guard.Token(binary.BigEndian.Uint64(payload[36:])), id: writeID(payload[44:]),
+		length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
+	}
+	count, lease, extra, rest := int(payload[3]), int(payload[72]), 0, payload[trailerFixed:]
 	if s.kind == kindGzip {
 		extra = 8
 	}
-	if len(payload) != lease+count*len(writeID{})+extra {
+	if len(rest) != lease+count*len(writeID{})+extra {
 		return nil, damaged(key, "the lengths in its trailer do not add up")
 	}
-	s.lease, payload = string(payload[:lease]), payload[lease:]
-	if s.kind == kindGzip {
-		payload, s.content = payload[:len(payload)-8], binary.BigEndian.Uint64(payload[len(payload)-8:])
+	s.lease, rest = string(rest[:lease]), rest[lease:]
+	for range count {
+		s.recent, rest = append(s.recent, writeID(rest)), rest[len(writeID{}):]
 	}
-	for ; len(payload) > 0; payload = payload[len(writeID{}):] {
-		s.recent = append(s.recent, writeID(payload))
+	if extra > 0 {
+		s.content = binary.BigEndian.Uint64(rest)
 	}
 	switch {
 	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(size+trailerEnd)):

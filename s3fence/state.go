@@ -64,6 +64,9 @@ type state struct {
 
 func (s *state) fenced() bool { return s.kind >= kindPlain }
 
+// gone reports whether there is no object, with or without a mark.
+func (s *state) gone() bool { return s.kind == kindAbsent || s.kind == kindTombstone }
+
 // follow returns the state after a write over s; its ETag is known later.
 func (s *state) follow(k kind, claim guard.Claim, id writeID) state {
 	next := state{kind: k, mark: guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, id: id}
