@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"math"
 	"regexp"
 	"slices"
@@ -237,22 +238,15 @@ func (b *Bucket) dataPrefix(key string) string {
 // dataKey names the data of one write. The token is padded, so that listings are
 // in token order.
 func (b *Bucket) dataKey(key string, token guard.Token, id writeID) string {
-	digits := token.String()
-	return b.dataPrefix(key) + strings.Repeat("0", 19-len(digits)) + digits + "-" + id.String()
+	return fmt.Sprintf("%s%019d-%s", b.dataPrefix(key), token, id)
 }
 
 // parseDataKey is the inverse of dataKey for what follows the data prefix.
-func parseDataKey(name string) (guard.Token, writeID, bool) {
-	digits, hexID, ok := strings.Cut(name, "-")
-	if !ok || len(digits) != 19 {
-		return 0, writeID{}, false
-	}
+func parseDataKey(name string) (token guard.Token, id writeID, ok bool) {
+	digits, hexID, _ := strings.Cut(name, "-")
 	token, err := guard.ParseToken(strings.TrimLeft(digits, "0"))
-	if err != nil {
-		return 0, writeID{}, false
-	}
-	id, ok := parseWriteID(hexID)
-	return token, id, ok
+	id, ok = parseWriteID(hexID)
+	return token, id, ok && err == nil && len(digits) == 19
 }
 
 func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }

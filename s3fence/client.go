@@ -174,10 +174,9 @@ func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Option
 	return err
 }
 
-// list yields the objects whose key begins with prefix and is greater than after. An
-// error ends it.
-func (b *Bucket) list(ctx context.Context, prefix, after string) iter.Seq2[types.Object, error] {
-	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after)}
+// list yields the objects whose key begins with prefix. An error ends it.
+func (b *Bucket) list(ctx context.Context, prefix string) iter.Seq2[types.Object, error] {
+	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix)}
 	return func(yield func(types.Object, error) bool) {
 		for {
 			page, err := b.client.ListObjectsV2(ctx, in)

@@ -94,7 +94,7 @@ func TestFailuresNameTheCall(t *testing.T) {
 				t.Errorf("%s, cancelled: %v after %d requests", c.op, err, server.Count()-before)
 			}
 		}
-		for _, err := range o.List(ctx, &s3fence.ListOptions{Prefix: "p"}) {
+		for _, err := range o.List(ctx, "p") {
 			var f *guard.FailedError
 			if !errors.As(err, &f) || f.Op != `list "p"` || !strings.Contains(err.Error(), "denied") {
 				t.Errorf("list: %v", err)

@@ -58,18 +58,10 @@ type Entry struct {
 	LastModified time.Time
 }
 
-// ListOptions narrows a listing. The zero value lists everything.
-type ListOptions struct {
-	// Prefix is the prefix of the listed keys.
-	Prefix string
-	// After skips keys up to this one, to resume an earlier listing.
-	After string
-}
-
-// List yields the objects in the order of their keys, without tombstones and this
-// package's internal objects. Objects that are not fenced are listed. It takes
-// one request per 1,000 objects, and one for each object that is as long as a
-// tombstone. opts may be nil.
+// List yields the objects whose key begins with prefix, in the order of their keys,
+// without tombstones and this package's internal objects. Objects that are not fenced
+// are listed. It takes one request per 1,000 objects, and one for each object that is as
+// long as a tombstone.
 //
 // An entry of that length whose object the store does not let be read, or that is
 // damaged, comes with an error that names its key, and the listing goes on if the
@@ -77,21 +69,15 @@ type ListOptions struct {
 // more.
 //
 // It is not a snapshot: concurrent changes may or may not be seen.
-// Errors, as the last pair: ErrUnavailable, and ErrInvalid for a bad option, before
-// anything is sent.
-func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
-	if opts == nil {
-		opts = &ListOptions{}
-	}
-	given := *opts
+// Errors, as the last pair: ErrUnavailable, and ErrInvalid for a prefix that no key has,
+// before anything is sent.
+func (o *fenced) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		for _, f := range []struct{ field, value string }{{"ListOptions.Prefix", given.Prefix}, {"ListOptions.After", given.After}} {
-			if len(f.value) > maxKey || !utf8.ValidString(f.value) {
-				yield(Entry{}, guard.Invalid(f.field, f.value, "must be UTF-8 of at most "+strconv.Itoa(maxKey)+" bytes"))
-				return
-			}
+		if len(prefix) > maxKey || !utf8.ValidString(prefix) {
+			yield(Entry{}, guard.Invalid("prefix", prefix, "must be UTF-8 of at most "+strconv.Itoa(maxKey)+" bytes"))
+			return
 		}
-		for object, err := range o.b.list(ctx, given.Prefix, given.After) {
+		for object, err := range o.b.list(ctx, prefix) {
 			e := Entry{
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
@@ -104,7 +90,7 @@ func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, e
 				}
 			}
 			if err != nil {
-				yield(Entry{}, guard.Unavailable(opName("list", given.Prefix), guard.Claim{}, o.b.explain(err)))
+				yield(Entry{}, guard.Unavailable(opName("list", prefix), guard.Claim{}, o.b.explain(err)))
 				return
 			}
 			if !hidden && !yield(e, unread) {

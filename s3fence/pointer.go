@@ -394,7 +394,7 @@ func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error
 	if err := c.ended(ctx); err != nil {
 		return done, err
 	}
-	for object, err := range o.b.list(ctx, prefix, "") {
+	for object, err := range o.b.list(ctx, prefix) {
 		key := aws.ToString(object.Key)
 		// An object longer than a tail is not a pointer.
 		if err == nil && !internal(key) && aws.ToInt64(object.Size) <= tailSize {
@@ -424,7 +424,7 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 	p := s.pointer()
 	prefix := b.dataPrefix(key)
 	now := b.clock()
-	for object, err := range b.list(ctx, prefix, "") {
+	for object, err := range b.list(ctx, prefix) {
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -375,9 +374,7 @@ func (p *prober) remove(ctx context.Context, key string) error {
 func (p *prober) cleanup(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	var wg sync.WaitGroup
 	for _, key := range p.keys {
-		wg.Go(func() { _ = p.remove(ctx, key) }) // they are small and say what they are
+		_ = p.remove(ctx, key) // they are small and say what they are
 	}
-	wg.Wait()
 }

@@ -50,7 +50,7 @@ func TestListGoesOn(t *testing.T) {
 		} {
 			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: c.fault})
 			seen := ""
-			for e, err := range o.List(t.Context(), nil) {
+			for e, err := range o.List(t.Context(), "") {
 				switch {
 				case err == nil:
 					seen += e.Key
@@ -236,9 +236,9 @@ func TestGzipAdopts(t *testing.T) {
 	}
 }
 
-func list(t *testing.T, o *s3fence.Handle, opts *s3fence.ListOptions) (keys []string) {
+func list(t *testing.T, o *s3fence.Handle, prefix string) (keys []string) {
 	t.Helper()
-	for e, err := range o.List(t.Context(), opts) {
+	for e, err := range o.List(t.Context(), prefix) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,20 +270,20 @@ func TestListHides(t *testing.T) {
 			t.Fatal(err)
 		}
 		bypass(t, server, "b/unfenced", bytes.Repeat([]byte("x"), 1277), nil)
-		if got := list(t, o, nil); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
+		if got := list(t, o, ""); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
 			t.Errorf("listed: %q", got)
 		}
-		if got := list(t, o, &s3fence.ListOptions{Prefix: "a/", After: "a/1"}); !slices.Equal(got, []string{"a/3", "a/5"}) {
+		if got := list(t, o, "a/"); !slices.Equal(got, []string{"a/1", "a/3", "a/5"}) {
 			t.Errorf("listed: %q", got)
 		}
-		for e, err := range o.List(t.Context(), nil) { // and stops when the loop does
+		for e, err := range o.List(t.Context(), "") { // and stops when the loop does
 			if err != nil || e.Key != "a/1" || e.ETag == "" || e.StoredSize == 0 || e.LastModified.IsZero() {
 				t.Errorf("%+v, %v", e, err)
 			}
 			break
 		}
 		server.Close()
-		for _, err := range o.List(t.Context(), nil) {
+		for _, err := range o.List(t.Context(), "") {
 			refused(t, err, guard.ReasonUnavailable)
 		}
 	})
@@ -306,7 +306,7 @@ func TestListPages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := list(t, o, nil); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
+	if got := list(t, o, ""); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
 		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))
 	}
 }

@@ -119,7 +119,7 @@ func TestRepeatedContinuationToken(t *testing.T) {
 	for want, token := range map[int]*string{4: aws.String("same"), 2: nil} {
 		store := &repeating{S3: newClient(server), token: token}
 		o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
-		for _, err := range o.List(t.Context(), nil) {
+		for _, err := range o.List(t.Context(), "") {
 			refused(t, err, guard.ReasonUnavailable)
 		}
 		_, err := o.Collect(t.Context(), "")

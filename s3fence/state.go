@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 	"crypto/md5"
 	"errors"
@@ -244,7 +245,7 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 		return nil, fmt.Errorf("the store responded to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
 	}
 	h.size = size
-	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
+	tail, err := readAll(body, tailSize, tailSize)
 	if err != nil {
 		return nil, err
 	}
@@ -254,23 +255,13 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	return tail, nil
 }
 
-// readAll reads at most one byte more than the limit.
+// readAll reads at most one byte more than the limit. size is how many are expected.
 func readAll(from io.Reader, size, limit int64) ([]byte, error) {
-	out := make([]byte, 0, max(size, 0)+1) // and one byte to detect the end
-	for int64(len(out)) <= limit {
-		if len(out) == cap(out) {
-			out = append(out, 0)[:len(out)]
-		}
-		n, err := from.Read(out[len(out):cap(out)])
-		out = out[:len(out)+n]
-		if err == io.EOF {
-			return out, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+	out := bytes.NewBuffer(make([]byte, 0, max(size, 0)+bytes.MinRead)) // room to detect the end
+	if _, err := out.ReadFrom(io.LimitReader(from, limit+1)); err != nil {
+		return nil, err
 	}
-	return out, nil
+	return out.Bytes(), nil
 }
 
 // head is what a response's headers say about an object.
