@@ -518,8 +518,7 @@ func (o *fenced) tombstone(key string, base *state, claim guard.Claim, id writeI
 	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
 	p.Note = "deleted under a fencing token; this object holds the mark"
 	body := encodeJSON(p)
-	s := seal{lease: claim.LeaseID, recent: next.recent}
-	if pad := tombstoneSize - s.size() - len(body); pad > 0 {
+	if pad := tombstoneSize - (&seal{state: next}).size() - len(body); pad > 0 {
 		body = append(body, bytes.Repeat([]byte{' '}, pad)...)
 	}
 	return o.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)

@@ -72,24 +72,17 @@ func parseWriteID(s string) (id writeID, ok bool) {
 	return id, err == nil && id.String() == s
 }
 
-// seal is what a trailer says.
+// seal is what a trailer says: the state of the object, and which bytes that is about.
 type seal struct {
-	kind   kind
+	state
 	key    [sha256.Size]byte
-	token  guard.Token
-	lease  string
-	id     writeID
-	recent []writeID
-	cut    bool
 	length uint64 // of the body as stored
 	crc    uint32
-	// content is the unpacked length of a gzip body.
-	content uint64
 }
 
 // size is the length of the encoded trailer, with the member that holds it.
 func (s *seal) size() int {
-	n := trailerFixed + len(s.lease) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
+	n := trailerFixed + len(s.mark.LeaseID) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
 	if s.kind == kindGzip {
 		n += 8 + gzipRoom
 	}
@@ -108,17 +101,17 @@ func (s *seal) append(out []byte) []byte {
 	}
 	out = append(out, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
 	out = append(out, s.key[:]...)
-	out = binary.BigEndian.AppendUint64(out, uint64(s.token))
+	out = binary.BigEndian.AppendUint64(out, uint64(s.mark.Token))
 	out = append(out, s.id[:]...)
 	out = binary.BigEndian.AppendUint64(out, s.length)
 	out = binary.BigEndian.AppendUint32(out, s.crc)
-	out = append(out, byte(len(s.lease)))
-	out = append(out, s.lease...)
+	out = append(out, byte(len(s.mark.LeaseID)))
+	out = append(out, s.mark.LeaseID...)
 	for _, id := range s.recent {
 		out = append(out, id[:]...)
 	}
 	if s.kind == kindGzip {
-		out = binary.BigEndian.AppendUint64(out, s.content)
+		out = binary.BigEndian.AppendUint64(out, uint64(s.content))
 	}
 	sum := sha256.Sum256(out[start:])
 	out = append(out, sum[:trailerSum]...)
@@ -180,11 +173,12 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if payload[2]&^flagCut != 0 {
 		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
 	}
-	s := &seal{ // the offsets are those of FORMAT.md
-		kind: kind(payload[1]), cut: payload[2]&flagCut != 0, key: [sha256.Size]byte(payload[4:]),
-		token: guard.Token(binary.BigEndian.Uint64(payload[36:])), id: writeID(payload[44:]),
-		length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
+	// The offsets are those of FORMAT.md.
+	s := &seal{
+		state: state{kind: kind(payload[1]), cut: payload[2]&flagCut != 0, id: writeID(payload[44:])},
+		key:   [sha256.Size]byte(payload[4:]), length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
 	}
+	s.mark.Token = guard.Token(binary.BigEndian.Uint64(payload[36:]))
 	count, lease, extra, rest := int(payload[3]), int(payload[72]), 0, payload[trailerFixed:]
 	if s.kind == kindGzip {
 		extra = 8
@@ -192,12 +186,12 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if len(rest) != lease+count*len(writeID{})+extra {
 		return nil, damaged(key, "the lengths in its trailer do not add up")
 	}
-	s.lease, rest = string(rest[:lease]), rest[lease:]
+	s.mark.LeaseID, rest = string(rest[:lease]), rest[lease:]
 	for range count {
 		s.recent, rest = append(s.recent, writeID(rest)), rest[len(writeID{}):]
 	}
 	if extra > 0 {
-		s.content = binary.BigEndian.Uint64(rest)
+		s.content = int64(binary.BigEndian.Uint64(rest))
 	}
 	switch {
 	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(size+trailerEnd)):
@@ -207,13 +201,13 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	case s.length != uint64(total-int64(s.size())):
 		return nil, damaged(key, "its body has "+strconv.FormatInt(total-int64(s.size()), 10)+
 			" bytes, its trailer says "+strconv.FormatUint(s.length, 10))
-	case s.kind == kindGzip && s.content > maxRatio*s.length:
-		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(s.content, 10))
+	case s.kind == kindGzip && uint64(s.content) > maxRatio*s.length:
+		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(uint64(s.content), 10))
 	case !s.kind.sealed():
 		return nil, damaged(key, "its trailer has the unknown kind "+strconv.Itoa(int(s.kind)))
-	case !s.token.Valid():
-		return nil, damaged(key, "its trailer has the invalid token "+s.token.String())
-	case guard.ValidateLeaseID(s.lease) != nil:
+	case !s.mark.Token.Valid():
+		return nil, damaged(key, "its trailer has the invalid token "+s.mark.Token.String())
+	case guard.ValidateLeaseID(s.mark.LeaseID) != nil:
 		return nil, damaged(key, "its trailer has an invalid lease ID")
 	}
 	return s, nil

@@ -17,8 +17,8 @@ import (
 
 func sealOf(key, body, lease string, recent int) *seal {
 	s := &seal{
-		kind: kindSealed, key: keySum(key), token: guard.MaxToken, lease: lease, id: newWriteID(),
-		length: uint64(len(body)), crc: crc32.Checksum([]byte(body), castagnoli), cut: recent%2 == 1,
+		state: state{kind: kindSealed, mark: guard.Mark{Token: guard.MaxToken, LeaseID: lease}, id: newWriteID(), cut: recent%2 == 1},
+		key:   keySum(key), length: uint64(len(body)), crc: crc32.Checksum([]byte(body), castagnoli),
 	}
 	for range recent {
 		s.recent = append(s.recent, newWriteID())
@@ -26,9 +26,11 @@ func sealOf(key, body, lease string, recent int) *seal {
 	return s
 }
 
+var eleven = state{kind: kindSealed, mark: guard.Mark{Token: 11, LeaseID: "a"}, id: writeID{1}, recent: []writeID{{2}}}
+
 // The format is stored: every later build must read what is written today.
 func TestTrailerIsStable(t *testing.T) {
-	s := &seal{kind: kindSealed, key: keySum("k"), token: 11, lease: "a", id: writeID{1}, recent: []writeID{{2}}, length: 4, crc: 0xfeedface}
+	s := &seal{state: eleven, key: keySum("k"), length: 4, crc: 0xfeedface}
 	got := hex.EncodeToString(s.append([]byte("body")))
 	const want = "626f6479010300018254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a000000000000000b010000000000000000000000000000000000000000000004feedface016102000000000000000000000000000000a78c6533f5e4c47798d36425aba6fc260000006a66656e6365706f73742f7333"
 	if got != want {
@@ -38,14 +40,15 @@ func TestTrailerIsStable(t *testing.T) {
 
 func TestGzipTrailerIsStable(t *testing.T) {
 	body := append([]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\x01\x04\x00\xfb\xff"), "body\x1a\x9d\x4c\x6b\x04\x00\x00\x00"...)
-	s := &seal{kind: kindGzip, key: keySum("k"), token: 11, lease: "a", id: writeID{1}, recent: []writeID{{2}}, length: uint64(len(body)), crc: 0xfeedface, content: 4}
+	s := &seal{state: eleven, key: keySum("k"), length: uint64(len(body)), crc: 0xfeedface}
+	s.kind, s.content = kindGzip, 4
 	object := s.append(bytes.Clone(body))
 	got := hex.EncodeToString(object[len(body):])
 	const want = "1f8b08040000000000ff860046508200010900018254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a000000000000000b01000000000000000000000000000000000000000000001bfeedface0161020000000000000000000000000000000000000000000004c1f5a2ec5cf380610858c2176f78689e0000007266656e6365706f73742f733303000000000000000000"
 	if got != want {
 		t.Errorf("the trailer is\n%s, want\n%s", got, want)
 	}
-	if s, err := parseSeal("k", object, int64(len(object))); err != nil || s.content != 4 || s.token != 11 {
+	if s, err := parseSeal("k", object, int64(len(object))); err != nil || s.content != 4 || s.mark.Token != 11 {
 		t.Errorf("parseSeal = %+v, %v", s, err)
 	}
 	// A seal of this kind outside of a member, and one of another kind inside.
@@ -149,7 +152,7 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 
 // The most that deflate can pack into so many bytes.
 func TestGzipRatio(t *testing.T) {
-	for content, ok := range map[uint64]bool{0: true, 1032 * 20: true, 1032*20 + 1: false} {
+	for content, ok := range map[int64]bool{0: true, 1032 * 20: true, 1032*20 + 1: false} {
 		s := sealOf("k", strings.Repeat("x", 20), "a", 0)
 		s.kind, s.content = kindGzip, content
 		object := s.append([]byte(strings.Repeat("x", 20)))

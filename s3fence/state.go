@@ -297,7 +297,7 @@ func parseKind(key string, h head, tail []byte) (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
+	s := sl.state
 	if problem := disagreement(&s, h.fencing); problem != "" {
 		return state{}, damaged(key, problem)
 	}

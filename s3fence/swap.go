@@ -374,11 +374,7 @@ func (b *Bucket) backoff(try int) time.Duration {
 
 // sealedWrite builds the write of body with a trailer.
 func (b *Bucket) sealedWrite(key string, next state, h Headers, body []byte) *write {
-	s := seal{
-		kind: next.kind, key: keySum(key), token: next.mark.Token, lease: next.mark.LeaseID, id: next.id,
-		recent: next.recent, cut: next.cut, length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli),
-		content: uint64(next.content),
-	}
+	s := seal{state: next, key: keySum(key), length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli)}
 	next.body = body
 	return &write{
 		in: b.put(key, h, next.metadata(h.Metadata)), body: body,
