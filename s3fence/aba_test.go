@@ -265,19 +265,14 @@ func TestP1ABASteps(t *testing.T) {
 			return o.Put(context.Background(), c, key, bytes.NewReader([]byte(body)),
 				&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 		}
-		must := func(err error) {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		must(write(o, 1, "X"))
+		must(t, write(o, 1, "X"))
 		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 		old := make(chan error, 1)
 		go func() { old <- write(o, 2, "Y") }()
 		held, err := pause.Wait(t.Context())
-		must(err)
-		must(write(other, 3, "Y"))
-		must(write(other, 4, "X"))
+		must(t, err)
+		must(t, write(other, 3, "Y"))
+		must(t, write(other, 4, "X"))
 		held.Release()
 		paused := <-old
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.LoseResponse()})

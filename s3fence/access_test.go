@@ -64,9 +64,7 @@ func TestAccess(t *testing.T) {
 				if mode == s3fence.Plain {
 					b.SetOpaque(true)
 				}
-				if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), s3fence.NameOf(mode), strings.NewReader("x"), nil); err != nil {
-					t.Fatal(err)
-				}
+				must(t, objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), s3fence.NameOf(mode), strings.NewReader("x"), nil))
 				bad := b.On(newClient(server, c.change), c.bucket)
 				warm := objects(t, bad, mode, nil)
 				bad.CopyCache(b) // so that the write itself is what fails

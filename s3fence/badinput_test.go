@@ -72,9 +72,7 @@ func TestGoodKeys(t *testing.T) {
 			}
 		}
 		for e, err := range o.List(t.Context(), "") {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !keys[e.Key] {
 				t.Errorf("%q is listed", e.Key)
 			}

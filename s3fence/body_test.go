@@ -37,9 +37,7 @@ func TestBodyLengths(t *testing.T) {
 			put(t, o, claim(token, "a"), string(bytesOf(n)))
 			o.Bucket().Forget()
 			token++
-			if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Raise(t.Context(), claim(token, "b"), key))
 			want(t, o, string(bytesOf(n)), guard.Mark{Token: token, LeaseID: "b"})
 		}
 	})
@@ -71,24 +69,16 @@ func TestRetriedBodyIsWhole(t *testing.T) {
 		server, o := pointers(t)
 		for _, from := range []int64{0, 6} {
 			path := filepath.Join(t.TempDir(), "body")
-			if err := os.WriteFile(path, []byte("before"[:from]+text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte("before"[:from]+text), 0o600))
 			file, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer file.Close()
 			for _, body := range []io.ReadSeeker{file, strings.NewReader("before"[:from] + text), bytes.NewReader([]byte("before"[:from] + text))} {
 				if _, err := body.Seek(from, io.SeekStart); err != nil {
 					t.Fatal(err)
 				}
-				if err := o.InsecureDelete(t.Context(), key); err != nil {
-					t.Fatal(err)
-				}
-				if err := o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("before"), nil); err != nil {
-					t.Fatal(err)
-				}
+				must(t, o.InsecureDelete(t.Context(), key))
+				must(t, o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("before"), nil))
 				ctx, cancel := context.WithCancel(t.Context())
 				if c.ended {
 					cancel()
@@ -160,9 +150,7 @@ func TestBadBodies(t *testing.T) {
 	}
 	for i, body := range []io.ReadSeeker{nil, strings.NewReader(""), bytes.NewReader(nil)} {
 		k := fmt.Sprint("empty/", i)
-		if err := o.Put(t.Context(), claim(5, "a"), k, body, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(5, "a"), k, body, nil))
 		if got, _ := content(t, s3fence.HandleOf(o), k); got != "" {
 			t.Errorf("%d: %q", i, got)
 		}

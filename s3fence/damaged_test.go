@@ -22,9 +22,7 @@ func bypass(t *testing.T, server *s3test.Server, key string, body []byte, metada
 	_, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{
 		Bucket: aws.String(bucketName), Key: &key, Body: bytes.NewReader(body), Metadata: metadata,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func stored(t *testing.T, server *s3test.Server, key string) s3test.Object {
@@ -128,9 +126,7 @@ func TestDamagedObjects(t *testing.T) {
 func TestTransplantedObject(t *testing.T) {
 	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
-	if err := o.Put(t.Context(), claim(5, "a"), "another key", strings.NewReader("body"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Put(t.Context(), claim(5, "a"), "another key", strings.NewReader("body"), nil))
 	from := stored(t, server, "another key")
 	bypass(t, server, key, from.Body, from.Metadata)
 	for call, err := range everyCall(t, server, o, true) {
@@ -179,14 +175,10 @@ func TestUnfencedObjects(t *testing.T) {
 			if mode == s3fence.Pointer {
 				return // cannot be adopted
 			}
-			if err := o.Adopt(t.Context(), claim(6, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Adopt(t.Context(), claim(6, "b"), key))
 			want(t, o, body, guard.Mark{Token: 6, LeaseID: "b"})
 			object, err := o.Get(t.Context(), key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			object.Body.Close()
 			if object.Headers.Metadata["tenant"] != "123" {
 				t.Errorf("the metadata is %v", object.Headers.Metadata)
@@ -213,9 +205,7 @@ func TestDamagedData(t *testing.T) {
 			data := dataKeys(server)[0]
 			if change == nil {
 				// As a careless clean-up would.
-				if err := b.RemoveForTest(t.Context(), data); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.RemoveForTest(t.Context(), data))
 			} else {
 				bypass(t, server, data, change([]byte("the body of the object")), nil)
 			}
@@ -254,9 +244,7 @@ func TestModesDoNotMix(t *testing.T) {
 					}
 				}
 				// All modes share tombstones.
-				if err := objects(t, b, wrote, nil).Delete(t.Context(), claim(6, "a"), key); err != nil {
-					t.Fatal(err)
-				}
+				must(t, objects(t, b, wrote, nil).Delete(t.Context(), claim(6, "a"), key))
 				refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
 				put(t, o, claim(6, "a"), "reborn")
 				want(t, o, "reborn", guard.Mark{Token: 6, LeaseID: "a"})

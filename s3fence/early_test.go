@@ -78,9 +78,7 @@ func TestLostAnswerOfLongData(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got, _ := content(t, o, key); got != string(bytesOf(4<<20)) {
 			t.Errorf("read %d bytes", len(got))
 		}

@@ -208,9 +208,7 @@ func TestEveryBodyIsClosed(t *testing.T) {
 					_ = o.Adopt(ctx, claim(6, "b"), "foreign")
 				}
 				in.Remove()
-				if err := o.InsecureDelete(ctx, key); err != nil {
-					t.Fatal(err)
-				}
+				must(t, o.InsecureDelete(ctx, key))
 			}
 			if opened, closed := c.opened.Load(), c.closed.Load(); opened == 0 || closed < opened {
 				t.Errorf("%s: %d bodies were opened, %d closed", name, opened, closed)

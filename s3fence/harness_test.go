@@ -64,9 +64,7 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 	}
 	given.InsecureSkipProbe = true
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &given)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opaque, _ := opaqueServers.Load(server)
 	b.SetOpaque(opaque == true)
 	b.SetDelay(time.Millisecond)
@@ -76,9 +74,7 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.ObjectsOptions) *s3fence.Handle {
 	t.Helper()
 	o, err := b.In(mode, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o
 }
 
@@ -108,6 +104,14 @@ func eachBody(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
 func eachMode(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
 	for _, mode := range allModes {
 		t.Run(s3fence.NameOf(mode), func(t *testing.T) { f(t, mode) })
+	}
+}
+
+// must ends the test if a step that it needs fails.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -67,9 +67,7 @@ func TestLostAnswersAreResolved(t *testing.T) {
 						times = 2
 					}
 					fired := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: times, Fault: fault})
-					if err := c.call(t.Context(), o); err != nil {
-						t.Fatal(err)
-					}
+					must(t, c.call(t.Context(), o))
 					if fired.Fired() == 0 {
 						t.Error("the fault did not fire")
 					}
@@ -186,9 +184,7 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 		verdict := make(chan error, 1)
 		go func() { verdict <- o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil) }()
 		held, err := pause.Wait(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
 		held.Release()

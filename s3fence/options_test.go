@@ -84,22 +84,14 @@ func TestClientThatEncrypts(t *testing.T) {
 	refused(t, err, guard.ReasonSetup) // the control
 	client := encrypting{plain}
 	b, err := s3fence.Open(t.Context(), client, bucketName, &s3fence.Options{Report: s3fence.KnownReport(client, bucketName)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		o := objects(t, b, mode, nil)
 		put(t, o, claim(5, "a"), "body")
-		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(6, "b"), key))
 		want(t, o, "body", guard.Mark{Token: 6, LeaseID: "b"})
-		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
-		if err := o.InsecureDelete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(6, "b"), key))
+		must(t, o.InsecureDelete(t.Context(), key))
 	})
 }
 

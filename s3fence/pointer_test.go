@@ -72,9 +72,7 @@ func later(t *testing.T, o *s3fence.Handle, d time.Duration) *s3fence.Handle {
 func collect(t *testing.T, o *s3fence.Handle) s3fence.Collected {
 	t.Helper()
 	done, err := o.Collect(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return done
 }
 
@@ -114,9 +112,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 				verdict <- other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
 			}()
 			held, err := pause.Wait(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			put(t, o, claim(c.holder, "a"), "holder's")
 
 			// Within the grace period nothing is deleted.
@@ -152,20 +148,14 @@ func TestPausedWriterControl(t *testing.T) {
 		verdict <- other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
 	}()
 	held, err := pause.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, data := range dataKeys(server) {
 		if data != named {
-			if err := b.RemoveForTest(t.Context(), data); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.RemoveForTest(t.Context(), data))
 		}
 	}
 	held.Release()
-	if err := <-verdict; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-verdict)
 	_, err = o.Get(t.Context(), key)
 	if d := damage(t, err); !strings.Contains(d.Problem, "is gone") {
 		t.Errorf("the control dangles nothing: %v", err)
@@ -178,9 +168,7 @@ func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "one")
 	put(t, o, claim(5, "a"), "two")
-	if err := o.Raise(t.Context(), claim(9, "b"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Raise(t.Context(), claim(9, "b"), key))
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 || done.Bytes != 3 {
 		t.Errorf("collected %+v, want the first data", done)
 	}
@@ -220,9 +208,7 @@ func TestCollectUnderOneToken(t *testing.T) {
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 4 {
 		t.Errorf("collected %+v, want 4", done)
 	}
-	if err := o.Delete(t.Context(), claim(5, "a"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Delete(t.Context(), claim(5, "a"), key))
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Errorf("collected %+v, want 1", done)
 	}
@@ -280,9 +266,7 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 		read <- result{object, err}
 	}()
 	held, err := pause.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	put(t, o, claim(6, "b"), "new")
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Fatalf("collected %+v", done)
@@ -306,20 +290,14 @@ func TestDataKeyCanBeSigned(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
 	object, err := o.Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	object.Body.Close()
 	signed, err := s3.NewPresignClient(newClient(server)).PresignGetObject(t.Context(),
 		&s3.GetObjectInput{Bucket: aws.String(bucketName), Key: &object.DataKey})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	put(t, o, claim(6, "b"), "new")
 	response, err := server.HTTPClient().Get(signed.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || string(body) != "old" {
 		t.Errorf("%s: read %q, %v", response.Status, body, err)

@@ -32,9 +32,7 @@ func probed(r *s3test.Request) bool { return !strings.HasSuffix(r.Key, "/canary"
 func report(t *testing.T, client s3fence.S3, opts *s3fence.Options) *s3fence.Report {
 	t.Helper()
 	r, err := s3fence.Probe(t.Context(), client, bucketName, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r
 }
 
@@ -63,9 +61,7 @@ func TestProbeAccepts(t *testing.T) {
 			}
 			server.ResetCounts()
 			b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{Report: r})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if n := server.Count(); n > 18 {
 				t.Errorf("Open took %d requests on a store that is known", n)
 			}
@@ -199,9 +195,7 @@ func TestCacheInBetween(t *testing.T) {
 			b.SetOpaque(true)
 			behind := objects(t, b.On(newClient(server, via()), bucketName), mode, nil)
 			_, _ = behind.Mark(t.Context(), name) // a 404, which the cache keeps
-			if err := objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), name, strings.NewReader("five"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, objects(t, b, mode, nil).Put(t.Context(), claim(5, "a"), name, strings.NewReader("five"), nil))
 			server.ResetCounts()
 			err := behind.Put(t.Context(), claim(6, "b"), name, strings.NewReader("six"), nil)
 			if obey {
@@ -260,23 +254,15 @@ func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
 		return match == "" && none == "" || match == "*" || r.Header.Get("X-Amz-Copy-Source") != ""
 	}, Fault: s3test.Respond(403)})
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		o := objects(t, b, mode, nil)
 		for range 2 {
 			put(t, o, claim(5, "a"), "body")
 		}
-		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
-		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
-		if err := o.InsecureDelete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(6, "b"), key))
+		must(t, o.Delete(t.Context(), claim(6, "b"), key))
+		must(t, o.InsecureDelete(t.Context(), key))
 	})
 }
 
@@ -368,14 +354,10 @@ func TestKeptReport(t *testing.T) {
 	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
 	server.CreateBucket("other")
 	text, err := json.Marshal(report(t, newClient(server), nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	kept := func(change func(*s3fence.Report)) *s3fence.Options {
 		var r s3fence.Report
-		if err := json.Unmarshal(text, &r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(text, &r))
 		if change != nil {
 			change(&r)
 		}

@@ -29,13 +29,9 @@ func TestListGoesOn(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		for i, name := range []string{"a", "b", "d"} {
-			if err := o.Put(t.Context(), claim(guard.Token(i+5), "l"), name, strings.NewReader("x"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Put(t.Context(), claim(guard.Token(i+5), "l"), name, strings.NewReader("x"), nil))
 		}
-		if err := o.Delete(t.Context(), claim(9, "l"), "b"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(9, "l"), "b"))
 		bypass(t, server, "c", bytesOf(1277), map[string]string{"fencing-token": "7"})
 		for name, c := range map[string]struct {
 			fault s3test.Fault
@@ -85,9 +81,7 @@ func TestP9KeyPattern(t *testing.T) {
 	template := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 	o := objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: "exports/{tenant}/at-{period}.csv"})
 	good := "exports/tenant_123/at-2026-04.csv"
-	if err := o.Put(t.Context(), claim(5, "a"), good, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Put(t.Context(), claim(5, "a"), good, nil, nil))
 	sent := server.Count()
 	var m *guard.MisdirectedError
 	for call, f := range map[string]func(key string) error{
@@ -127,13 +121,9 @@ func TestP9KeyPattern(t *testing.T) {
 func gunzip(t *testing.T, file []byte) string {
 	t.Helper()
 	r, err := gzip.NewReader(bytes.NewReader(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	content, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(content)
 }
 
@@ -149,13 +139,9 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 	token := guard.Token(0)
 	for _, body := range []string{"", "x", "id;amount\n1;10\n", strings.Repeat("a line\n", 50_000), string(random)} {
 		token++
-		if err := o.Put(t.Context(), claim(token, "a"), key, strings.NewReader(body), &s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(token, "a"), key, strings.NewReader(body), &s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip"}))
 		token++
-		if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(token, "b"), key))
 		if got := gunzip(t, stored(t, server, key).Body); got != body {
 			t.Errorf("compress/gzip reads %d bytes, want %d", len(got), len(body))
 		}
@@ -165,9 +151,7 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 			t.Errorf("gzip -dc reads %d bytes, want %d: %v", len(got), len(body), err)
 		}
 		answer, err := http.Get(server.URL() + "/" + bucketName + "/" + key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
 		if err != nil || string(got) != body || !answer.Uncompressed {
@@ -226,9 +210,7 @@ func TestGzipAdopts(t *testing.T) {
 			t.Errorf("%s: a reader of gzip sees %.40q", name, got)
 		}
 		first, err := gzip.NewReader(bytes.NewReader(stored(t, server, key).Body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		first.Multistream(false)
 		if got, err := io.ReadAll(first); err != nil || string(got) != c.content {
 			t.Errorf("%s: the first member has %.40q, %v", name, got, err)
@@ -239,9 +221,7 @@ func TestGzipAdopts(t *testing.T) {
 func list(t *testing.T, o *s3fence.Handle, prefix string) (keys []string) {
 	t.Helper()
 	for e, err := range o.List(t.Context(), prefix) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		keys = append(keys, e.Key)
 	}
 	return keys
@@ -257,18 +237,12 @@ func TestListHides(t *testing.T) {
 		o := objects(t, b, mode, nil)
 		for i := range 6 {
 			k := fmt.Sprintf("a/%d", i)
-			if err := o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("x"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("x"), nil))
 			if i%2 == 0 {
-				if err := o.Delete(t.Context(), claim(5, "a"), k); err != nil {
-					t.Fatal(err)
-				}
+				must(t, o.Delete(t.Context(), claim(5, "a"), k))
 			}
 		}
-		if err := o.Raise(t.Context(), claim(5, "a"), "a/raised"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(5, "a"), "a/raised"))
 		bypass(t, server, "b/unfenced", bytes.Repeat([]byte("x"), 1277), nil)
 		if got := list(t, o, ""); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
 			t.Errorf("listed: %q", got)
@@ -302,9 +276,7 @@ func TestListPages(t *testing.T) {
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	o := objects(t, b.On(paged{newClient(server)}, bucketName), s3fence.Sealed, nil)
 	for i := range 35 {
-		if err := o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil))
 	}
 	if got := list(t, o, ""); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
 		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))

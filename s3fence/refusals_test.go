@@ -80,9 +80,7 @@ func TestCollectGoesOn(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	for _, k := range []string{"a", "b", "c"} {
 		for token := guard.Token(5); token < 7; token++ {
-			if err := o.Put(t.Context(), claim(token, "l"), k, strings.NewReader("x"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Put(t.Context(), claim(token, "l"), k, strings.NewReader("x"), nil))
 		}
 	}
 	o = later(t, o, 2*time.Hour)
@@ -154,9 +152,7 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	if refused(t, err, guard.ReasonUnfenced); err == nil || !strings.Contains(err.Error(), "Adopt") {
 		t.Errorf("it does not name the way out: %v", err)
 	}
-	if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 	want(t, o, "made by fencepost/s3", guard.Mark{Token: 5, LeaseID: "a"})
 	bypass(t, server, "copied", stored(t, server, key).Body, nil)
 	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
@@ -180,13 +176,9 @@ func TestP6RefusalsHaveTheFacts(t *testing.T) {
 		bypass(t, server, key, []byte("foreign"), nil)
 		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
 		rejected(o.Put(ctx, writing, key, strings.NewReader(""), nil), guard.ReasonUnfenced, writing, guard.Mark{})
-		if err := o.Adopt(ctx, writing, key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Adopt(ctx, writing, key))
 		at := guard.Mark{Token: 6, LeaseID: "b"}
-		if err := o.Delete(ctx, claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(ctx, claim(6, "b"), key))
 		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
 		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
 	})

@@ -66,9 +66,7 @@ func TestP1Tombstones(t *testing.T) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), "x")
 		for range 2 {
-			if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Delete(t.Context(), claim(6, "b"), key))
 		}
 		_, err := o.Get(t.Context(), key)
 		var r *guard.RejectedError
@@ -80,16 +78,12 @@ func TestP1Tombstones(t *testing.T) {
 		refused(t, o.Raise(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		refused(t, o.Put(t.Context(), claim(6, "c"), key, nil, nil), guard.ReasonConflict)
 		// Also for an object that never existed.
-		if err := o.Delete(t.Context(), claim(6, "b"), "never"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(6, "b"), "never"))
 		refused(t, o.Put(t.Context(), claim(5, "a"), "never", nil, nil), guard.ReasonStale)
 		// Two tombstones never have the same ETag.
 		first := stored(t, server, key)
 		put(t, o, claim(6, "b"), "again")
-		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(6, "b"), key))
 		if again := stored(t, server, key); again.ETag == first.ETag || len(again.Body) != len(first.Body) {
 			t.Errorf("tombstones %s of %d bytes and %s of %d", first.ETag, len(first.Body), again.ETag, len(again.Body))
 		}
@@ -103,20 +97,14 @@ func TestAdopt(t *testing.T) {
 		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonNotFound)
 		bypass(t, server, key, []byte("old"), nil)
 		for range 2 { // the second time there is nothing to do
-			if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 		}
 		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"})
-		if err := o.Adopt(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Adopt(t.Context(), claim(6, "b"), key))
 		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"}) // adopting is not raising
 		refused(t, o.Adopt(t.Context(), claim(4, "z"), key), guard.ReasonStale)
 		refused(t, o.Adopt(t.Context(), claim(5, "z"), key), guard.ReasonConflict)
-		if err := o.Delete(t.Context(), claim(7, "c"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(7, "c"), key))
 		refused(t, o.Adopt(t.Context(), claim(6, "b"), key), guard.ReasonStale)
 		refused(t, o.Adopt(t.Context(), claim(7, "c"), key), guard.ReasonNotFound)
 	})
@@ -131,9 +119,7 @@ func TestAdoptRaces(t *testing.T) {
 		fault := s3test.Fault{Before: func(*s3test.Request) { bypass(t, server, key, []byte("newer"), nil) }}
 		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault,
 			Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }})
-		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
 	})
 }
@@ -177,9 +163,7 @@ func takeover(t *testing.T, mode s3fence.Mode, raise bool) (final string, old er
 	succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 	put(t, o, claim(5, "a"), "1")
 	if raise {
-		if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, succ.Raise(t.Context(), claim(6, "b"), key))
 	}
 	read, _ := content(t, succ, key)
 	old = o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5")), nil)
@@ -224,14 +208,10 @@ func TestP2WriteDuringRaise(t *testing.T) {
 		raised := make(chan error, 1)
 		go func() { raised <- succ.Raise(context.Background(), claim(6, "b"), key) }()
 		held, err := pause.Wait(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		put(t, o, claim(5, "a"), "1,5") // acknowledged
 		held.Release()
-		if err := <-raised; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-raised)
 		want(t, succ, "1,5", guard.Mark{Token: 6, LeaseID: "b"})
 		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5,5")), nil), guard.ReasonStale)
 	})
@@ -246,9 +226,7 @@ func TestP2WriteDuringRaiseControl(t *testing.T) {
 	fault := s3test.IgnoreConditions()
 	fault.Before = func(*s3test.Request) { put(t, o, claim(5, "a"), "1,5") }
 	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-	if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, succ.Raise(t.Context(), claim(6, "b"), key))
 	if body, _ := content(t, succ, key); body != "1" {
 		t.Errorf("the control lost nothing: %q", body)
 	}
@@ -266,19 +244,13 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 		if mode == s3fence.SealedGzip {
 			h.ContentEncoding = "gzip"
 		}
-		if err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &h); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &h))
 		for _, token := range []guard.Token{6, 6, 7} {
-			if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Raise(t.Context(), claim(token, "b"), key))
 		}
 		want(t, o, "body", guard.Mark{Token: 7, LeaseID: "b"})
 		object, err := o.Get(t.Context(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer object.Body.Close()
 		got := object.Headers
 		if got.ContentType != h.ContentType || got.CacheControl != h.CacheControl || got.ContentDisposition != h.ContentDisposition ||
@@ -296,9 +268,7 @@ func TestRaiseBeforeTheObject(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		_, _, o := setup(t, mode, 0)
-		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(6, "b"), key))
 		_, err := o.Get(t.Context(), key)
 		refused(t, err, guard.ReasonNotFound)
 		refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)

@@ -15,9 +15,7 @@ import (
 func TestFormatVectors(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/vectors.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var vectors []struct {
 		Name, Key, Damaged, Resource string
 		Object, Body, Content        []byte
@@ -31,9 +29,7 @@ func TestFormatVectors(t *testing.T) {
 			Object []byte
 		}
 	}
-	if err := json.Unmarshal(text, &vectors); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &vectors))
 	if len(vectors) < 70 {
 		t.Errorf("%d vectors", len(vectors))
 	}
