@@ -34,16 +34,8 @@ func TestBadKeys(t *testing.T) {
 		"not UTF-8": "a\xff", "control": "a\nb", "nul": "a\x00b", "C1 control": "a\u0085b",
 		"reserved": ".fencepost", "reserved folder": ".fencepost/data/x", "reserved within": "a/.fencepost/b",
 	} {
-		for call, f := range map[string]func() error{
-			"put":    func() error { return o.Put(t.Context(), claim(5, "a"), bad, strings.NewReader("x"), nil) },
-			"raise":  func() error { return o.Raise(t.Context(), claim(5, "a"), bad) },
-			"delete": func() error { return o.Delete(t.Context(), claim(5, "a"), bad) },
-			"adopt":  func() error { return o.Adopt(t.Context(), claim(5, "a"), bad) },
-			"get":    func() error { _, err := o.Get(t.Context(), bad); return err },
-			"mark":   func() error { _, err := o.Mark(t.Context(), bad); return err },
-			"remove": func() error { return o.InsecureDelete(t.Context(), bad) },
-		} {
-			t.Run(name+"/"+call, func(t *testing.T) { invalid(t, f(), "key") })
+		for verb, call := range calls(o, claim(5, "a"), bad) {
+			t.Run(name+"/"+verb, func(t *testing.T) { invalid(t, call(t.Context()), "key") })
 		}
 	}
 	if n := server.Count(); n != 0 {
@@ -87,15 +79,18 @@ func TestGoodKeys(t *testing.T) {
 func TestBadClaims(t *testing.T) {
 	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
-	for field, bad := range map[string]guard.Claim{
-		"token": {Resource: resource}, "resource": {Token: 5}, "lease ID": claim(5, strings.Repeat("l", 129)),
+	for _, c := range []struct {
+		field string
+		bad   guard.Claim
+	}{
+		{"token", guard.Claim{Resource: resource}}, {"token", claim(-1, "")},
+		{"resource", guard.Claim{Token: 5}}, {"lease ID", claim(5, strings.Repeat("l", 129))},
 	} {
-		invalid(t, o.Put(t.Context(), bad, key, nil, nil), field)
-		invalid(t, o.Raise(t.Context(), bad, key), field)
-		invalid(t, o.Delete(t.Context(), bad, key), field)
-		invalid(t, o.Adopt(t.Context(), bad, key), field)
+		all := calls(o, c.bad, key)
+		for _, name := range []string{"put", "raise", "delete", "adopt"} {
+			invalid(t, all[name](t.Context()), c.field)
+		}
 	}
-	invalid(t, o.Put(t.Context(), claim(-1, ""), key, nil, nil), "token")
 	if n := server.Count(); n != 0 {
 		t.Errorf("%d requests were sent", n)
 	}
@@ -164,22 +159,14 @@ func TestEndedContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
 		why := errors.New("the hold ended")
 		cancel(why)
-		calls := map[string]func() error{
-			"put":    func() error { return o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil) },
-			"raise":  func() error { return o.Raise(ctx, claim(5, "a"), key) },
-			"delete": func() error { return o.Delete(ctx, claim(5, "a"), key) },
-			"adopt":  func() error { return o.Adopt(ctx, claim(5, "a"), key) },
-			"get":    func() error { _, err := o.Get(ctx, key); return err },
-			"mark":   func() error { _, err := o.Mark(ctx, key); return err },
-			"remove": func() error { return o.InsecureDelete(ctx, key) },
-		}
+		all := calls(o, claim(5, "a"), key)
 		if mode == s3fence.Pointer {
-			calls["collect"] = func() error { _, err := o.Collect(ctx, ""); return err }
+			all["collect"] = func(ctx context.Context) error { _, err := o.Collect(ctx, ""); return err }
 		}
 		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
-			for name, call := range calls {
+			for name, call := range all {
 				var lost *guard.LostError
-				err := call()
+				err := call(ctx)
 				if guard.ReasonOf(err) != want || !errors.Is(err, why) {
 					t.Errorf("%s: %v, want %s", name, err, want)
 				}

@@ -26,7 +26,7 @@ func TestShortRangesAreNotAbsence(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		for _, size := range []int{0, 10, 4096, 10_000} {
 			server, b, o := setup(t, mode, 0)
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: s3test.Fault{ShortRanges: true}})
+			server.Inject(s3test.Rule{Ops: gets, Fault: s3test.Fault{ShortRanges: true}})
 			put(t, o, claim(5, "a"), string(bytesOf(size)))
 			b.Forget()
 			if m, err := o.Mark(t.Context(), key); err != nil || m != (guard.Mark{Token: 5, LeaseID: "a"}) {
@@ -49,7 +49,7 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 		bypass(t, server, key, nil, nil)
 		adopted := false
 		server.Inject(s3test.Rule{
-			Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1,
+			Ops: gets, Key: key, Times: 1,
 			Fault: s3test.Fault{After: func(*s3test.Request, int) {
 				if err := other.Adopt(context.Background(), claim(5, "a"), key); err != nil {
 					t.Error(err)
@@ -71,7 +71,6 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 // "absent" nor the base of a write or a deletion.
 func TestAnswersThatCannotBeTrusted(t *testing.T) {
 	t.Parallel()
-	reads := []s3test.Op{s3test.GetObject, s3test.HeadObject}
 	for name, c := range map[string]struct {
 		fault  s3test.Fault
 		reason guard.Reason
@@ -90,14 +89,8 @@ func TestAnswersThatCannotBeTrusted(t *testing.T) {
 				server, b, o := setup(t, mode, 0)
 				put(t, o, claim(5, "a"), "body")
 				b.Forget()
-				server.Inject(s3test.Rule{Ops: reads, Key: key, Fault: c.fault})
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				for call, err := range map[string]error{
-					"put": o.Put(ctx, claim(4, "z"), key, strings.NewReader("old"), nil), "raise": o.Raise(ctx, claim(6, "b"), key),
-					"delete": o.Delete(ctx, claim(4, "z"), key), "adopt": o.Adopt(ctx, claim(6, "b"), key), "get": got(t, o, key),
-					"mark": func() error { _, err := o.Mark(ctx, key); return err }(),
-				} {
+				server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: c.fault})
+				for call, err := range everyCall(t, server, o, true) {
 					if guard.ReasonOf(err) != c.reason || !strings.Contains(err.Error(), c.says) {
 						t.Errorf("%s: %v, want %s and %q", call, err, c.reason, c.says)
 					}
@@ -118,7 +111,7 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 				server, b, o := setup(t, mode, 0)
 				sent := record(server)
 				other := objects(t, b.On(newClient(server), bucketName), mode, nil)
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault})
+				server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: fault})
 				put(t, o, claim(10, "a"), "ten")
 				put(t, other, claim(11, "b"), "eleven")
 				refused(t, o.Put(t.Context(), claim(10, "a"), key, strings.NewReader("ten again"), nil), guard.ReasonStale)
@@ -217,7 +210,7 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 		// If it were sent, another writer would restore the same body, and the
 		// same ETag, before it is applied.
 		third := objects(t, b.On(newClient(server), bucketName), s3fence.Plain, nil)
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.Fault{
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: s3test.Fault{
 			Before: func(*s3test.Request) {
 				_ = third.Put(context.Background(), claim(11, "c"), key, strings.NewReader(body), nil)
 			},
@@ -252,7 +245,7 @@ func TestHangingReadsEnd(t *testing.T) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), "body")
 		b.Forget()
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}}, s3test.BeforeApply)
+		pause := server.Pause(s3test.Rule{Ops: gets}, s3test.BeforeApply)
 		defer pause.Release()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -120,6 +121,43 @@ func put(t testing.TB, o *s3fence.Handle, c guard.Claim, body string) {
 	if err := o.Put(t.Context(), c, key, bytes.NewReader([]byte(body)), nil); err != nil {
 		t.Fatalf("Put under %d: %v", c.Token, err)
 	}
+}
+
+// calls are the calls on an object, by name. They differ in what they do with it, and
+// share all that comes before.
+func calls(o *s3fence.Handle, c guard.Claim, key string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"put":    func(ctx context.Context) error { return o.Put(ctx, c, key, strings.NewReader("new"), nil) },
+		"raise":  func(ctx context.Context) error { return o.Raise(ctx, c, key) },
+		"delete": func(ctx context.Context) error { return o.Delete(ctx, c, key) },
+		"adopt":  func(ctx context.Context) error { return o.Adopt(ctx, c, key) },
+		"get": func(ctx context.Context) error {
+			object, err := o.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(io.Discard, object.Body)
+			return errors.Join(err, object.Body.Close())
+		},
+		"mark":   func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err },
+		"remove": func(ctx context.Context) error { return o.InsecureDelete(ctx, key) },
+	}
+}
+
+// firstPut is a rule for the next PUT of the tests' object.
+func firstPut(fault s3test.Fault) s3test.Rule {
+	return s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: fault}
+}
+
+// hold starts call and returns once its request is held.
+func hold(t testing.TB, server *s3test.Server, rule s3test.Rule, call func() error) (held *s3test.Paused, verdict <-chan error) {
+	t.Helper()
+	pause := server.Pause(rule, s3test.BeforeApply)
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	held, err := pause.Wait(t.Context())
+	must(t, err)
+	return held, done
 }
 
 // content reads an object whole.

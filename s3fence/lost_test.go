@@ -66,7 +66,7 @@ func TestLostAnswersAreResolved(t *testing.T) {
 					if faultName == "response lost twice" {
 						times = 2
 					}
-					fired := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: times, Fault: fault})
+					fired := server.Inject(s3test.Rule{Ops: puts, Key: key, Times: times, Fault: fault})
 					must(t, c.call(t.Context(), o))
 					if fired.Fired() == 0 {
 						t.Error("the fault did not fire")
@@ -102,7 +102,7 @@ func TestLostAnswerThenSuccessors(t *testing.T) {
 						put(t, other, claim(guard.Token(6+i), "b"), "after")
 					}
 				}
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
+				server.Inject(firstPut(fault))
 				err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
 				refused(t, err, verdict)
 				want(t, o, "after", guard.Mark{Token: guard.Token(5 + successors), LeaseID: "b"})
@@ -121,7 +121,7 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 		other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
 		fault := s3test.LoseRequest()
 		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
+		server.Inject(firstPut(fault))
 		err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
 		refused(t, err, guard.ReasonStale)
 		want(t, o, "after", guard.Mark{Token: 6, LeaseID: "b"})
@@ -163,7 +163,7 @@ func TestDataOfALostWrite(t *testing.T) {
 		put(t, o, claim(4, "z"), "before")
 		other := objects(t, b.On(newClient(server), bucketName), s3fence.Pointer, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault(other, cancel)})
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: c.fault(other, cancel)})
 		refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), c.reason)
 		if data := dataKeys(server); len(data) != c.data {
 			t.Errorf("%s: the data is %q, want %d", name, data, c.data)
@@ -179,12 +179,10 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 		ctx, cancel := context.WithCancel(t.Context())
-		verdict := make(chan error, 1)
-		go func() { verdict <- o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil) }()
-		held, err := pause.Wait(t.Context())
-		must(t, err)
+		held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+			return o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil)
+		})
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
 		held.Release()
@@ -316,7 +314,7 @@ func TestCallersRetriesStayOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server.ResetCounts()
 			before := len(server.History(bucketName, key))
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault})
+			server.Inject(firstPut(c.fault))
 			put(t, o, claim(5, "a"), name)
 			if n := server.Count(s3test.PutObject); n != c.puts {
 				t.Errorf("%d PUTs were sent, want %d", n, c.puts)
@@ -348,9 +346,9 @@ func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
 					unreadable.Before = func(*s3test.Request) { cancel() }
 				}
 				before := len(server.History(bucketName, key))
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault, Times: 1})
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Skip: 1, Fault: s3test.Respond(preconditionFailed)})
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: unreadable})
+				server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: fault, Times: 1})
+				server.Inject(s3test.Rule{Ops: puts, Key: key, Skip: 1, Fault: s3test.Respond(preconditionFailed)})
+				server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: unreadable})
 				refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), guard.ReasonOutcomeUnknown)
 				if n := len(server.History(bucketName, key)) - before; (n == 1) != (name == "applied") {
 					t.Errorf("%d writes took effect", n)
@@ -368,8 +366,8 @@ func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	fault := s3test.RespondApplied(http.StatusPreconditionFailed)
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
+	server.Inject(firstPut(fault))
+	server.Inject(s3test.Rule{Ops: gets, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
 	if err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
 		t.Errorf("the write took effect, Put = %v", err)
 	}

@@ -106,13 +106,9 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 			server, b, o := setup(t, s3fence.Pointer, 0)
 			put(t, o, claim(9, "z"), "before")
 			other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-			pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-			verdict := make(chan error, 1)
-			go func() {
-				verdict <- other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
-			}()
-			held, err := pause.Wait(t.Context())
-			must(t, err)
+			held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+				return other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
+			})
 			put(t, o, claim(c.holder, "a"), "holder's")
 
 			// Within the grace period nothing is deleted.
@@ -142,13 +138,9 @@ func TestPausedWriterControl(t *testing.T) {
 	put(t, o, claim(9, "z"), "before")
 	named := dataKeys(server)[0]
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-	verdict := make(chan error, 1)
-	go func() {
-		verdict <- other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
-	}()
-	held, err := pause.Wait(t.Context())
-	must(t, err)
+	held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+		return other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
+	})
 	for _, data := range dataKeys(server) {
 		if data != named {
 			must(t, b.RemoveForTest(t.Context(), data))
@@ -156,7 +148,7 @@ func TestPausedWriterControl(t *testing.T) {
 	}
 	held.Release()
 	must(t, <-verdict)
-	_, err = o.Get(t.Context(), key)
+	_, err := o.Get(t.Context(), key)
 	if d := damage(t, err); !strings.Contains(d.Problem, "is gone") {
 		t.Errorf("the control dangles nothing: %v", err)
 	}
@@ -255,31 +247,20 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Prefix: b.DataPrefix(key), Times: 1}, s3test.BeforeApply)
-	type result struct {
-		object *s3fence.Object
-		err    error
-	}
-	read := make(chan result, 1)
-	go func() {
-		object, err := other.Get(context.Background(), key)
-		read <- result{object, err}
-	}()
-	held, err := pause.Wait(t.Context())
-	must(t, err)
+	var object *s3fence.Object
+	held, read := hold(t, server, s3test.Rule{Ops: gets, Prefix: b.DataPrefix(key), Times: 1}, func() (err error) {
+		object, err = other.Get(context.Background(), key)
+		return err
+	})
 	put(t, o, claim(6, "b"), "new")
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Fatalf("collected %+v", done)
 	}
 	held.Release()
-	r := <-read
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	defer r.object.Body.Close()
-	var got bytes.Buffer
-	if _, err := io.Copy(&got, r.object.Body); err != nil || got.String() != "new" || r.object.Mark.Token != 6 {
-		t.Errorf("read %q at %d, %v", got.String(), r.object.Mark.Token, err)
+	must(t, <-read)
+	defer object.Body.Close()
+	if got, err := io.ReadAll(object.Body); err != nil || string(got) != "new" || object.Mark.Token != 6 {
+		t.Errorf("read %q at %d, %v", got, object.Mark.Token, err)
 	}
 }
 

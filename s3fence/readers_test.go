@@ -44,7 +44,7 @@ func TestListGoesOn(t *testing.T) {
 			"no credentials": {s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}, "a-"},
 			"no answer":      {s3test.Respond(503), "a-"},
 		} {
-			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: c.fault})
+			in := server.Inject(s3test.Rule{Ops: gets, Fault: c.fault})
 			seen := ""
 			for e, err := range o.List(t.Context(), "") {
 				switch {
@@ -84,12 +84,8 @@ func TestP9KeyPattern(t *testing.T) {
 	must(t, o.Put(t.Context(), claim(5, "a"), good, nil, nil))
 	sent := server.Count()
 	var m *guard.MisdirectedError
-	for call, f := range map[string]func(key string) error{
-		"put":    func(key string) error { return o.Put(t.Context(), claim(5, "a"), key, nil, nil) },
-		"raise":  func(key string) error { return o.Raise(t.Context(), claim(6, "a"), key) },
-		"delete": func(key string) error { return o.Delete(t.Context(), claim(5, "a"), key) },
-		"adopt":  func(key string) error { return o.Adopt(t.Context(), claim(5, "a"), key) },
-	} {
+	for _, call := range []string{"put", "raise", "delete", "adopt"} {
+		f := func(key string) error { return calls(o, claim(6, "a"), key)[call](t.Context()) }
 		if err := f("exports/tenant_124/at-2026-04.csv"); !errors.As(err, &m) || m.Guarded != "tenant_124:billing-close:2026-04" || m.Claimed != resource {
 			t.Errorf("%s: %v, want it misdirected", call, err)
 		}

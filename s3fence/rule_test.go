@@ -117,7 +117,7 @@ func TestAdoptRaces(t *testing.T) {
 		server, _, o := setup(t, mode, 0)
 		bypass(t, server, key, []byte("old"), nil)
 		fault := s3test.Fault{Before: func(*s3test.Request) { bypass(t, server, key, []byte("newer"), nil) }}
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault,
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: fault,
 			Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }})
 		must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
@@ -204,11 +204,9 @@ func TestP2WriteDuringRaise(t *testing.T) {
 		server, b, o := setup(t, mode, 0)
 		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 		put(t, o, claim(5, "a"), "1")
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-		raised := make(chan error, 1)
-		go func() { raised <- succ.Raise(context.Background(), claim(6, "b"), key) }()
-		held, err := pause.Wait(t.Context())
-		must(t, err)
+		held, raised := hold(t, server, firstPut(s3test.Fault{}), func() error {
+			return succ.Raise(context.Background(), claim(6, "b"), key)
+		})
 		put(t, o, claim(5, "a"), "1,5") // acknowledged
 		held.Release()
 		must(t, <-raised)
@@ -225,7 +223,7 @@ func TestP2WriteDuringRaiseControl(t *testing.T) {
 	put(t, o, claim(5, "a"), "1")
 	fault := s3test.IgnoreConditions()
 	fault.Before = func(*s3test.Request) { put(t, o, claim(5, "a"), "1,5") }
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
+	server.Inject(firstPut(fault))
 	must(t, succ.Raise(t.Context(), claim(6, "b"), key))
 	if body, _ := content(t, succ, key); body != "1" {
 		t.Errorf("the control lost nothing: %q", body)
