@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -155,4 +158,95 @@ func TestBadBodies(t *testing.T) {
 			t.Errorf("%d: %q", i, got)
 		}
 	}
+}
+
+// early loses the response to the first sending of data, and refuses the second before
+// it reads the body, as a store does to a client that waits for 100 Continue.
+type early struct {
+	*http.Client
+	sent  int
+	reads bool   // it reads the body first
+	lost  func() // called when the response is lost
+}
+
+func (e *early) Do(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, ".fencepost/data/") {
+		return e.Client.Do(r)
+	}
+	if e.sent++; e.sent == 1 {
+		resp, err := e.Client.Do(r)
+		if err == nil {
+			resp.Body.Close()
+			err = io.ErrUnexpectedEOF
+			e.lost()
+		}
+		return nil, errors.Join(errors.New("the answer was lost"), err)
+	}
+	if e.reads {
+		io.Copy(io.Discard, r.Body)
+	}
+	r.Body.Close()
+	return &http.Response{StatusCode: http.StatusPreconditionFailed, Request: r, Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader("<Error><Code>PreconditionFailed</Code></Error>"))}, nil
+}
+
+// changing is a body that another program changes.
+type changing struct {
+	*bytes.Reader
+	changed bool
+}
+
+func (c *changing) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.changed {
+		clear(p[:n])
+	}
+	return n, err
+}
+
+// TestLostAnswerOfLongData: data whose response was lost is found to be stored although
+// the store did not read it again. If the body has changed by then nothing tells which
+// of the two is stored, and no pointer says either.
+func TestLostAnswerOfLongData(t *testing.T) {
+	t.Parallel()
+	for _, changes := range []bool{false, true} {
+		server := newServer(t, nil)
+		body := &changing{Reader: bytes.NewReader(bytesOf(4 << 20))}
+		client := &early{Client: server.HTTPClient(), reads: changes, lost: func() { body.changed = changes }}
+		b := open(t, server, nil).On(newClient(server, func(o *s3.Options) { o.HTTPClient = client }), bucketName)
+		o := objects(t, b, s3fence.Pointer, nil)
+		err := o.Pointers().Put(t.Context(), claim(5, "a"), key, body, nil)
+		if client.sent != 2 {
+			t.Fatalf("%d sendings", client.sent)
+		}
+		if changes {
+			if invalid(t, err, "body"); len(server.Objects(bucketName)) != 0 {
+				t.Errorf("%q are left", dataKeys(server))
+			}
+			continue
+		}
+		must(t, err)
+		if got, _ := content(t, o, key); got != string(bytesOf(4<<20)) {
+			t.Errorf("read %d bytes", len(got))
+		}
+	}
+}
+
+// TestLongestBody: a body may be as long as Options.MaxBody and no longer, and what
+// another writer stored beyond that is refused by its length.
+func TestLongestBody(t *testing.T) {
+	t.Parallel()
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		small := objects(t, open(t, server, &s3fence.Options{MaxBody: 10_000}), mode, nil)
+		longest := strings.Repeat("x", 10_000)
+		put(t, small, claim(5, "a"), longest)
+		want(t, small, longest, guard.Mark{Token: 5, LeaseID: "a"})
+		invalid(t, small.Put(t.Context(), claim(5, "a"), key, strings.NewReader(longest+"x"), nil), "body")
+		put(t, objects(t, open(t, server, nil), mode, nil), claim(5, "a"), longest+longest)
+		_, err := small.Get(t.Context(), key)
+		if invalid(t, err, "body"); err != nil && !strings.Contains(err.Error(), "Options.MaxBody, 10000") {
+			t.Error(err)
+		}
+	})
 }

@@ -243,3 +243,19 @@ func TestModesDoNotMix(t *testing.T) {
 		}
 	}
 }
+
+// Bytes that end like a trailer are somebody's content: unfenced, and the error says how to be
+// fenced. A whole trailer without metadata is damage.
+func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
+	t.Parallel()
+	server, _, o := setup(t, s3fence.Sealed, 0)
+	bypass(t, server, key, []byte("made by fencepost/s3"), nil)
+	err := o.Put(t.Context(), claim(5, "a"), key, nil, nil)
+	if refused(t, err, guard.ReasonUnfenced); err == nil || !strings.Contains(err.Error(), "Adopt") {
+		t.Errorf("it does not name the way out: %v", err)
+	}
+	must(t, o.Adopt(t.Context(), claim(5, "a"), key))
+	want(t, o, "made by fencepost/s3", guard.Mark{Token: 5, LeaseID: "a"})
+	bypass(t, server, "copied", stored(t, server, key).Body, nil)
+	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
+}

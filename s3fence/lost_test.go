@@ -3,6 +3,7 @@ package s3fence_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -372,4 +373,62 @@ func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 		t.Errorf("the write took effect, Put = %v", err)
 	}
 	want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+}
+
+// Each refusal by its code: what is fixed ends at once, with its reason and nothing
+// written; what is a race is tried again.
+func TestRefusalsByCode(t *testing.T) {
+	t.Parallel()
+	for code, c := range map[string]struct {
+		status int
+		again  bool
+		says   string
+	}{
+		"ConditionalRequestConflict": {409, true, ""}, "OperationAborted": {409, true, ""},
+		"ExistingObjectIsDirectory": {409, false, "cannot hold an object of that name"}, "ObjectParentIsFile": {409, false, "cannot hold an object of that name"},
+		"InvalidBucketState": {409, false, "InvalidBucketState"}, "KeyTooLongError": {400, false, "cannot hold an object of that name"},
+		"InvalidObjectState": {403, false, "archived"}, "EntityTooLarge": {413, false, "use Pointers"}, "AccessDenied": {403, false, "denied"},
+		"XAmzContentSHA256Mismatch": {400, false, "changed a signed header or the body"}, "SlowDown": {503, true, ""},
+	} {
+		server, _, o := setup(t, s3fence.Sealed, 0)
+		put(t, o, claim(4, "z"), "before")
+		server.ResetCounts()
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: s3test.Fault{Status: c.status, Code: code}})
+		err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("after"), nil)
+		if c.again {
+			if err != nil {
+				t.Errorf("%s: %v", code, err)
+			}
+			continue
+		}
+		reason := guard.ReasonSetup
+		if code == "InvalidBucketState" { // unknown to this package
+			reason = guard.ReasonUnavailable
+		}
+		refused(t, err, reason)
+		if err == nil || !strings.Contains(err.Error(), c.says) || server.Count() != 1 {
+			t.Errorf("%s: after %d requests: %v", code, server.Count(), err)
+		}
+		want(t, o, "before", guard.Mark{Token: 4, LeaseID: "z"})
+	}
+}
+
+// A write under a lease that is lost, whose response is also lost: it is stored, and no
+// error may promise that it is not.
+func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
+	t.Parallel()
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		put(t, o, claim(4, "z"), "before")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: s3test.Fault{Lose: true, Applied: true, After: func(*s3test.Request, int) { cancel(guard.ErrLeaseLost) }}})
+		server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Respond(403)})
+		err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("stored"), nil)
+		refused(t, err, guard.ReasonOutcomeUnknown)
+		if errors.Is(err, guard.ErrLeaseLost) || errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("it promises that nothing was written: %v", err)
+		}
+		server.ClearFaults()
+		want(t, o, "stored", guard.Mark{Token: 5, LeaseID: "a"})
+	})
 }

@@ -284,3 +284,28 @@ func TestDataKeyCanBeSigned(t *testing.T) {
 		t.Errorf("%s: read %q, %v", response.Status, body, err)
 	}
 }
+
+// What the collector may not read or delete is counted and named, and what is behind
+// it is collected.
+func TestCollectGoesOn(t *testing.T) {
+	t.Parallel()
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	for _, k := range []string{"a", "b", "c"} {
+		for token := guard.Token(5); token < 7; token++ {
+			must(t, o.Put(t.Context(), claim(token, "l"), k, strings.NewReader("x"), nil))
+		}
+	}
+	o = later(t, o, 2*time.Hour)
+	archived := server.Inject(s3test.Rule{Ops: gets, Key: "a", Fault: s3test.Fault{Status: 403, Code: "InvalidObjectState"}})
+	locked := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Prefix: o.Bucket().DataPrefix("b"), Fault: s3test.Respond(403)})
+	done, err := o.Collect(t.Context(), "")
+	if err != nil || done.Pointers != 2 || done.Deleted != 1 || done.Skipped != 2 || done.Err == nil ||
+		!strings.Contains(done.Err.Error(), `collect "a"`) || !strings.Contains(done.Err.Error(), `data of "b"`) {
+		t.Errorf("Collect = %+v, %v", done, err)
+	}
+	archived.Remove()
+	locked.Remove()
+	if done, err := o.Collect(t.Context(), ""); err != nil || done.Deleted != 2 || done.Skipped != 0 || done.Err != nil {
+		t.Errorf("later: %+v, %v", done, err)
+	}
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -276,5 +277,34 @@ func TestListPages(t *testing.T) {
 	}
 	if got := list(t, o, ""); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
 		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))
+	}
+}
+
+// repeating is a store whose listings all have one continuation token, or none, and no end.
+type repeating struct {
+	s3fence.S3
+	token *string
+	asked int
+}
+
+func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	c.asked++
+	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: c.token}, nil
+}
+
+// A listing that cannot go on is not complete, and does not begin again.
+func TestRepeatedContinuationToken(t *testing.T) {
+	t.Parallel()
+	server, b, _ := setup(t, s3fence.Pointer, 0)
+	for want, token := range map[int]*string{4: aws.String("same"), 2: nil} {
+		store := &repeating{S3: newClient(server), token: token}
+		o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
+		for _, err := range o.List(t.Context(), "") {
+			refused(t, err, guard.ReasonUnavailable)
+		}
+		_, err := o.Collect(t.Context(), "")
+		if refused(t, err, guard.ReasonUnavailable); store.asked != want {
+			t.Errorf("%d requests, want %d", store.asked, want)
+		}
 	}
 }

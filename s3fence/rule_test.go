@@ -274,3 +274,44 @@ func TestRaiseBeforeTheObject(t *testing.T) {
 		want(t, o, "body", guard.Mark{Token: 6, LeaseID: "b"})
 	})
 }
+
+// Objects without a template need the word that any resource will do.
+func TestP9ResourceIsRequired(t *testing.T) {
+	t.Parallel()
+	_, b, _ := setup(t, s3fence.Sealed, 0)
+	template := guard.Must(guard.NewTemplate("{tenant}:close"))
+	for _, opts := range []*s3fence.ObjectsOptions{nil, {}, {Resource: template, KeyPattern: "{tenant}", InsecureAnyResource: true}} {
+		if _, err := b.Objects(s3fence.Sealed, opts); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Objects(%+v) = %v", opts, err)
+		}
+		if _, err := b.Pointers(opts); !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("Pointers(%+v) = %v", opts, err)
+		}
+	}
+}
+
+// TestP6RefusalsHaveTheFacts: an absent, a deleted and a foreign object differ,
+// with the claim, and with the mark where there is one.
+func TestP6RefusalsHaveTheFacts(t *testing.T) {
+	t.Parallel()
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		ctx, reading, writing := t.Context(), guard.Claim{Resource: key}, claim(5, "a")
+		rejected := func(err error, reason guard.Reason, claim guard.Claim, mark guard.Mark) {
+			t.Helper()
+			var r *guard.RejectedError
+			if !errors.As(err, &r) || r.Reason != reason || r.Claim != claim || r.Mark != mark {
+				t.Errorf("%v: %+v, want %s", err, r, reason)
+			}
+		}
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, guard.Mark{})
+		bypass(t, server, key, []byte("foreign"), nil)
+		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
+		rejected(o.Put(ctx, writing, key, strings.NewReader(""), nil), guard.ReasonUnfenced, writing, guard.Mark{})
+		must(t, o.Adopt(ctx, writing, key))
+		at := guard.Mark{Token: 6, LeaseID: "b"}
+		must(t, o.Delete(ctx, claim(6, "b"), key))
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
+		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
+	})
+}
