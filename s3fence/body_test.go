@@ -186,8 +186,7 @@ func (e *early) Do(r *http.Request) (*http.Response, error) {
 		io.Copy(io.Discard, r.Body)
 	}
 	r.Body.Close()
-	return &http.Response{StatusCode: http.StatusPreconditionFailed, Request: r, Header: http.Header{},
-		Body: io.NopCloser(strings.NewReader("<Error><Code>PreconditionFailed</Code></Error>"))}, nil
+	return response(r, http.StatusPreconditionFailed, "<Error><Code>PreconditionFailed</Code></Error>"), nil
 }
 
 // changing is a body that another program changes.

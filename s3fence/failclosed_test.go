@@ -128,26 +128,24 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 	}
 }
 
-// retrying is an HTTP client that retries on its own: the first try of a PUT is
-// applied and its response lost, the second cannot connect.
-type retrying struct {
-	next s3.HTTPClient
-	key  string
-	done bool
+// retrying is an HTTP client that retries on its own: the first try of the first PUT of
+// the key is applied and its response lost, the second cannot connect.
+func retrying(server *s3test.Server) *s3.Client {
+	done := false
+	return newClient(server, func(o *s3.Options) {
+		o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+			answer, err := server.HTTPClient().Do(r)
+			if done || err != nil || r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, key) {
+				return answer, err
+			}
+			done = true
+			answer.Body.Close()
+			return nil, fmt.Errorf("giving up after 2 attempts: %w", refusedConnection)
+		})
+	})
 }
 
-func (r *retrying) Do(req *http.Request) (*http.Response, error) {
-	if r.done || req.Method != http.MethodPut || !strings.HasSuffix(req.URL.Path, r.key) {
-		return r.next.Do(req)
-	}
-	r.done = true
-	answer, err := r.next.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	answer.Body.Close()
-	return nil, fmt.Errorf("giving up after 2 attempts: %w", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")})
-}
+var refusedConnection = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 
 // A refused connection says nothing about the attempts before it.
 func TestDialErrorIsNotUnsent(t *testing.T) {
@@ -155,16 +153,11 @@ func TestDialErrorIsNotUnsent(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		client := newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
-		mine := objects(t, b.On(client, bucketName), mode, nil)
-		if err := mine.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
-			t.Errorf("a write that took effect: %v", err)
-		}
+		put(t, objects(t, b.On(retrying(server), bucketName), mode, nil), claim(5, "a"), "mine")
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
 		// And when nothing can be read afterwards, the outcome is unknown, and no
 		// data is deleted.
-		client = newClient(server, func(opts *s3.Options) { opts.HTTPClient = &retrying{next: server.HTTPClient(), key: key} })
-		mine = objects(t, b.On(client, bucketName), mode, nil)
+		mine := objects(t, b.On(retrying(server), bucketName), mode, nil)
 		mine.Bucket().CopyCache(b)
 		once := false
 		server.Inject(s3test.Rule{Key: key, Match: func(r *s3test.Request) bool {
@@ -183,9 +176,9 @@ func TestDialErrorOfADeletion(t *testing.T) {
 	t.Parallel()
 	server, b, o := setup(t, s3fence.Sealed, 0)
 	put(t, o, claim(5, "a"), "body")
-	refusing := &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+	refusing := &http.Client{Transport: httpFunc(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodDelete {
-			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+			return nil, refusedConnection
 		}
 		return server.HTTPClient().Transport.RoundTrip(r)
 	})}
@@ -193,10 +186,6 @@ func TestDialErrorOfADeletion(t *testing.T) {
 	err := objects(t, b.On(client, bucketName), s3fence.Sealed, nil).InsecureDelete(t.Context(), key)
 	refused(t, err, guard.ReasonOutcomeUnknown)
 }
-
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // A bucket whose ETags become content hashes after it was opened: a writer paused
 // before that is not admitted, and Plain writers get an error that makes them stop.

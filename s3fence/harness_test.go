@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -158,6 +159,17 @@ func hold(t testing.TB, server *s3test.Server, rule s3test.Rule, call func() err
 	held, err := pause.Wait(t.Context())
 	must(t, err)
 	return held, done
+}
+
+// httpFunc is an HTTP client, or what it sends by.
+type httpFunc func(*http.Request) (*http.Response, error)
+
+func (f httpFunc) Do(r *http.Request) (*http.Response, error)        { return f(r) }
+func (f httpFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// response is one that no server sent.
+func response(r *http.Request, status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}
 }
 
 // content reads an object whole.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -82,50 +81,40 @@ func TestLostAnswersAreResolved(t *testing.T) {
 	})
 }
 
-// A write whose response is lost and that is overtaken before it can read is
-// still a success: it is in the list of recent writes.
-func TestLostAnswerThenSuccessors(t *testing.T) {
+// A write whose response is lost and that is overtaken before it can read is still a
+// success: it is in the list of recent writes. One that was lost in transit is exactly
+// stale, although its first sending was in doubt.
+func TestLostThenSuccessors(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		for successors, verdict := range map[int]guard.Reason{
-			1: guard.ReasonNone, 7: guard.ReasonNone,
+		for _, c := range []struct {
+			fault      s3test.Fault
+			successors int
+			verdict    guard.Reason
+		}{
+			{s3test.LoseResponse(), 1, guard.ReasonNone}, {s3test.LoseResponse(), 7, guard.ReasonNone},
 			// Too many to be listed: the outcome can no longer be determined,
 			// and is called neither stale nor done.
-			40: guard.ReasonOutcomeUnknown,
+			{s3test.LoseResponse(), 40, guard.ReasonOutcomeUnknown},
+			{s3test.LoseRequest(), 1, guard.ReasonStale},
 		} {
-			t.Run(fmt.Sprint(successors), func(t *testing.T) {
-				server, _, o := setup(t, mode, 0)
-				put(t, o, claim(4, "z"), "before")
-				other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
-				fault := s3test.LoseResponse()
-				fault.After = func(*s3test.Request, int) {
-					for i := range successors {
-						put(t, other, claim(guard.Token(6+i), "b"), "after")
-					}
+			server, _, o := setup(t, mode, 0)
+			put(t, o, claim(4, "z"), "before")
+			other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
+			follow := func() {
+				for i := range c.successors {
+					put(t, other, claim(guard.Token(6+i), "b"), "after")
 				}
-				server.Inject(firstPut(fault))
-				err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
-				refused(t, err, verdict)
-				want(t, o, "after", guard.Mark{Token: guard.Token(5 + successors), LeaseID: "b"})
-			})
+			}
+			if c.fault.Applied {
+				c.fault.After = func(*s3test.Request, int) { follow() }
+			} else {
+				c.fault.Before = func(*s3test.Request) { follow() }
+			}
+			server.Inject(firstPut(c.fault))
+			refused(t, o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil), c.verdict)
+			want(t, o, "after", guard.Mark{Token: guard.Token(5 + c.successors), LeaseID: "b"})
 		}
-	})
-}
-
-// A write that was lost in transit and is then overtaken is exactly stale,
-// although its first sending was in doubt.
-func TestLostRequestThenSuccessor(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		put(t, o, claim(4, "z"), "before")
-		other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
-		fault := s3test.LoseRequest()
-		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
-		server.Inject(firstPut(fault))
-		err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
-		refused(t, err, guard.ReasonStale)
-		want(t, o, "after", guard.Mark{Token: 6, LeaseID: "b"})
 	})
 }
 
@@ -134,40 +123,33 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 // whose outcome is not known stays.
 func TestDataOfALostWrite(t *testing.T) {
 	t.Parallel()
-	overtaken := func(fault s3test.Fault, other *s3fence.Handle) s3test.Fault {
-		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
-		return fault
-	}
 	for name, c := range map[string]struct {
-		fault  func(*s3fence.Handle, context.CancelFunc) s3test.Fault
-		reason guard.Reason
-		data   int
+		fault     s3test.Fault
+		overtaken bool
+		ends      bool // the context, before the request is processed
+		reason    guard.Reason
 	}{
-		"refused": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
-			return overtaken(s3test.Fault{}, other)
-		}, guard.ReasonStale, 2},
-		"lost": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
-			return overtaken(s3test.LoseRequest(), other)
-		}, guard.ReasonStale, 2},
-		"ended": {func(other *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
-			fault := s3test.LoseRequest()
-			fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after"); cancel() }
-			return fault
-		}, guard.ReasonUnavailable, 2},
-		"not known": {func(_ *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
-			fault := s3test.LoseRequest()
-			fault.Before = func(*s3test.Request) { cancel() }
-			return fault
-		}, guard.ReasonOutcomeUnknown, 2},
+		"refused":   {s3test.Fault{}, true, false, guard.ReasonStale},
+		"lost":      {s3test.LoseRequest(), true, false, guard.ReasonStale},
+		"ended":     {s3test.LoseRequest(), true, true, guard.ReasonUnavailable},
+		"not known": {s3test.LoseRequest(), false, true, guard.ReasonOutcomeUnknown},
 	} {
 		server, b, o := setup(t, s3fence.Pointer, 0)
 		put(t, o, claim(4, "z"), "before")
 		other := objects(t, b.On(newClient(server), bucketName), s3fence.Pointer, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: c.fault(other, cancel)})
+		c.fault.Before = func(*s3test.Request) {
+			if c.overtaken {
+				put(t, other, claim(6, "b"), "after")
+			}
+			if c.ends {
+				cancel()
+			}
+		}
+		server.Inject(firstPut(c.fault))
 		refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), c.reason)
-		if data := dataKeys(server); len(data) != c.data {
-			t.Errorf("%s: the data is %q, want %d", name, data, c.data)
+		if data := dataKeys(server); len(data) != 2 { // the first, and the successor's or this one
+			t.Errorf("%s: the data is %q", name, data)
 		}
 		cancel()
 	}
@@ -220,7 +202,7 @@ type skewed struct {
 	refused atomic.Int64
 }
 
-func (s *skewed) Do(r *http.Request) (*http.Response, error) {
+func (s *skewed) Do(r *http.Request) (out *http.Response, err error) {
 	now := time.Now().Add(s.ahead)
 	signed, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
 	if err != nil {
@@ -228,18 +210,12 @@ func (s *skewed) Do(r *http.Request) (*http.Response, error) {
 	}
 	if now.Sub(signed).Abs() >= 15*time.Minute {
 		s.refused.Add(1)
-		out := &http.Response{StatusCode: http.StatusForbidden, Request: r, Header: http.Header{}, Body: http.NoBody}
-		out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
-		if r.Method != http.MethodHead {
-			out.Body = io.NopCloser(strings.NewReader("<Error><Code>RequestTimeTooSkewed</Code></Error>"))
-		}
-		return out, nil
+		out = response(r, http.StatusForbidden, "<Error><Code>RequestTimeTooSkewed</Code></Error>")
+	} else if out, err = s.under.Do(r); err != nil {
+		return nil, err
 	}
-	out, err := s.under.Do(r)
-	if err == nil {
-		out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
-	}
-	return out, err
+	out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
+	return out, nil
 }
 
 // A machine whose clock is an hour behind opens the bucket and writes: the
@@ -250,9 +226,8 @@ func TestSkewedClock(t *testing.T) {
 	server := newServer(t, nil)
 	clock := &skewed{under: server.HTTPClient(), ahead: time.Hour}
 	client := newClient(server, func(o *s3.Options) { o.HTTPClient = clock })
-	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s3fence.Open(t.Context(), client, bucketName, nil)
+	must(t, err)
 	if n := clock.refused.Load(); n == 0 || n > 2 {
 		t.Errorf("%d requests were refused for their time", n)
 	}
@@ -303,22 +278,19 @@ func TestCallersRetriesStayOff(t *testing.T) {
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	o := objects(t, b, s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "x")
-	for name, c := range map[string]struct {
-		fault s3test.Fault
-		puts  int
-	}{
-		"response lost":      {s3test.LoseResponse(), 1}, // resolved by a read; the SDK's retry would be a second PUT
-		"503 though applied": {s3test.RespondApplied(http.StatusServiceUnavailable), 1},
-		"412 though applied": {s3test.RespondApplied(http.StatusPreconditionFailed), 1},
-		"404 though applied": {s3test.RespondApplied(http.StatusNotFound), 1},
+	for name, fault := range map[string]s3test.Fault{ // resolved by a read; the SDK's retry would be a second PUT
+		"response lost":      s3test.LoseResponse(),
+		"503 though applied": s3test.RespondApplied(http.StatusServiceUnavailable),
+		"412 though applied": s3test.RespondApplied(http.StatusPreconditionFailed),
+		"404 though applied": s3test.RespondApplied(http.StatusNotFound),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.ResetCounts()
 			before := len(server.History(bucketName, key))
-			server.Inject(firstPut(c.fault))
+			server.Inject(firstPut(fault))
 			put(t, o, claim(5, "a"), name)
-			if n := server.Count(s3test.PutObject); n != c.puts {
-				t.Errorf("%d PUTs were sent, want %d", n, c.puts)
+			if n := server.Count(s3test.PutObject); n != 1 {
+				t.Errorf("%d PUTs were sent, want 1", n)
 			}
 			if n := len(server.History(bucketName, key)) - before; n != 1 {
 				t.Errorf("%d writes took effect, want 1", n)
@@ -366,8 +338,7 @@ func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 	put(t, o, claim(4, "z"), "before")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	fault := s3test.RespondApplied(http.StatusPreconditionFailed)
-	server.Inject(firstPut(fault))
+	server.Inject(firstPut(s3test.RespondApplied(http.StatusPreconditionFailed)))
 	server.Inject(s3test.Rule{Ops: gets, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
 	if err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
 		t.Errorf("the write took effect, Put = %v", err)

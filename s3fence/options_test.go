@@ -3,7 +3,6 @@ package s3fence_test
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -127,30 +126,18 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// answering is an HTTP client that has one response for everything.
-type answering struct {
-	status int
-	body   string
-}
-
-func (a answering) Do(r *http.Request) (*http.Response, error) {
-	out := &http.Response{StatusCode: a.status, Request: r, Header: http.Header{}, Body: http.NoBody}
-	if r.Method != http.MethodHead {
-		out.Body = io.NopCloser(strings.NewReader(a.body))
-	}
-	return out, nil
-}
-
 // Configurations that cannot work give a clear error at opening and at each
 // call, and leave the object untouched.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("the role is gone")
-	answer := func(status int, code string) func(*s3.Options) {
-		return func(o *s3.Options) { o.HTTPClient = answering{status, "<Error><Code>" + code + "</Code></Error>"} }
+	says := func(status int, body string) func(*s3.Options) {
+		return func(o *s3.Options) {
+			o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) { return response(r, status, body), nil })
+		}
 	}
-	page := func(o *s3.Options) {
-		o.HTTPClient = answering{http.StatusNotFound, "<!DOCTYPE html><title>Not here<br>"}
+	answer := func(status int, code string) func(*s3.Options) {
+		return says(status, "<Error><Code>"+code+"</Code></Error>")
 	}
 	for name, c := range map[string]struct {
 		change func(*s3.Options)
@@ -161,7 +148,7 @@ func TestAccess(t *testing.T) {
 		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired", guard.ReasonSetup},
 		"unknown credentials":      {answer(http.StatusForbidden, "InvalidAccessKeyId"), bucketName, "credentials were refused", guard.ReasonSetup},
 		"unknown credentials, 404": {answer(http.StatusNotFound, "XAdminUserNotFound"), bucketName, "credentials were refused", guard.ReasonSetup}, /* versitygw */
-		"no S3 at the endpoint":    {page, bucketName, "404", guard.ReasonUnavailable},
+		"no S3 at the endpoint":    {says(http.StatusNotFound, "<!DOCTYPE html><title>Not here<br>"), bucketName, "404", guard.ReasonUnavailable},
 		"no credentials": {func(o *s3.Options) {
 			o.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return aws.Credentials{}, gone })
 		}, bucketName, gone.Error(), guard.ReasonUnavailable},

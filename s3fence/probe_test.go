@@ -331,7 +331,7 @@ func TestAmazonIsKnown(t *testing.T) {
 	to := server.HTTPClient().Transport
 	client := newClient(server, func(o *s3.Options) {
 		o.BaseEndpoint, o.Region = nil, "eu-central-1"
-		o.HTTPClient = &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		o.HTTPClient = &http.Client{Transport: httpFunc(func(r *http.Request) (*http.Response, error) {
 			if r.URL.Host != "s3.eu-central-1.amazonaws.com" {
 				t.Errorf("a request went to %s", r.URL.Host)
 			}
@@ -398,35 +398,33 @@ func TestProbeOfTornReads(t *testing.T) {
 	report(t, newClient(server), nil)
 }
 
-// meeting is a transport that counts who has sent all but the last byte, and who sends
-// that before all have come.
-type meeting struct{ there, early atomic.Int32 }
-
-func (m *meeting) Do(r *http.Request) (*http.Response, error) {
-	if _, err := io.ReadFull(r.Body, make([]byte, r.ContentLength-1)); err != nil {
-		return nil, err
-	}
-	m.there.Add(1)
-	if rest, err := io.ReadAll(r.Body); err != nil || len(rest) != 1 {
-		return nil, fmt.Errorf("the last byte: %q, %w", rest, err)
-	}
-	if m.there.Load() < s3fence.GateWriters {
-		m.early.Add(1)
-	}
-	return &http.Response{StatusCode: 200, Header: http.Header{"Etag": {`"e"`}}, Body: http.NoBody}, nil
-}
-
 // Racing writers send the last bytes of their bodies together.
 func TestRacingWritersMeet(t *testing.T) {
 	t.Parallel()
 	server := newServer(t, nil)
-	m := &meeting{}
-	client := newClient(server, func(o *s3.Options) { o.HTTPClient = m })
+	var there, early atomic.Int32 // who has sent all but the last byte, and who sent that before all had come
+	client := newClient(server, func(o *s3.Options) {
+		o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+			if _, err := io.ReadFull(r.Body, make([]byte, r.ContentLength-1)); err != nil {
+				return nil, err
+			}
+			there.Add(1)
+			if rest, err := io.ReadAll(r.Body); err != nil || len(rest) != 1 {
+				return nil, fmt.Errorf("the last byte: %q, %w", rest, err)
+			}
+			if there.Load() < s3fence.GateWriters {
+				early.Add(1)
+			}
+			answer := response(r, http.StatusOK, "")
+			answer.Header.Set("Etag", `"e"`)
+			return answer, nil
+		})
+	})
 	_, err := open(t, server, nil).On(client, bucketName).RaceOfGate(t.Context(), "a/.fencepost/probe/x")
 	if !errors.Is(err, s3fence.ErrUnsuitableStore) || !strings.Contains(err.Error(), "16 of 16") {
 		t.Errorf("all were accepted: %v", err)
 	}
-	if n := m.early.Load(); n != 0 {
+	if n := early.Load(); n != 0 {
 		t.Errorf("%d writes ended before all writers had come", n)
 	}
 }
