@@ -72,28 +72,46 @@ func (c encrypting) PutObject(ctx context.Context, in *s3.PutObjectInput, opts .
 	return c.Client.PutObject(ctx, in, opts...)
 }
 
-// What a client adds is in every write: of the probe, and of each mode's calls. Its
-// endpoint is known, so that a report on it counts.
-func TestClientThatEncrypts(t *testing.T) {
+// A bucket whose policy refuses every write that is not as it demands can be used whole:
+// the probe and all modes. What a client adds is in every write; its endpoint is known,
+// so that a report on it counts. The control is a write of a program that knows of
+// neither.
+func TestBucketPolicies(t *testing.T) {
 	t.Parallel()
-	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
-		return r.Header.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") != "alias/invoices"
-	}, Fault: s3test.Respond(403)})
-	plain := newClient(server)
-	_, err := s3fence.Open(t.Context(), plain, bucketName, &s3fence.Options{Report: s3fence.KnownReport(plain, bucketName)})
-	refused(t, err, guard.ReasonSetup) // the control
-	client := encrypting{plain}
-	b, err := s3fence.Open(t.Context(), client, bucketName, &s3fence.Options{Report: s3fence.KnownReport(client, bucketName)})
-	must(t, err)
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		o := objects(t, b, mode, nil)
-		put(t, o, claim(5, "a"), "body")
-		must(t, o.Raise(t.Context(), claim(6, "b"), key))
-		want(t, o, "body", guard.Mark{Token: 6, LeaseID: "b"})
-		must(t, o.Delete(t.Context(), claim(6, "b"), key))
-		must(t, o.InsecureDelete(t.Context(), key))
-	})
+	for name, c := range map[string]struct {
+		refuses func(http.Header) bool
+		client  func(*s3.Client) s3fence.S3
+	}{
+		"no write without a condition, no copy": {func(h http.Header) bool {
+			match, none := h.Get("If-Match"), h.Get("If-None-Match")
+			return match == "" && none == "" || match == "*" || h.Get("X-Amz-Copy-Source") != ""
+		}, func(c *s3.Client) s3fence.S3 { return c }},
+		"no write without encryption": {func(h http.Header) bool {
+			return h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") != "alias/invoices"
+		}, func(c *s3.Client) s3fence.S3 { return encrypting{c} }},
+	} {
+		server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+		server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool { return c.refuses(r.Header) }, Fault: s3test.Respond(403)})
+		if _, err := newClient(server).PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String(bucketName), Key: aws.String("any")}); err == nil {
+			t.Errorf("%s: the policy refuses nothing", name)
+		}
+		client := c.client(newClient(server))
+		for _, report := range []*s3fence.Report{nil, s3fence.KnownReport(client, bucketName)} {
+			b, err := s3fence.Open(t.Context(), client, bucketName, &s3fence.Options{Report: report})
+			must(t, err)
+			b.SetOpaque(true)
+			eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+				o := objects(t, b, mode, nil)
+				for range 2 {
+					put(t, o, claim(5, "a"), "body")
+				}
+				must(t, o.Raise(t.Context(), claim(6, "b"), key))
+				want(t, o, "body", guard.Mark{Token: 6, LeaseID: "b"})
+				must(t, o.Delete(t.Context(), claim(6, "b"), key))
+				must(t, o.InsecureDelete(t.Context(), key))
+			})
+		}
+	}
 }
 
 func TestObserver(t *testing.T) {

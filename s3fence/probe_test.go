@@ -244,28 +244,6 @@ func TestProbeWithoutRights(t *testing.T) {
 	}
 }
 
-// A bucket whose policy refuses every write without a condition, and every copy, can be
-// used whole: the probe and all modes.
-func TestPolicyAgainstUnconditionalWrites(t *testing.T) {
-	t.Parallel()
-	server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
-	server.Inject(s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
-		match, none := r.Header.Get("If-Match"), r.Header.Get("If-None-Match")
-		return match == "" && none == "" || match == "*" || r.Header.Get("X-Amz-Copy-Source") != ""
-	}, Fault: s3test.Respond(403)})
-	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, nil)
-	must(t, err)
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		o := objects(t, b, mode, nil)
-		for range 2 {
-			put(t, o, claim(5, "a"), "body")
-		}
-		must(t, o.Raise(t.Context(), claim(6, "b"), key))
-		must(t, o.Delete(t.Context(), claim(6, "b"), key))
-		must(t, o.InsecureDelete(t.Context(), key))
-	})
-}
-
 // Answers lost during the probe are no reason to refuse a store.
 func TestProbeOfABadConnection(t *testing.T) {
 	t.Parallel()

@@ -75,7 +75,8 @@ func TestListGoesOn(t *testing.T) {
 	})
 }
 
-// A claim for another resource than the key's is refused before anything is sent.
+// A claim for another resource than the key's is refused before anything is sent. Objects
+// without a template need the word that any resource will do.
 func TestP9KeyPattern(t *testing.T) {
 	t.Parallel()
 	server, b, _ := setup(t, s3fence.Sealed, 0)
@@ -104,13 +105,15 @@ func TestP9KeyPattern(t *testing.T) {
 	}
 	invalid(t, o.Raise(t.Context(), claim(5, "a"), `axb\tenant_123+/2026-04`), "key")
 	for _, bad := range []s3fence.ObjectsOptions{
-		{Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
+		{}, {Resource: template, KeyPattern: "{tenant}/{period}", InsecureAnyResource: true}, {Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
 		{Resource: template, KeyPattern: "{tenant}/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/{period}/{other}"},
 		{Resource: template, KeyPattern: "{tenant}-{period}"}, {Resource: template, KeyPattern: "{tenant}/{period"},
 		{Resource: template, KeyPattern: "{tenant}/{period}/{}"}, {Resource: template, KeyPattern: "/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/period}/{period}"},
 	} {
-		if _, err := b.In(s3fence.Sealed, &bad); !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%q is taken: %v", bad.KeyPattern, err)
+		_, err := b.Objects(s3fence.Sealed, &bad)
+		_, pointers := b.Pointers(&bad)
+		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(pointers, guard.ErrInvalid) {
+			t.Errorf("%q is taken: %v, %v", bad.KeyPattern, err, pointers)
 		}
 	}
 }
