@@ -86,8 +86,6 @@ func TestDamagedObjects(t *testing.T) {
 	}
 	plain := map[string]func(o, other object) object{
 		"token malformed": set("fencing-token", "+5"), // TestParsePlainFields has the other fields
-		"mode unknown":    set("fencing-mode", "new"),
-		"mode gone":       func(o, _ object) object { delete(o.metadata, "fencing-mode"); return o },
 		"mode sealed":     set("fencing-mode", "sealed"),
 	}
 	for mode, cases := range map[s3fence.Mode]map[string]func(o, other object) object{s3fence.Sealed: sealed, s3fence.Plain: plain} {
@@ -111,24 +109,6 @@ func TestDamagedObjects(t *testing.T) {
 		bypass(t, server, key, good.Body, good.Metadata)
 		want(t, o, "body of 5", guard.Mark{Token: 5, LeaseID: "a"})
 	}
-}
-
-// The whole of another key's object, metadata included.
-func TestTransplantedObject(t *testing.T) {
-	t.Parallel()
-	server, _, o := setup(t, s3fence.Sealed, 0)
-	must(t, o.Put(t.Context(), claim(5, "a"), "another key", strings.NewReader("body"), nil))
-	from := stored(t, server, "another key")
-	bypass(t, server, key, from.Body, from.Metadata)
-	for call, err := range everyCall(t, server, o, true) {
-		if d := damage(t, err); !strings.Contains(d.Problem, "another key") {
-			t.Errorf("%s: %v", call, err)
-		}
-	}
-	if err := o.InsecureDelete(t.Context(), key); err != nil { // the way out
-		t.Fatal(err)
-	}
-	put(t, o, claim(1, "a"), "new")
 }
 
 // The exception of doc.go: the trailer names the key and not the bucket, so a copy from
@@ -245,7 +225,8 @@ func TestModesDoNotMix(t *testing.T) {
 }
 
 // Bytes that end like a trailer are somebody's content: unfenced, and the error says how to be
-// fenced. A whole trailer without metadata is damage.
+// fenced. A whole trailer without metadata is damage, and so is another key's object with
+// its metadata; InsecureDelete is the way out.
 func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	t.Parallel()
 	server, _, o := setup(t, s3fence.Sealed, 0)
@@ -256,6 +237,13 @@ func TestForeignBytesThatEndLikeATrailer(t *testing.T) {
 	}
 	must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 	want(t, o, "made by fencepost/s3", guard.Mark{Token: 5, LeaseID: "a"})
-	bypass(t, server, "copied", stored(t, server, key).Body, nil)
+	from := stored(t, server, key)
+	bypass(t, server, "copied", from.Body, nil)
 	damage(t, o.Put(t.Context(), claim(5, "a"), "copied", nil, nil))
+	bypass(t, server, "moved", from.Body, from.Metadata)
+	if d := damage(t, o.Put(t.Context(), claim(5, "a"), "moved", nil, nil)); !strings.Contains(d.Problem, "another key") {
+		t.Errorf("it does not name the problem: %v", d)
+	}
+	must(t, o.InsecureDelete(t.Context(), "moved"))
+	must(t, o.Put(t.Context(), claim(1, "a"), "moved", nil, nil))
 }

@@ -283,13 +283,7 @@ func TestReadsOfTwoVersions(t *testing.T) {
 		other := objects(t, b.On(newClient(server), bucketName), mode, nil)
 		token := guard.Token(5)
 		put(t, o, claim(token, "a"), "old")
-		calls := map[string]func() error{
-			"get":   func() error { return got(t, o, key) },
-			"mark":  func() error { _, err := o.Mark(t.Context(), key); return err },
-			"raise": func() error { return o.Raise(t.Context(), claim(token+1, "a"), key) },
-			"put":   func() error { return o.Put(t.Context(), claim(token+1, "a"), key, strings.NewReader("mine"), nil) },
-		}
-		for name, call := range calls {
+		for _, verb := range []string{"get", "mark", "raise", "put"} {
 			in := server.Inject(s3test.Rule{Ops: gets, Key: key, Times: 1, Fault: s3test.Fault{
 				MetadataFirst: true, ETagFirst: true, Between: func(*s3test.Request) {
 					token++
@@ -297,8 +291,8 @@ func TestReadsOfTwoVersions(t *testing.T) {
 				},
 			}})
 			b.Forget()
-			if err := call(); err != nil || in.Fired() != 1 {
-				t.Errorf("%s: %v, %d reads were torn", name, err, in.Fired())
+			if err := calls(o, claim(token+1, "a"), key)[verb](t.Context()); err != nil || in.Fired() != 1 {
+				t.Errorf("%s: %v, %d reads were torn", verb, err, in.Fired())
 			}
 			in.Remove()
 		}
@@ -360,7 +354,8 @@ func TestDoubtIsKept(t *testing.T) {
 		for _, second := range []int{403, 412, 503} {
 			server, _, o := setup(t, mode, 0)
 			put(t, o, claim(4, "z"), "before")
-			server.Inject(s3test.Rule{Ops: puts, Key: key, Script: append([]s3test.Fault{s3test.LoseResponse()}, faults(9, s3test.Respond(second))...)})
+			server.Inject(firstPut(s3test.LoseResponse()))
+			server.Inject(s3test.Rule{Ops: puts, Key: key, Skip: 1, Fault: s3test.Respond(second)})
 			server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Respond(403)})
 			err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil)
 			refused(t, err, guard.ReasonOutcomeUnknown)
@@ -377,13 +372,6 @@ func TestDoubtIsKept(t *testing.T) {
 			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
 		}
 	})
-}
-
-func faults(n int, f s3test.Fault) (out []s3test.Fault) {
-	for range n {
-		out = append(out, f)
-	}
-	return out
 }
 
 // A write that is overtaken reads the object once, and decides by that.

@@ -293,15 +293,6 @@ func TestProbeWithFewConnections(t *testing.T) {
 	}
 }
 
-func TestInsecureSkipProbe(t *testing.T) {
-	t.Parallel()
-	server := newServer(t, nil)
-	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
-	if err != nil || b.Opaque() || server.Count() != 0 {
-		t.Errorf("Open = %v after %d requests", err, server.Count())
-	}
-}
-
 // Amazon's endpoints are known: Open does not let writers race there.
 func TestAmazonIsKnown(t *testing.T) {
 	t.Parallel()

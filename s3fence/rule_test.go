@@ -133,9 +133,12 @@ func TestAdoptRaces(t *testing.T) {
 func TestPlainNeedsOpaqueETags(t *testing.T) {
 	t.Parallel()
 	server := newServer(t, nil)
-	b := open(t, server, nil)
-	_, err := b.In(s3fence.Plain, nil)
-	invalid(t, err, "mode")
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
+	must(t, err)
+	_, err = b.In(s3fence.Plain, nil) // nothing is known of the store
+	if invalid(t, err, "mode"); server.Count() != 0 {
+		t.Errorf("%d requests were sent", server.Count())
+	}
 	o := objects(t, b, s3fence.Plain, &s3fence.ObjectsOptions{BodiesNeverRepeat: true})
 	put(t, o, claim(5, "a"), "at 12:00, 8f3a")
 	put(t, o, claim(6, "b"), "at 12:01, 77c0")

@@ -2,9 +2,7 @@ package s3test_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -199,37 +197,30 @@ func TestRace(t *testing.T) {
 func TestSpoiltAnswers(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	c.put("a", "body")
-	get := func(f s3test.Fault) (int, http.Header, string, error) {
+	get := func(f s3test.Fault) (*reply, error) {
 		t.Helper()
 		in := c.server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: f})
 		defer in.Remove()
-		r, err := http.NewRequest(http.MethodGet, c.server.URL()+"/"+bucket+"/a", nil)
-		if err != nil {
+		r, err := c.try(http.MethodGet, "/a", "", "Range", "bytes=-10")
+		if r == nil {
 			t.Fatal(err)
 		}
-		r.Header.Set("Range", "bytes=-10")
-		answer, err := c.server.HTTPClient().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		body, err := io.ReadAll(answer.Body)
-		return answer.StatusCode, answer.Header, string(body), err
+		return r, err
 	}
-	if status, h, body, err := get(s3test.Fault{}); status != 206 || body != "body" || h.Get("Etag") == "" || err != nil {
-		t.Errorf("without a fault: %d %q %v, %v", status, body, h, err)
+	if r, err := get(s3test.Fault{}); r.status != 206 || r.body != "body" || r.header.Get("Etag") == "" || err != nil {
+		t.Errorf("without a fault: %+v, %v", r, err)
 	}
-	if status, _, _, _ := get(s3test.Fault{ShortRanges: true}); status != 416 {
-		t.Errorf("ShortRanges: %d", status)
+	if r, _ := get(s3test.Fault{ShortRanges: true}); r.status != 416 {
+		t.Errorf("ShortRanges: %d", r.status)
 	}
-	if _, h, _, _ := get(s3test.Fault{Omit: []string{"Etag"}}); len(h["Etag"]) != 0 {
-		t.Errorf("Omit: %v", h)
+	if r, _ := get(s3test.Fault{Omit: []string{"Etag"}}); len(r.header["Etag"]) != 0 {
+		t.Errorf("Omit: %v", r.header)
 	}
-	if _, h, _, _ := get(s3test.Fault{Empty: []string{"Etag"}}); len(h["Etag"]) != 1 || h.Get("Etag") != "" {
-		t.Errorf("Empty: %v", h)
+	if r, _ := get(s3test.Fault{Empty: []string{"Etag"}}); len(r.header["Etag"]) != 1 || r.header.Get("Etag") != "" {
+		t.Errorf("Empty: %v", r.header)
 	}
-	if _, _, body, err := get(s3test.Fault{Cut: true}); body != "bo" || err == nil {
-		t.Errorf("Cut: %q, %v", body, err)
+	if r, err := get(s3test.Fault{Cut: true}); r.body != "bo" || err == nil {
+		t.Errorf("Cut: %q, %v", r.body, err)
 	}
 }
 
@@ -291,34 +282,6 @@ func TestPauseAfter(t *testing.T) {
 	}
 	pause.Release()
 	c.put("a", "2")
-}
-
-// A request whose client has given up arrives nonetheless, as it would on a
-// network that delays it.
-func TestPausedRequestOutlivesItsClient(t *testing.T) {
-	c := newClient(t, s3test.Options{})
-	pause := c.server.Pause(s3test.Rule{Ops: puts, Times: 1}, s3test.BeforeApply)
-	applied := make(chan int, 1)
-	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{After: func(_ *s3test.Request, status int) { applied <- status }}})
-	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error, 1)
-	go func() {
-		r, _ := http.NewRequestWithContext(ctx, http.MethodPut, c.server.URL()+"/"+bucket+"/a", http.NoBody)
-		_, err := c.server.HTTPClient().Do(r)
-		failed <- err
-	}()
-	held := wait(t, pause)
-	cancel()
-	if err := <-failed; !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	held.Release()
-	if status := <-applied; status != http.StatusOK {
-		t.Errorf("status %d", status)
-	}
-	if _, ok := c.server.Object(bucket, "a"); !ok {
-		t.Error("not applied")
-	}
 }
 
 func TestCloseLetsPausedRequestsGo(t *testing.T) {

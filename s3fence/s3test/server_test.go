@@ -110,7 +110,7 @@ func TestOpaqueETags(t *testing.T) {
 	}
 }
 
-func TestClock(t *testing.T) {
+func TestClockAndHistory(t *testing.T) {
 	at := time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)
 	c := newClient(t, s3test.Options{Now: func() time.Time { return at }})
 	c.put("a", "1")
@@ -118,6 +118,11 @@ func TestClock(t *testing.T) {
 		t.Errorf("%v", r.header)
 	}
 	if h := c.server.History(bucket, "a"); !h[0].Time.Equal(at) {
+		t.Errorf("%+v", h)
+	}
+	none := newClient(t, s3test.Options{NoHistory: true})
+	none.put("a", "1")
+	if h := none.server.History("", ""); len(h) != 0 {
 		t.Errorf("%+v", h)
 	}
 }
@@ -160,19 +165,7 @@ func TestEncodedListing(t *testing.T) {
 func TestEmptyConditionIsNone(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	c.put("a", "1")
-	r, err := http.NewRequest(http.MethodPut, c.server.URL()+"/"+bucket+"/a", strings.NewReader("2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header["If-Match"] = []string{""}
-	answer, err := c.server.HTTPClient().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		t.Errorf("%s", answer.Status)
-	}
+	c.put("a", "2", "If-Match", "")
 	c.holds("a", "2")
 }
 
@@ -267,13 +260,4 @@ func TestCounts(t *testing.T) {
 	if n := c.server.Count(); n != 0 {
 		t.Errorf("%d requests after the reset", n)
 	}
-}
-
-func TestNoHistory(t *testing.T) {
-	c := newClient(t, s3test.Options{NoHistory: true})
-	c.put("a", "1")
-	if h := c.server.History("", ""); len(h) != 0 {
-		t.Errorf("%+v", h)
-	}
-	c.holds("a", "1")
 }
