@@ -43,10 +43,10 @@ func TestRequestsPerCall(t *testing.T) {
 			count("a write under a higher token", write, putAs(6))
 			b.Forget()
 			count("a cold write", write+1, putAs(7))
-			count("a raise", 2-btoi(mode == s3fence.Pointer), func() error { return o.Raise(t.Context(), claim(8, "b"), key) })
+			count("a raise", 3-write, func() error { return o.Raise(t.Context(), claim(8, "b"), key) })
 			count("a raise to what is the mark", 1, func() error { return o.Raise(t.Context(), claim(8, "b"), key) })
 			count("reading the mark", 1, func() error { _, err := o.Mark(t.Context(), key); return err })
-			count("reading", 1+btoi(mode == s3fence.Pointer), func() error { content(t, o, key); return nil })
+			count("reading", write, func() error { content(t, o, key); return nil })
 			count("deleting", 1, func() error { return o.Delete(t.Context(), claim(8, "b"), key) })
 			// A refusal never comes from the cache: the object is read first.
 			count("a refused write", 1, func() error {
@@ -69,13 +69,6 @@ func refusedWrites(server *s3test.Server) *atomic.Int64 {
 		}
 	}}})
 	return n
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Each benchmark writes in turn with the fence, the same stored bytes and

@@ -350,10 +350,6 @@ func TestKeptReport(t *testing.T) {
 	}
 	_, err = s3fence.Open(t.Context(), newClient(server), "other", kept(nil))
 	invalid(t, err, "Options.Report")
-	_, err = s3fence.Open(t.Context(), newClient(newServer(t, nil)), bucketName, kept(nil))
-	invalid(t, err, "Options.Report")
-	_, err = s3fence.Open(t.Context(), struct{ s3fence.S3 }{newClient(server)}, bucketName, kept(nil))
-	invalid(t, err, "Options.Report")
 }
 
 // versitygw reads the ETag first, and the rest of an overwritten object then: a
