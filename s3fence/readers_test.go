@@ -106,16 +106,16 @@ func TestP9KeyPattern(t *testing.T) {
 		t.Error(err)
 	}
 	invalid(t, o.Raise(t.Context(), claim(5, "a"), `axb\tenant_123+/2026-04`), "key")
-	for _, bad := range []s3fence.ObjectsOptions{
-		{}, {Resource: template, KeyPattern: "{tenant}/{period}", InsecureAnyResource: true}, {Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
+	for _, bad := range []*s3fence.ObjectsOptions{
+		nil, {}, {Resource: template, KeyPattern: "{tenant}/{period}", InsecureAnyResource: true}, {Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
 		{Resource: template, KeyPattern: "{tenant}/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/{period}/{other}"},
 		{Resource: template, KeyPattern: "{tenant}-{period}"}, {Resource: template, KeyPattern: "{tenant}/{period"},
 		{Resource: template, KeyPattern: "{tenant}/{period}/{}"}, {Resource: template, KeyPattern: "/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/period}/{period}"},
 	} {
-		_, err := b.Objects(s3fence.Sealed, &bad)
-		_, pointers := b.Pointers(&bad)
+		_, err := b.Objects(s3fence.Sealed, bad)
+		_, pointers := b.Pointers(bad)
 		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(pointers, guard.ErrInvalid) {
-			t.Errorf("%q is taken: %v, %v", bad.KeyPattern, err, pointers)
+			t.Errorf("%+v is taken: %v, %v", bad, err, pointers)
 		}
 	}
 }
