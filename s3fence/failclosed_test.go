@@ -129,8 +129,8 @@ func TestEmptyETagIsNoCondition(t *testing.T) {
 }
 
 // retrying is an HTTP client that retries on its own: the first try of the first PUT of
-// the key is applied and its response lost, the second cannot connect.
-func retrying(server *s3test.Server) *s3.Client {
+// the key is applied and its response lost, and this is what the second one meets.
+func retrying(server *s3test.Server, second httpFunc) *s3.Client {
 	done := false
 	return newClient(server, func(o *s3.Options) {
 		o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
@@ -140,24 +140,38 @@ func retrying(server *s3test.Server) *s3.Client {
 			}
 			done = true
 			answer.Body.Close()
-			return nil, fmt.Errorf("giving up after 2 attempts: %w", refusedConnection)
+			return second(r)
 		})
 	})
 }
 
 var refusedConnection = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 
-// A refused connection says nothing about the attempts before it.
+// A refused connection says nothing about the attempts before it, and neither does a
+// refusal.
 func TestDialErrorIsNotUnsent(t *testing.T) {
 	t.Parallel()
+	second := func(*http.Request) (*http.Response, error) {
+		return nil, fmt.Errorf("giving up after 2 attempts: %w", refusedConnection)
+	}
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		put(t, objects(t, b.On(retrying(server), bucketName), mode, nil), claim(5, "a"), "mine")
+		put(t, objects(t, b.On(retrying(server, second), bucketName), mode, nil), claim(5, "a"), "mine")
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+		denied := retrying(server, func(r *http.Request) (*http.Response, error) {
+			again, err := http.NewRequestWithContext(r.Context(), http.MethodGet, r.URL.String(), nil) // any that is sent
+			must(t, err)
+			if answer, err := server.HTTPClient().Do(again); err == nil {
+				answer.Body.Close()
+			}
+			return response(r, http.StatusForbidden, "<Error><Code>AccessDenied</Code></Error>"), nil
+		})
+		put(t, objects(t, b.On(denied, bucketName), mode, nil), claim(5, "a"), "and this")
+		want(t, o, "and this", guard.Mark{Token: 5, LeaseID: "a"})
 		// And when nothing can be read afterwards, the outcome is unknown, and no
 		// data is deleted.
-		mine := objects(t, b.On(retrying(server), bucketName), mode, nil)
+		mine := objects(t, b.On(retrying(server, second), bucketName), mode, nil)
 		mine.Bucket().CopyCache(b)
 		once := false
 		server.Inject(s3test.Rule{Key: key, Match: func(r *s3test.Request) bool {

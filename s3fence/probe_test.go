@@ -105,6 +105,10 @@ func TestProbeRefuses(t *testing.T) {
 		"no creation after a deletion": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool {
 			return probed(r) && r.Header.Get("If-None-Match") != ""
 		}, Skip: 2, Fault: s3test.Respond(412)}, false, "If-None-Match: * after a deletion: a write was refused"},
+		"no condition without an object": {s3test.Rule{Ops: puts, Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" },
+			Skip: 4, Times: 1, Fault: s3test.Fault{Ignore: []string{"If-Match"}}}, false, "If-Match without an object: a write was accepted"},
+		"no deletion": {s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Match: probed, Times: 1, Fault: s3test.Fault{Status: 204}},
+			false, "a read shows an object that was deleted"},
 		"racing writes":     {s3test.Rule{Ops: puts, Fault: s3test.Race()}, true, "racing writers: "},
 		"metadata read old": {s3test.Rule{Ops: gets, Fault: s3test.Fault{MetadataFirst: true, Race: time.Millisecond}}, true, "reads during writes: "},
 	} {
