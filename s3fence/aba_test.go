@@ -52,7 +52,7 @@ func (v *abaVerdicts) note(attempt string, token guard.Token, err error) {
 // abaFaults pauses writes, loses them and their responses.
 func abaFaults(server *s3test.Server) {
 	rng := rand.New(rand.NewPCG(1, 2)) // called for one request at a time
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Decide: func(*s3test.Request) (f s3test.Fault) {
+	server.Inject(s3test.Rule{Ops: puts, Key: key, Decide: func(*s3test.Request) (f s3test.Fault) {
 		switch n := rng.IntN(100); {
 		case n < 4:
 			f = s3test.LoseResponse()
@@ -265,22 +265,13 @@ func TestP1ABASteps(t *testing.T) {
 			return o.Put(context.Background(), c, key, bytes.NewReader([]byte(body)),
 				&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 		}
-		must := func(err error) {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		must(write(o, 1, "X"))
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-		old := make(chan error, 1)
-		go func() { old <- write(o, 2, "Y") }()
-		held, err := pause.Wait(t.Context())
-		must(err)
-		must(write(other, 3, "Y"))
-		must(write(other, 4, "X"))
+		must(t, write(o, 1, "X"))
+		held, old := hold(t, server, firstPut(s3test.Fault{}), func() error { return write(o, 2, "Y") })
+		must(t, write(other, 3, "Y"))
+		must(t, write(other, 4, "X"))
 		held.Release()
 		paused := <-old
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: s3test.LoseResponse()})
+		server.Inject(firstPut(s3test.LoseResponse()))
 		lost := write(other, 5, "Z")
 		if late := olderAfterNewer(t, server.History(bucketName, key)); (late == 1) != naive || late > 1 {
 			t.Errorf("naive %v: %d writes were accepted after a newer one", naive, late)

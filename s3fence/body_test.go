@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -18,7 +21,8 @@ import (
 )
 
 // Bodies of every length up to the longest, written, raised and read; one byte more
-// is refused before anything is sent.
+// is refused before anything is sent, and what another writer stored beyond that by its
+// length.
 func TestBodyLengths(t *testing.T) {
 	t.Parallel()
 	const longest = 100_000
@@ -37,10 +41,16 @@ func TestBodyLengths(t *testing.T) {
 			put(t, o, claim(token, "a"), string(bytesOf(n)))
 			o.Bucket().Forget()
 			token++
-			if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Raise(t.Context(), claim(token, "b"), key))
 			want(t, o, string(bytesOf(n)), guard.Mark{Token: token, LeaseID: "b"})
+		}
+		if mode == s3fence.Pointer {
+			return
+		}
+		put(t, objects(t, open(t, server, nil), mode, nil), claim(token, "b"), string(bytesOf(2*longest)))
+		_, err := o.Get(t.Context(), key)
+		if invalid(t, err, "body"); err != nil && !strings.Contains(err.Error(), "Options.MaxBody, 100000") {
+			t.Error(err)
 		}
 	})
 }
@@ -71,24 +81,16 @@ func TestRetriedBodyIsWhole(t *testing.T) {
 		server, o := pointers(t)
 		for _, from := range []int64{0, 6} {
 			path := filepath.Join(t.TempDir(), "body")
-			if err := os.WriteFile(path, []byte("before"[:from]+text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte("before"[:from]+text), 0o600))
 			file, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer file.Close()
 			for _, body := range []io.ReadSeeker{file, strings.NewReader("before"[:from] + text), bytes.NewReader([]byte("before"[:from] + text))} {
 				if _, err := body.Seek(from, io.SeekStart); err != nil {
 					t.Fatal(err)
 				}
-				if err := o.InsecureDelete(t.Context(), key); err != nil {
-					t.Fatal(err)
-				}
-				if err := o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("before"), nil); err != nil {
-					t.Fatal(err)
-				}
+				must(t, o.InsecureDelete(t.Context(), key))
+				must(t, o.Put(t.Context(), claim(4, "z"), key, strings.NewReader("before"), nil))
 				ctx, cancel := context.WithCancel(t.Context())
 				if c.ended {
 					cancel()
@@ -160,11 +162,80 @@ func TestBadBodies(t *testing.T) {
 	}
 	for i, body := range []io.ReadSeeker{nil, strings.NewReader(""), bytes.NewReader(nil)} {
 		k := fmt.Sprint("empty/", i)
-		if err := o.Put(t.Context(), claim(5, "a"), k, body, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(5, "a"), k, body, nil))
 		if got, _ := content(t, s3fence.HandleOf(o), k); got != "" {
 			t.Errorf("%d: %q", i, got)
+		}
+	}
+}
+
+// early loses the response to the first sending of data, and refuses the second before
+// it reads the body, as a store does to a client that waits for 100 Continue.
+type early struct {
+	*http.Client
+	sent  int
+	reads bool   // it reads the body first
+	lost  func() // called when the response is lost
+}
+
+func (e *early) Do(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, ".fencepost/data/") {
+		return e.Client.Do(r)
+	}
+	if e.sent++; e.sent == 1 {
+		resp, err := e.Client.Do(r)
+		if err == nil {
+			resp.Body.Close()
+			err = io.ErrUnexpectedEOF
+			e.lost()
+		}
+		return nil, errors.Join(errors.New("the answer was lost"), err)
+	}
+	if e.reads {
+		io.Copy(io.Discard, r.Body)
+	}
+	r.Body.Close()
+	return response(r, http.StatusPreconditionFailed, "<Error><Code>PreconditionFailed</Code></Error>"), nil
+}
+
+// changing is a body that another program changes.
+type changing struct {
+	*bytes.Reader
+	changed bool
+}
+
+func (c *changing) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.changed {
+		clear(p[:n])
+	}
+	return n, err
+}
+
+// TestLostAnswerOfLongData: data whose response was lost is found to be stored although
+// the store did not read it again. If the body has changed by then nothing tells which
+// of the two is stored, and no pointer says either.
+func TestLostAnswerOfLongData(t *testing.T) {
+	t.Parallel()
+	for _, changes := range []bool{false, true} {
+		server := newServer(t, nil)
+		body := &changing{Reader: bytes.NewReader(bytesOf(4 << 20))}
+		client := &early{Client: server.HTTPClient(), reads: changes, lost: func() { body.changed = changes }}
+		b := open(t, server, nil).On(newClient(server, func(o *s3.Options) { o.HTTPClient = client }), bucketName)
+		o := objects(t, b, s3fence.Pointer, nil)
+		err := o.Pointers().Put(t.Context(), claim(5, "a"), key, body, nil)
+		if client.sent != 2 {
+			t.Fatalf("%d sendings", client.sent)
+		}
+		if changes {
+			if invalid(t, err, "body"); len(server.Objects(bucketName)) != 0 {
+				t.Errorf("%q are left", dataKeys(server))
+			}
+			continue
+		}
+		must(t, err)
+		if got, _ := content(t, o, key); got != string(bytesOf(4<<20)) {
+			t.Errorf("read %d bytes", len(got))
 		}
 	}
 }

@@ -1,10 +1,14 @@
 package s3fence
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -159,10 +163,10 @@ const (
 
 // resolve fills in the defaults and checks what is set.
 func (o Options) resolve() (Options, error) {
-	orDefault(&o.MaxBody, DefaultMaxBody)
-	orDefault(&o.GracePeriod, DefaultGracePeriod)
-	orDefault(&o.CacheSize, 1024)
-	orDefault(&o.RequestTimeout, time.Minute)
+	o.MaxBody = cmp.Or(o.MaxBody, DefaultMaxBody)
+	o.GracePeriod = cmp.Or(o.GracePeriod, DefaultGracePeriod)
+	o.CacheSize = cmp.Or(o.CacheSize, 1024)
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, time.Minute)
 	switch size := o.MaxBody + tailSize; {
 	case o.MaxBody < 1 || size > maxSinglePut || int64(int(size)) != size:
 		return o, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "must be 1 to "+strconv.Itoa(min(maxSinglePut, math.MaxInt)-tailSize))
@@ -180,13 +184,6 @@ func (o Options) resolve() (Options, error) {
 	}
 	o.Prefix += internalSegment + "/"
 	return o, nil
-}
-
-func orDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 const (
@@ -232,35 +229,24 @@ func internal(key string) bool {
 	return strings.HasPrefix(key, internalSegment+"/") || strings.Contains(key, "/"+internalSegment+"/")
 }
 
-// hashName returns the name below the internal folder for a string of any length
-// and spelling.
-func hashName(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
-}
-
 // dataPrefix is the prefix of a pointer's data.
-func (b *Bucket) dataPrefix(key string) string { return b.opts.Prefix + "data/" + hashName(key) + "/" }
+func (b *Bucket) dataPrefix(key string) string {
+	sum := keySum(key)
+	return b.opts.Prefix + "data/" + hex.EncodeToString(sum[:]) + "/"
+}
 
 // dataKey names the data of one write. The token is padded, so that listings are
 // in token order.
 func (b *Bucket) dataKey(key string, token guard.Token, id writeID) string {
-	digits := token.String()
-	return b.dataPrefix(key) + strings.Repeat("0", 19-len(digits)) + digits + "-" + id.String()
+	return fmt.Sprintf("%s%019d-%s", b.dataPrefix(key), token, id)
 }
 
 // parseDataKey is the inverse of dataKey for what follows the data prefix.
-func parseDataKey(name string) (guard.Token, writeID, bool) {
-	digits, hexID, ok := strings.Cut(name, "-")
-	if !ok || len(digits) != 19 {
-		return 0, writeID{}, false
-	}
+func parseDataKey(name string) (token guard.Token, id writeID, ok bool) {
+	digits, hexID, _ := strings.Cut(name, "-")
 	token, err := guard.ParseToken(strings.TrimLeft(digits, "0"))
-	if err != nil {
-		return 0, writeID{}, false
-	}
-	id, ok := parseWriteID(hexID)
-	return token, id, ok
+	id, ok = parseWriteID(hexID)
+	return token, id, ok && err == nil && len(digits) == 19
 }
 
 func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }
@@ -271,64 +257,43 @@ func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
 // the template "{tenant}:billing-close:{period}".
 type keyPattern struct {
 	text     string
-	segments []patternSegment
+	keys     *regexp.Regexp // with a group for each variable
+	bound    []string       // the variables, in the order of the groups
 	template *guard.Template
 }
 
-// patternSegment is a segment of a path: text, or a variable between two texts.
-type patternSegment struct{ before, variable, after string }
+var variable = regexp.MustCompile(`\{([^{}]+)\}`)
 
 func newKeyPattern(text string, template *guard.Template) (*keyPattern, error) {
 	const field = "ObjectsOptions.KeyPattern"
-	p := &keyPattern{text: text, template: template}
-	var bound, plain []string
 	for part := range strings.SplitSeq(text, "/") {
-		before, rest, found := strings.Cut(part, "{")
-		s := patternSegment{before: before}
-		if found {
-			var closed bool
-			s.variable, s.after, closed = strings.Cut(rest, "}")
-			if !closed || s.variable == "" {
-				return nil, guard.Invalid(field, text, "has no variable in the braces of "+strconv.Quote(part))
-			}
-			bound = append(bound, s.variable)
-			plain = append(plain, s.before+"x"+s.after)
-		} else {
-			plain = append(plain, part)
-		}
-		if strings.ContainsAny(s.before+s.after, "{}") {
+		if strings.ContainsAny(variable.ReplaceAllLiteralString(part, ""), "{}") || strings.Count(part, "{") > 1 {
 			return nil, guard.Invalid(field, text, "may have one variable in a segment, not as in "+strconv.Quote(part))
 		}
-		p.segments = append(p.segments, s)
 	}
-	if err := validateKey(field, strings.Join(plain, "/"), maxKey); err != nil {
+	if err := validateKey(field, variable.ReplaceAllLiteralString(text, "x"), maxKey); err != nil {
 		return nil, err
 	}
-	return p, template.CheckVariables(bound...)
+	literals := variable.Split(text, -1)
+	for i := range literals {
+		literals[i] = regexp.QuoteMeta(literals[i])
+	}
+	p := &keyPattern{text: text, keys: regexp.MustCompile("^" + strings.Join(literals, "([^/]+)") + "$"), template: template}
+	for _, m := range variable.FindAllStringSubmatch(text, -1) {
+		p.bound = append(p.bound, m[1])
+	}
+	return p, template.CheckVariables(p.bound...)
 }
 
 // resource returns the name of the resource that a key belongs to.
 func (p *keyPattern) resource(key string) (string, error) {
-	parts := strings.Split(key, "/")
-	if len(parts) != len(p.segments) {
-		return "", p.mismatch(key)
-	}
-	value := map[string]string{}
-	for i, s := range p.segments {
-		v, begins := strings.CutPrefix(parts[i], s.before)
-		v, ends := strings.CutSuffix(v, s.after)
-		if !begins || !ends || (v == "") != (s.variable == "") {
-			return "", p.mismatch(key)
-		}
-		value[s.variable] = v
+	m := p.keys.FindStringSubmatch(key)
+	if m == nil {
+		return "", guard.Invalid("key", key, "is not of the pattern "+strconv.QuoteToASCII(p.text))
 	}
 	var values []string
 	for _, name := range p.template.Variables() {
-		values = append(values, value[name])
+		values = append(values, m[1+slices.Index(p.bound, name)])
 	}
 	return p.template.Name(values...)
-}
-
-func (p *keyPattern) mismatch(key string) error {
-	return guard.Invalid("key", key, "is not of the pattern "+strconv.QuoteToASCII(p.text))
 }

@@ -3,6 +3,7 @@ package s3fence
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
@@ -67,17 +68,24 @@ func (c checked) ListObjectsV2(ctx context.Context, in *s3.ListObjectsV2Input, o
 }
 
 // untouched makes a read ask for the store's own response, not for a stored or a
-// transformed one.
-func untouched(o *s3.Options) { o.HTTPClient = untouchedClient{o.HTTPClient} }
-
-type untouchedClient struct{ next s3.HTTPClient }
-
-// Do sets headers that the signature does not cover, because a proxy may rewrite
-// them.
-func (c untouchedClient) Do(r *http.Request) (*http.Response, error) {
-	r.Header.Set("Cache-Control", "no-cache, no-store, no-transform")
-	return c.next.Do(r)
+// transformed one. The signature does not cover the header, because a proxy may
+// rewrite it.
+func untouched(o *s3.Options) {
+	before(o, func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache, no-store, no-transform") })
 }
+
+// before lets f see each request, once it is signed, before the HTTP client gets it.
+func before(o *s3.Options, f func(*http.Request)) {
+	next := o.HTTPClient
+	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+		f(r)
+		return next.Do(r)
+	})
+}
+
+type httpFunc func(*http.Request) (*http.Response, error)
+
+func (f httpFunc) Do(r *http.Request) (*http.Response, error) { return f(r) }
 
 // strongETag reports whether a write can be conditional on the ETag: it is a
 // single tag, not empty, not weak, and not the "*" that every object matches.
@@ -106,17 +114,7 @@ func (t *tracker) trace(ctx context.Context) context.Context {
 
 func (t *tracker) option(o *s3.Options) {
 	t.opened.Store(true)
-	o.HTTPClient = trackedClient{o.HTTPClient, t}
-}
-
-type trackedClient struct {
-	next s3.HTTPClient
-	t    *tracker
-}
-
-func (c trackedClient) Do(r *http.Request) (*http.Response, error) {
-	c.t.calls.Add(1)
-	return c.next.Do(r)
+	before(o, func(*http.Request) { t.calls.Add(1) })
 }
 
 // handed reports whether the request may have left. Everything given to the SDK
@@ -176,26 +174,30 @@ func (b *Bucket) remove(ctx context.Context, key string, opts ...func(*s3.Option
 	return err
 }
 
-// list calls f for each object whose key begins with prefix.
-func (b *Bucket) list(ctx context.Context, prefix, after string, f func(types.Object) error) error {
-	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix), StartAfter: str(after)}
-	for {
-		page, err := b.client.ListObjectsV2(ctx, in)
-		if err != nil {
-			return err
-		}
-		for _, object := range page.Contents {
-			if err := f(object); err != nil {
-				return err
+// list yields the objects whose key begins with prefix. An error ends it.
+func (b *Bucket) list(ctx context.Context, prefix string) iter.Seq2[types.Object, error] {
+	in := &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: str(prefix)}
+	return func(yield func(types.Object, error) bool) {
+		for {
+			page, err := b.client.ListObjectsV2(ctx, in)
+			if err != nil {
+				yield(types.Object{}, err)
+				return
 			}
+			for _, object := range page.Contents {
+				if !yield(object, nil) {
+					return
+				}
+			}
+			if !aws.ToBool(page.IsTruncated) {
+				return
+			}
+			token := aws.ToString(page.NextContinuationToken)
+			if token == "" || token == aws.ToString(in.ContinuationToken) {
+				yield(types.Object{}, errors.New("the store truncated the listing without a new continuation token"))
+				return
+			}
+			in.ContinuationToken = &token
 		}
-		if !aws.ToBool(page.IsTruncated) {
-			return nil
-		}
-		token := aws.ToString(page.NextContinuationToken)
-		if token == "" || token == aws.ToString(in.ContinuationToken) {
-			return errors.New("the store truncated the listing without a new continuation token")
-		}
-		in.ContinuationToken = &token
 	}
 }

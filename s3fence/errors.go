@@ -88,9 +88,9 @@ func classify(err error) outcome {
 	if err == nil {
 		return outcomeApplied
 	}
-	status, known := httpStatus(err)
+	status := httpStatus(err)
 	switch code := errorCode(err); {
-	case !known, status == 0: // the SDK's status for a connection that gave no response
+	case status == 0:
 		return outcomeUnknown
 	case status == 412, status == 404 && noObject(code):
 		return outcomeNotMatched
@@ -130,15 +130,14 @@ func bucketWide(code string) bool {
 	return false
 }
 
-// httpStatus returns the status of the response that err is about; 0 if the request was
-// sent, or may have been, and there was none. It reports false if err does not say.
-func httpStatus(err error) (status int, ok bool) {
+// httpStatus returns the status of the response that err is about; 0 if there was none,
+// or err does not say.
+func httpStatus(err error) int {
 	var s interface{ HTTPStatusCode() int }
 	if errors.As(err, &s) {
-		return s.HTTPStatusCode(), true
+		return s.HTTPStatusCode()
 	}
-	var c interface{ ConnectionError() bool }
-	return 0, errors.As(err, &c)
+	return 0
 }
 
 // errorCode is Amazon's name for the error; "" if there is none.
@@ -152,8 +151,7 @@ func errorCode(err error) string {
 
 // missing reports the store's explicit word that there is no such object.
 func missing(err error) bool {
-	status, _ := httpStatus(err)
-	return status == 404 && noObject(errorCode(err))
+	return httpStatus(err) == 404 && noObject(errorCode(err))
 }
 
 // noObject reports whether a 404 is about the object, or has no body to say what it is
@@ -165,7 +163,7 @@ func noObject(code string) bool { return code == "NoSuchKey" || code == "NotFoun
 // say that the condition of a PUT that creates an object was false.
 func classifyPut(err error, creates bool) outcome {
 	o := classify(err)
-	if status, _ := httpStatus(err); creates && o == outcomeNotMatched && status == 404 {
+	if creates && o == outcomeNotMatched && httpStatus(err) == 404 {
 		return outcomeRefused
 	}
 	return o
@@ -178,8 +176,7 @@ func (b *Bucket) explain(err error) error {
 		return nil
 	}
 	bucket := "bucket " + strconv.QuoteToASCII(b.name)
-	status, _ := httpStatus(err)
-	problem := ""
+	status, problem := httpStatus(err), ""
 	switch code := errorCode(err); {
 	case code == "NoSuchBucket":
 		problem = bucket + " does not exist"
@@ -220,6 +217,7 @@ type setupError struct {
 func (e *setupError) Error() string   { return e.problem + ": " + e.err.Error() }
 func (e *setupError) Unwrap() []error { return []error{guard.ErrSetup, e.err} }
 
+// quoteShort quotes the beginning of what a store responded.
 func quoteShort(s string) string {
 	if len(s) > 64 {
 		return strconv.QuoteToASCII(s[:64]) + "..."

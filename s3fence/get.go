@@ -2,7 +2,6 @@ package s3fence
 
 import (
 	"context"
-	"errors"
 	"io"
 	"iter"
 	"strconv"
@@ -10,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -44,7 +42,7 @@ func (o *fenced) found(ctx context.Context, verb, key string, whole bool) (*Obje
 	if err != nil {
 		return nil, s, err
 	}
-	if s.kind == kindAbsent || s.kind == kindTombstone {
+	if s.gone() {
 		return nil, s, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: guard.Claim{Resource: key}, Mark: s.mark}
 	}
 	return &Object{Key: key, Mark: s.mark, ETag: s.etag, LastModified: s.modified}, s, nil
@@ -60,20 +58,10 @@ type Entry struct {
 	LastModified time.Time
 }
 
-// ListOptions narrows a listing. The zero value lists everything.
-type ListOptions struct {
-	// Prefix is the prefix of the listed keys.
-	Prefix string
-	// After skips keys up to this one, to resume an earlier listing.
-	After string
-}
-
-var errStop = errors.New("stop")
-
-// List yields the objects in the order of their keys, without tombstones and this
-// package's internal objects. Objects that are not fenced are listed. It takes
-// one request per 1,000 objects, and one for each object that is as long as a
-// tombstone. opts may be nil.
+// List yields the objects whose key begins with prefix, in the order of their keys,
+// without tombstones and this package's internal objects. Objects that are not fenced
+// are listed. It takes one request per 1,000 objects, and one for each object that is as
+// long as a tombstone.
 //
 // An entry of that length whose object the store does not let be read, or that is
 // damaged, comes with an error that names its key, and the listing goes on if the
@@ -81,41 +69,33 @@ var errStop = errors.New("stop")
 // more.
 //
 // It is not a snapshot: concurrent changes may or may not be seen.
-// Errors, as the last pair: ErrUnavailable, and ErrInvalid for a bad option, before
-// anything is sent.
-func (o *fenced) List(ctx context.Context, opts *ListOptions) iter.Seq2[Entry, error] {
-	if opts == nil {
-		opts = &ListOptions{}
-	}
-	given := *opts
+// Errors, as the last pair: ErrUnavailable, and ErrInvalid for a prefix that no key has,
+// before anything is sent.
+func (o *fenced) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		for _, f := range []struct{ field, value string }{{"ListOptions.Prefix", given.Prefix}, {"ListOptions.After", given.After}} {
-			if len(f.value) > maxKey || !utf8.ValidString(f.value) {
-				yield(Entry{}, guard.Invalid(f.field, f.value, "must be UTF-8 of at most "+strconv.Itoa(maxKey)+" bytes"))
-				return
-			}
+		if len(prefix) > maxKey || !utf8.ValidString(prefix) {
+			yield(Entry{}, guard.Invalid("prefix", prefix, "must be UTF-8 of at most "+strconv.Itoa(maxKey)+" bytes"))
+			return
 		}
-		err := o.b.list(ctx, given.Prefix, given.After, func(object types.Object) error {
+		for object, err := range o.b.list(ctx, prefix) {
 			e := Entry{
 				Key: aws.ToString(object.Key), StoredSize: aws.ToInt64(object.Size),
 				ETag: aws.ToString(object.ETag), LastModified: aws.ToTime(object.LastModified),
 			}
-			hidden, err := o.hidden(ctx, &e)
-			switch {
-			case hidden:
-				return nil
-			case skippable(err):
-				err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err))
-			case err != nil:
-				return err
+			hidden, unread := false, error(nil)
+			if err == nil {
+				hidden, err = o.hidden(ctx, &e)
+				if skippable(err) {
+					unread, err = guard.Unavailable(opName("list", e.Key), guard.Claim{}, o.b.explain(err)), nil
+				}
 			}
-			if !yield(e, err) {
-				return errStop
+			if err != nil {
+				yield(Entry{}, guard.Unavailable(opName("list", prefix), guard.Claim{}, o.b.explain(err)))
+				return
 			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, errStop) {
-			yield(Entry{}, guard.Unavailable(opName("list", given.Prefix), guard.Claim{}, o.b.explain(err)))
+			if !hidden && !yield(e, unread) {
+				return
+			}
 		}
 	}
 }
@@ -129,5 +109,5 @@ func (o *fenced) hidden(ctx context.Context, e *Entry) (bool, error) {
 		return false, nil
 	}
 	s, err := o.b.look(ctx, e.Key, tailSize)
-	return err == nil && (s.kind == kindAbsent || s.kind == kindTombstone), err
+	return err == nil && s.gone(), err
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -64,9 +66,7 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 	}
 	given.InsecureSkipProbe = true
 	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &given)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opaque, _ := opaqueServers.Load(server)
 	b.SetOpaque(opaque == true)
 	b.SetDelay(time.Millisecond)
@@ -76,9 +76,7 @@ func open(t testing.TB, server *s3test.Server, opts *s3fence.Options) *s3fence.B
 func objects(t testing.TB, b *s3fence.Bucket, mode s3fence.Mode, opts *s3fence.ObjectsOptions) *s3fence.Handle {
 	t.Helper()
 	o, err := b.In(mode, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o
 }
 
@@ -111,11 +109,67 @@ func eachMode(t *testing.T, f func(t *testing.T, mode s3fence.Mode)) {
 	}
 }
 
+// must ends the test if a step that it needs fails.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func put(t testing.TB, o *s3fence.Handle, c guard.Claim, body string) {
 	t.Helper()
 	if err := o.Put(t.Context(), c, key, bytes.NewReader([]byte(body)), nil); err != nil {
 		t.Fatalf("Put under %d: %v", c.Token, err)
 	}
+}
+
+// calls are the calls on an object, by name. They differ in what they do with it, and
+// share all that comes before.
+func calls(o *s3fence.Handle, c guard.Claim, key string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"put":    func(ctx context.Context) error { return o.Put(ctx, c, key, strings.NewReader("new"), nil) },
+		"raise":  func(ctx context.Context) error { return o.Raise(ctx, c, key) },
+		"delete": func(ctx context.Context) error { return o.Delete(ctx, c, key) },
+		"adopt":  func(ctx context.Context) error { return o.Adopt(ctx, c, key) },
+		"get": func(ctx context.Context) error {
+			object, err := o.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(io.Discard, object.Body)
+			return errors.Join(err, object.Body.Close())
+		},
+		"mark":   func(ctx context.Context) error { _, err := o.Mark(ctx, key); return err },
+		"remove": func(ctx context.Context) error { return o.InsecureDelete(ctx, key) },
+	}
+}
+
+// firstPut is a rule for the next PUT of the tests' object.
+func firstPut(fault s3test.Fault) s3test.Rule {
+	return s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: fault}
+}
+
+// hold starts call and returns once its request is held.
+func hold(t testing.TB, server *s3test.Server, rule s3test.Rule, call func() error) (held *s3test.Paused, verdict <-chan error) {
+	t.Helper()
+	pause := server.Pause(rule, s3test.BeforeApply)
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	held, err := pause.Wait(t.Context())
+	must(t, err)
+	return held, done
+}
+
+// httpFunc is an HTTP client, or what it sends by.
+type httpFunc func(*http.Request) (*http.Response, error)
+
+func (f httpFunc) Do(r *http.Request) (*http.Response, error)        { return f(r) }
+func (f httpFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// response is one that no server sent.
+func response(r *http.Request, status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}
 }
 
 // content reads an object whole.

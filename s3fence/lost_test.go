@@ -1,10 +1,9 @@
 package s3fence_test
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -36,97 +35,70 @@ var lossy = map[string]s3test.Fault{
 // succeeds, and took effect once.
 func TestLostAnswersAreResolved(t *testing.T) {
 	t.Parallel()
-	calls := map[string]struct {
-		before func(t *testing.T, o *s3fence.Handle)
-		call   func(ctx context.Context, o *s3fence.Handle) error
-	}{
-		"create": {nil, func(ctx context.Context, o *s3fence.Handle) error {
-			return o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("x")), nil)
-		}},
-		"overwrite": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Handle) error {
-				return o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("x")), nil)
-			}},
-		"raise": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Handle) error { return o.Raise(ctx, claim(5, "a"), key) }},
-		"raise what is not there": {nil, func(ctx context.Context, o *s3fence.Handle) error { return o.Raise(ctx, claim(5, "a"), key) }},
-		"delete": {func(t *testing.T, o *s3fence.Handle) { put(t, o, claim(4, "z"), "x") },
-			func(ctx context.Context, o *s3fence.Handle) error { return o.Delete(ctx, claim(5, "a"), key) }},
-	}
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		for callName, c := range calls {
+		for _, verb := range []string{"put", "raise", "delete"} {
 			for faultName, fault := range lossy {
-				t.Run(callName+"/"+faultName, func(t *testing.T) {
-					server, _, o := setup(t, mode, 0)
-					if c.before != nil {
-						c.before(t, o)
-					}
-					before := len(server.History(bucketName, key))
-					times := 1
-					if faultName == "response lost twice" {
-						times = 2
-					}
-					fired := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: times, Fault: fault})
-					if err := c.call(t.Context(), o); err != nil {
-						t.Fatal(err)
-					}
-					if fired.Fired() == 0 {
-						t.Error("the fault did not fire")
-					}
-					history := server.History(bucketName, key)[before:]
-					if len(history) != 1 || history[0].Metadata["fencing-token"] != "5" {
-						t.Errorf("%d writes took effect, want one under 5", len(history))
-					}
-				})
+				for _, exists := range []bool{true, false} {
+					t.Run(fmt.Sprintf("%s/%s, exists %v", verb, faultName, exists), func(t *testing.T) {
+						server, _, o := setup(t, mode, 0)
+						if exists {
+							put(t, o, claim(4, "z"), "x")
+						}
+						before := len(server.History(bucketName, key))
+						rule := firstPut(fault)
+						if faultName == "response lost twice" {
+							rule.Times = 2
+						}
+						fired := server.Inject(rule)
+						must(t, calls(o, claim(5, "a"), key)[verb](t.Context()))
+						if fired.Fired() == 0 {
+							t.Error("the fault did not fire")
+						}
+						history := server.History(bucketName, key)[before:]
+						if len(history) != 1 || history[0].Metadata["fencing-token"] != "5" {
+							t.Errorf("%d writes took effect, want one under 5", len(history))
+						}
+					})
+				}
 			}
 		}
 	})
 }
 
-// A write whose response is lost and that is overtaken before it can read is
-// still a success: it is in the list of recent writes.
-func TestLostAnswerThenSuccessors(t *testing.T) {
+// A write whose response is lost and that is overtaken before it can read is still a
+// success: it is in the list of recent writes. One that was lost in transit is exactly
+// stale, although its first sending was in doubt.
+func TestLostThenSuccessors(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		for successors, verdict := range map[int]guard.Reason{
-			1: guard.ReasonNone, 7: guard.ReasonNone,
+		for _, c := range []struct {
+			fault      s3test.Fault
+			successors int
+			verdict    guard.Reason
+		}{
+			{s3test.LoseResponse(), 1, guard.ReasonNone}, {s3test.LoseResponse(), 7, guard.ReasonNone},
 			// Too many to be listed: the outcome can no longer be determined,
 			// and is called neither stale nor done.
-			40: guard.ReasonOutcomeUnknown,
+			{s3test.LoseResponse(), 40, guard.ReasonOutcomeUnknown},
+			{s3test.LoseRequest(), 1, guard.ReasonStale},
 		} {
-			t.Run(fmt.Sprint(successors), func(t *testing.T) {
-				server, _, o := setup(t, mode, 0)
-				put(t, o, claim(4, "z"), "before")
-				other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
-				fault := s3test.LoseResponse()
-				fault.After = func(*s3test.Request, int) {
-					for i := range successors {
-						put(t, other, claim(guard.Token(6+i), "b"), "after")
-					}
+			server, _, o := setup(t, mode, 0)
+			put(t, o, claim(4, "z"), "before")
+			other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
+			follow := func() {
+				for i := range c.successors {
+					put(t, other, claim(guard.Token(6+i), "b"), "after")
 				}
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-				err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
-				refused(t, err, verdict)
-				want(t, o, "after", guard.Mark{Token: guard.Token(5 + successors), LeaseID: "b"})
-			})
+			}
+			if c.fault.Applied {
+				c.fault.After = func(*s3test.Request, int) { follow() }
+			} else {
+				c.fault.Before = func(*s3test.Request) { follow() }
+			}
+			server.Inject(firstPut(c.fault))
+			refused(t, o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil), c.verdict)
+			want(t, o, "after", guard.Mark{Token: guard.Token(5 + c.successors), LeaseID: "b"})
 		}
-	})
-}
-
-// A write that was lost in transit and is then overtaken is exactly stale,
-// although its first sending was in doubt.
-func TestLostRequestThenSuccessor(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		put(t, o, claim(4, "z"), "before")
-		other := objects(t, o.Bucket().On(newClient(server), bucketName), mode, nil)
-		fault := s3test.LoseRequest()
-		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-		err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil)
-		refused(t, err, guard.ReasonStale)
-		want(t, o, "after", guard.Mark{Token: 6, LeaseID: "b"})
 	})
 }
 
@@ -135,40 +107,33 @@ func TestLostRequestThenSuccessor(t *testing.T) {
 // whose outcome is not known stays.
 func TestDataOfALostWrite(t *testing.T) {
 	t.Parallel()
-	overtaken := func(fault s3test.Fault, other *s3fence.Handle) s3test.Fault {
-		fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after") }
-		return fault
-	}
 	for name, c := range map[string]struct {
-		fault  func(*s3fence.Handle, context.CancelFunc) s3test.Fault
-		reason guard.Reason
-		data   int
+		fault     s3test.Fault
+		overtaken bool
+		ends      bool // the context, before the request is processed
+		reason    guard.Reason
 	}{
-		"refused": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
-			return overtaken(s3test.Fault{}, other)
-		}, guard.ReasonStale, 2},
-		"lost": {func(other *s3fence.Handle, _ context.CancelFunc) s3test.Fault {
-			return overtaken(s3test.LoseRequest(), other)
-		}, guard.ReasonStale, 2},
-		"ended": {func(other *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
-			fault := s3test.LoseRequest()
-			fault.Before = func(*s3test.Request) { put(t, other, claim(6, "b"), "after"); cancel() }
-			return fault
-		}, guard.ReasonUnavailable, 2},
-		"not known": {func(_ *s3fence.Handle, cancel context.CancelFunc) s3test.Fault {
-			fault := s3test.LoseRequest()
-			fault.Before = func(*s3test.Request) { cancel() }
-			return fault
-		}, guard.ReasonOutcomeUnknown, 2},
+		"refused":   {s3test.Fault{}, true, false, guard.ReasonStale},
+		"lost":      {s3test.LoseRequest(), true, false, guard.ReasonStale},
+		"ended":     {s3test.LoseRequest(), true, true, guard.ReasonUnavailable},
+		"not known": {s3test.LoseRequest(), false, true, guard.ReasonOutcomeUnknown},
 	} {
 		server, b, o := setup(t, s3fence.Pointer, 0)
 		put(t, o, claim(4, "z"), "before")
 		other := objects(t, b.On(newClient(server), bucketName), s3fence.Pointer, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault(other, cancel)})
+		c.fault.Before = func(*s3test.Request) {
+			if c.overtaken {
+				put(t, other, claim(6, "b"), "after")
+			}
+			if c.ends {
+				cancel()
+			}
+		}
+		server.Inject(firstPut(c.fault))
 		refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), c.reason)
-		if data := dataKeys(server); len(data) != c.data {
-			t.Errorf("%s: the data is %q, want %d", name, data, c.data)
+		if data := dataKeys(server); len(data) != 2 { // the first, and the successor's or this one
+			t.Errorf("%s: the data is %q", name, data)
 		}
 		cancel()
 	}
@@ -181,14 +146,10 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
 		ctx, cancel := context.WithCancel(t.Context())
-		verdict := make(chan error, 1)
-		go func() { verdict <- o.Put(ctx, claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil) }()
-		held, err := pause.Wait(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+			return o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil)
+		})
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
 		held.Release()
@@ -202,22 +163,6 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 	})
 }
 
-// When the store no longer responds, the outcome of a write is unknown.
-func TestUnreachableAfterSending(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, _, o := setup(t, mode, 0)
-		put(t, o, claim(4, "z"), "before")
-		server.Inject(s3test.Rule{Key: key, Fault: s3test.LoseRequest()})
-		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil), guard.ReasonOutcomeUnknown)
-		server.ClearFaults()
-		want(t, o, "before", guard.Mark{Token: 4, LeaseID: "z"})
-		server.Close() // now not even a connection
-		o.Bucket().Forget()
-		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("mine")), nil), guard.ReasonUnavailable)
-	})
-}
-
 // skewed is a store whose clock is ahead; it responds as Amazon S3 then does.
 type skewed struct {
 	under   *http.Client
@@ -225,7 +170,7 @@ type skewed struct {
 	refused atomic.Int64
 }
 
-func (s *skewed) Do(r *http.Request) (*http.Response, error) {
+func (s *skewed) Do(r *http.Request) (out *http.Response, err error) {
 	now := time.Now().Add(s.ahead)
 	signed, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
 	if err != nil {
@@ -233,18 +178,12 @@ func (s *skewed) Do(r *http.Request) (*http.Response, error) {
 	}
 	if now.Sub(signed).Abs() >= 15*time.Minute {
 		s.refused.Add(1)
-		out := &http.Response{StatusCode: http.StatusForbidden, Request: r, Header: http.Header{}, Body: http.NoBody}
-		out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
-		if r.Method != http.MethodHead {
-			out.Body = io.NopCloser(strings.NewReader("<Error><Code>RequestTimeTooSkewed</Code></Error>"))
-		}
-		return out, nil
+		out = response(r, http.StatusForbidden, "<Error><Code>RequestTimeTooSkewed</Code></Error>")
+	} else if out, err = s.under.Do(r); err != nil {
+		return nil, err
 	}
-	out, err := s.under.Do(r)
-	if err == nil {
-		out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
-	}
-	return out, err
+	out.Header.Set("Date", now.UTC().Format(http.TimeFormat))
+	return out, nil
 }
 
 // A machine whose clock is an hour behind opens the bucket and writes: the
@@ -255,9 +194,8 @@ func TestSkewedClock(t *testing.T) {
 	server := newServer(t, nil)
 	clock := &skewed{under: server.HTTPClient(), ahead: time.Hour}
 	client := newClient(server, func(o *s3.Options) { o.HTTPClient = clock })
-	if _, err := s3fence.Open(t.Context(), client, bucketName, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s3fence.Open(t.Context(), client, bucketName, nil)
+	must(t, err)
 	if n := clock.refused.Load(); n == 0 || n > 2 {
 		t.Errorf("%d requests were refused for their time", n)
 	}
@@ -270,28 +208,15 @@ func TestSkewedClock(t *testing.T) {
 	clock.ahead = -time.Hour
 	put(t, o, claim(5, "a"), "y")
 	want(t, o, "y", guard.Mark{Token: 5, LeaseID: "a"})
-	if n := len(server.History(bucketName, key)); n != 2 {
-		t.Errorf("%d writes took effect, want 2", n)
-	}
-}
 
-// Where the SDK does not correct its clock the error says what is wrong, and
-// nothing is written.
-func TestSkewedClockUncorrected(t *testing.T) {
-	t.Parallel()
-	server := newServer(t, nil)
-	client := newClient(server, func(o *s3.Options) {
-		o.HTTPClient = &skewed{under: server.HTTPClient(), ahead: time.Hour}
-		o.DisableClockSkewCorrection = true
-	})
-	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
-	err := objects(t, b, s3fence.Sealed, nil).Put(t.Context(), claim(5, "a"), key, strings.NewReader("x"), nil)
-	refused(t, err, guard.ReasonSetup)
-	if err == nil || !strings.Contains(err.Error(), "clock") {
+	// Where that does not help the error says what is wrong, and nothing is written.
+	server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: s3test.Fault{Status: http.StatusForbidden, Code: "RequestTimeTooSkewed"}})
+	err = o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("z"), nil)
+	if refused(t, err, guard.ReasonSetup); err == nil || !strings.Contains(err.Error(), "clock") {
 		t.Errorf("the error does not speak of the clock: %v", err)
 	}
-	if n := len(server.History(bucketName, key)); n != 0 {
-		t.Errorf("%d writes took effect", n)
+	if n := len(server.History(bucketName, key)); n != 2 {
+		t.Errorf("%d writes took effect, want 2", n)
 	}
 }
 
@@ -308,22 +233,19 @@ func TestCallersRetriesStayOff(t *testing.T) {
 	b := open(t, server, &s3fence.Options{InsecureSkipProbe: true}).On(client, bucketName)
 	o := objects(t, b, s3fence.Sealed, nil)
 	put(t, o, claim(5, "a"), "x")
-	for name, c := range map[string]struct {
-		fault s3test.Fault
-		puts  int
-	}{
-		"response lost":      {s3test.LoseResponse(), 1}, // resolved by a read; the SDK's retry would be a second PUT
-		"503 though applied": {s3test.RespondApplied(http.StatusServiceUnavailable), 1},
-		"412 though applied": {s3test.RespondApplied(http.StatusPreconditionFailed), 1},
-		"404 though applied": {s3test.RespondApplied(http.StatusNotFound), 1},
+	for name, fault := range map[string]s3test.Fault{ // resolved by a read; the SDK's retry would be a second PUT
+		"response lost":      s3test.LoseResponse(),
+		"503 though applied": s3test.RespondApplied(http.StatusServiceUnavailable),
+		"412 though applied": s3test.RespondApplied(http.StatusPreconditionFailed),
+		"404 though applied": s3test.RespondApplied(http.StatusNotFound),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.ResetCounts()
 			before := len(server.History(bucketName, key))
-			server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: c.fault})
+			server.Inject(firstPut(fault))
 			put(t, o, claim(5, "a"), name)
-			if n := server.Count(s3test.PutObject); n != c.puts {
-				t.Errorf("%d PUTs were sent, want %d", n, c.puts)
+			if n := server.Count(s3test.PutObject); n != 1 {
+				t.Errorf("%d PUTs were sent, want 1", n)
 			}
 			if n := len(server.History(bucketName, key)) - before; n != 1 {
 				t.Errorf("%d writes took effect, want 1", n)
@@ -352,9 +274,9 @@ func TestRepeatedOnTheWayThenUnreadable(t *testing.T) {
 					unreadable.Before = func(*s3test.Request) { cancel() }
 				}
 				before := len(server.History(bucketName, key))
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Fault: fault, Times: 1})
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Skip: 1, Fault: s3test.Respond(preconditionFailed)})
-				server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Fault: unreadable})
+				server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: fault, Times: 1})
+				server.Inject(s3test.Rule{Ops: puts, Key: key, Skip: 1, Fault: s3test.Respond(preconditionFailed)})
+				server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: unreadable})
 				refused(t, o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil), guard.ReasonOutcomeUnknown)
 				if n := len(server.History(bucketName, key)) - before; (n == 1) != (name == "applied") {
 					t.Errorf("%d writes took effect", n)
@@ -371,11 +293,68 @@ func TestRepeatedOnTheWayThenCanceled(t *testing.T) {
 	put(t, o, claim(4, "z"), "before")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	fault := s3test.RespondApplied(http.StatusPreconditionFailed)
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
+	server.Inject(firstPut(s3test.RespondApplied(http.StatusPreconditionFailed)))
+	server.Inject(s3test.Rule{Ops: gets, Key: key, Times: 1, Fault: s3test.Fault{Before: func(*s3test.Request) { cancel() }}})
 	if err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil); err != nil {
 		t.Errorf("the write took effect, Put = %v", err)
 	}
 	want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+}
+
+// Each refusal by its code: what is fixed ends at once, with its reason and nothing
+// written; what is a race is tried again.
+func TestRefusalsByCode(t *testing.T) {
+	t.Parallel()
+	for code, c := range map[string]struct {
+		status int
+		again  bool
+		says   string
+	}{
+		"ConditionalRequestConflict": {409, true, ""}, "OperationAborted": {409, true, ""},
+		"ExistingObjectIsDirectory": {409, false, "cannot hold an object of that name"}, "ObjectParentIsFile": {409, false, "cannot hold an object of that name"},
+		"InvalidBucketState": {409, false, "InvalidBucketState"}, "KeyTooLongError": {400, false, "cannot hold an object of that name"},
+		"InvalidObjectState": {403, false, "archived"}, "EntityTooLarge": {413, false, "use Pointers"}, "AccessDenied": {403, false, "denied"},
+		"XAmzContentSHA256Mismatch": {400, false, "changed a signed header or the body"}, "SlowDown": {503, true, ""},
+	} {
+		server, _, o := setup(t, s3fence.Sealed, 0)
+		put(t, o, claim(4, "z"), "before")
+		server.ResetCounts()
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: s3test.Fault{Status: c.status, Code: code}})
+		err := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("after"), nil)
+		if c.again {
+			if err != nil {
+				t.Errorf("%s: %v", code, err)
+			}
+			continue
+		}
+		reason := guard.ReasonSetup
+		if code == "InvalidBucketState" { // unknown to this package
+			reason = guard.ReasonUnavailable
+		}
+		refused(t, err, reason)
+		if err == nil || !strings.Contains(err.Error(), c.says) || server.Count() != 1 {
+			t.Errorf("%s: after %d requests: %v", code, server.Count(), err)
+		}
+		want(t, o, "before", guard.Mark{Token: 4, LeaseID: "z"})
+	}
+}
+
+// A write under a lease that is lost, whose response is also lost: it is stored, and no
+// error may promise that it is not.
+func TestP6UnknownOutcomeUnderALostLease(t *testing.T) {
+	t.Parallel()
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		put(t, o, claim(4, "z"), "before")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: s3test.Fault{Lose: true, Applied: true, After: func(*s3test.Request, int) { cancel(guard.ErrLeaseLost) }}})
+		server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: s3test.Respond(403)})
+		err := o.Put(ctx, claim(5, "a"), key, strings.NewReader("stored"), nil)
+		refused(t, err, guard.ReasonOutcomeUnknown)
+		if errors.Is(err, guard.ErrLeaseLost) || errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("it promises that nothing was written: %v", err)
+		}
+		server.ClearFaults()
+		want(t, o, "stored", guard.Mark{Token: 5, LeaseID: "a"})
+	})
 }

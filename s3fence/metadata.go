@@ -127,52 +127,38 @@ func (s *state) metadata(user map[string]string) map[string]string {
 	}
 	if s.kind == kindPlain {
 		m[metaMD5] = hex.EncodeToString(s.md5[:])
-		var list strings.Builder
+		ids := make([]string, len(s.recent))
 		for i, id := range s.recent {
-			if i > 0 {
-				list.WriteByte(',')
-			}
-			list.WriteString(hex.EncodeToString(id[:]))
+			ids[i] = id.String()
 		}
+		list := strings.Join(ids, ",")
 		if s.cut {
-			list.WriteByte('+')
+			list += "+"
 		}
-		if list.Len() > 0 { // some servers lose empty values
-			m[metaRecent] = list.String()
+		if list != "" { // some servers lose empty values
+			m[metaRecent] = list
 		}
 	}
 	return m
 }
 
-// userMetadata returns metadata without the reserved part.
-func userMetadata(metadata map[string]string) map[string]string {
-	user := make(map[string]string, len(metadata))
+// split returns the user's and the reserved part of stored metadata.
+func split(metadata map[string]string) (user, reserved map[string]string) {
+	user, reserved = make(map[string]string, len(metadata)), map[string]string{}
 	for name, value := range metadata {
-		if name = strings.ToLower(name); !strings.HasPrefix(name, metaPrefix) {
+		if name = strings.ToLower(name); strings.HasPrefix(name, metaPrefix) {
+			reserved[name] = value
+		} else {
 			user[name] = value
 		}
 	}
-	return user
-}
-
-// reserved returns the reserved part of metadata.
-func reserved(metadata map[string]string) map[string]string {
-	var out map[string]string
-	for name, value := range metadata {
-		if name = strings.ToLower(name); strings.HasPrefix(name, metaPrefix) {
-			if out == nil {
-				out = make(map[string]string, 5)
-			}
-			out[name] = value
-		}
-	}
-	return out
+	return user, reserved
 }
 
 // parsePlain reads the state of a Plain object from its reserved metadata. tail
 // is the end of the body, or all of it if it is short.
-func parsePlain(key string, h head, m map[string]string, tail []byte) (state, error) {
-	s := state{kind: kindPlain}
+func parsePlain(key string, h head, tail []byte) (state, error) {
+	s, m := state{kind: kindPlain}, h.fencing
 	var err error
 	if s.mark.Token, err = guard.ParseToken(m[metaToken]); err != nil {
 		return s, damaged(key, "its metadata has the token "+strconv.QuoteToASCII(m[metaToken]))

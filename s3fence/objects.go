@@ -169,20 +169,16 @@ func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key)
 
 // writable returns an error if o must not write an object in this state.
 func (o *fenced) writable(claim guard.Claim, key string, s *state) error {
-	switch s.kind {
-	case kindAbsent, kindTombstone, o.kind:
+	switch {
+	case s.gone(), s.kind == o.kind:
 		return nil
-	case kindUnfenced:
-		return unfenced(claim)
+	case s.kind == kindUnfenced:
+		return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
 	}
 	return guard.Invalid("mode", kindNames[o.kind], "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
 }
 
-// unfenced is the refusal of an object that this package did not write.
-func unfenced(claim guard.Claim) error {
-	return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
-}
-
+// errForeign is the cause of the refusal of an object that this package did not write.
 var errForeign = errors.New("another program wrote the object; Objects.Adopt fences it, InsecureDelete removes it")
 
 // admit checks writable and the rule.
@@ -302,12 +298,11 @@ func (o *fenced) mayRepeat(what string) error {
 
 // rewrite builds the write that changes nothing but the mark.
 func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
-	switch base.kind {
-	case kindAbsent, kindTombstone:
+	switch {
+	case base.gone():
 		return o.tombstone(key, base, claim, id)
-	case kindPointer:
-		p := base.pointer()
-		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), p)
+	case base.kind == kindPointer:
+		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), base.pointer())
 	}
 	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
 }
@@ -397,7 +392,8 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
 		if s.content > o.b.opts.MaxBody {
 			return nil, tooLong(s.content, o.b.opts.MaxBody)
 		}
-		if s.body, err = unpack(key, s.body, s.content); err != nil {
+		if s.body, err = unpack(s.body, s.content); err != nil || int64(len(s.body)) != s.content {
+			err = damaged(key, "its body does not unpack to the "+strconv.FormatInt(s.content, 10)+" bytes in its trailer")
 			return nil, guard.Unavailable(opName("get", key), guard.Claim{}, err)
 		}
 	}
@@ -450,12 +446,12 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
 // its content. It is packed anew, because Chromium shows only the first member of a
-// file, and some readers fail on zeros behind the last one.
+// file.
 func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64, err error) {
 	if err := o.fitting(h); err != nil {
 		return nil, 0, err
 	}
-	content, err := unpackFile(body, o.b.opts.MaxBody)
+	content, err := unpack(body, o.b.opts.MaxBody)
 	switch {
 	case err != nil && h.ContentEncoding == "gzip":
 		return nil, 0, guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, "is the object's, whose body is not a gzip file")
@@ -469,19 +465,19 @@ func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64
 
 // adopted reports that there is nothing to adopt.
 func (o *Objects) adopted(c *change, s *state) (bool, error) {
-	switch s.kind {
-	case kindUnfenced:
+	if s.kind == kindUnfenced {
 		return false, nil
-	case kindAbsent, kindTombstone:
-		if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
-			return false, err
-		}
-		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
 	}
 	if err := o.writable(c.claim, c.key, s); err != nil {
 		return false, err
 	}
-	return true, guard.Decide(guard.SameOrNewer, s.mark, c.claim)
+	if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
+		return false, err
+	}
+	if s.gone() {
+		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+	}
+	return true, nil
 }
 
 // tombstoneSize is the length of every tombstone as stored, so that a listing
@@ -522,8 +518,7 @@ func (o *fenced) tombstone(key string, base *state, claim guard.Claim, id writeI
 	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
 	p.Note = "deleted under a fencing token; this object holds the mark"
 	body := encodeJSON(p)
-	s := seal{lease: claim.LeaseID, recent: next.recent}
-	if pad := tombstoneSize - s.size() - len(body); pad > 0 {
+	if pad := tombstoneSize - (&seal{state: next}).size() - len(body); pad > 0 {
 		body = append(body, bytes.Repeat([]byte{' '}, pad)...)
 	}
 	return o.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)

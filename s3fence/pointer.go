@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -234,9 +233,7 @@ func (b *Bucket) open(ctx context.Context, out *Object, p pointer) (bool, error)
 		got.Body.Close()
 		return false, err
 	}
-	out.Headers = h.headers
-	out.Headers.Metadata = userMetadata(h.metadata)
-	out.DataKey, out.Size = p.Data, p.Length
+	out.Headers, out.DataKey, out.Size = h.headers, p.Data, p.Length
 	out.Body = &verifier{ReadCloser: got.Body, key: out.Key, left: p.Length, want: p.CRC}
 	return true, nil
 }
@@ -397,16 +394,15 @@ func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error
 	if err := c.ended(ctx); err != nil {
 		return done, err
 	}
-	err := o.b.list(ctx, prefix, "", func(object types.Object) error {
+	for object, err := range o.b.list(ctx, prefix) {
 		key := aws.ToString(object.Key)
 		// An object longer than a tail is not a pointer.
-		if internal(key) || aws.ToInt64(object.Size) > tailSize {
-			return nil
+		if err == nil && !internal(key) && aws.ToInt64(object.Size) <= tailSize {
+			err = o.b.collect(ctx, key, &done)
 		}
-		return o.b.collect(ctx, key, &done)
-	})
-	if err != nil {
-		return done, guard.Unavailable(c.op(), c.claim, o.b.explain(err))
+		if err != nil {
+			return done, guard.Unavailable(c.op(), c.claim, o.b.explain(err))
+		}
 	}
 	return done, nil
 }
@@ -428,22 +424,26 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 	p := s.pointer()
 	prefix := b.dataPrefix(key)
 	now := b.clock()
-	return b.list(ctx, prefix, "", func(object types.Object) error {
+	for object, err := range b.list(ctx, prefix) {
+		if err != nil {
+			return err
+		}
 		name := aws.ToString(object.Key)
 		token, id, ok := parseDataKey(strings.TrimPrefix(name, prefix))
 		if !ok || name == p.Data || !b.left(&s, p, token, id, now) {
-			return nil
+			continue
 		}
-		if err := b.remove(ctx, name); skippable(err) {
+		switch err := b.remove(ctx, name); {
+		case err == nil:
+			done.Deleted++
+			done.Bytes += aws.ToInt64(object.Size)
+		case skippable(err):
 			done.skip(guard.Unavailable(opName("collect data of", key)+": delete "+strconv.QuoteToASCII(name), guard.Claim{}, b.explain(err)))
-			return nil
-		} else if err != nil {
+		default:
 			return err
 		}
-		done.Deleted++
-		done.Bytes += aws.ToInt64(object.Size)
-		return nil
-	})
+	}
+	return nil
 }
 
 // left reports whether the pointer has not been at the data for a grace period

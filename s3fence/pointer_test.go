@@ -18,20 +18,6 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
-// pointerBody is what tests read of a stored pointer.
-type pointerBody struct {
-	Data  string `json:"data"`
-	Token string `json:"token"`
-}
-
-func parsePointer(t testing.TB, o s3test.Object) (p pointerBody) {
-	t.Helper()
-	if err := json.NewDecoder(bytes.NewReader(o.Body)).Decode(&p); err != nil {
-		t.Fatalf("pointer %q: %v", o.Body, err)
-	}
-	return p
-}
-
 // dataHistory gives the mutations of a pointer the metadata of the data that
 // each of them names, which is where a caller's metadata is.
 func dataHistory(t testing.TB, server *s3test.Server, history []s3test.Mutation) []s3test.Mutation {
@@ -44,10 +30,10 @@ func dataHistory(t testing.TB, server *s3test.Server, history []s3test.Mutation)
 	}
 	out := make([]s3test.Mutation, len(history))
 	for i, m := range history {
+		var pointer struct{ Data string }
+		must(t, json.NewDecoder(bytes.NewReader(m.Body)).Decode(&pointer))
 		out[i] = m
-		out[i].Metadata = map[string]string{
-			"fencing-token": m.Metadata["fencing-token"], "attempt": attempts[parsePointer(t, m.Object).Data],
-		}
+		out[i].Metadata = map[string]string{"fencing-token": m.Metadata["fencing-token"], "attempt": attempts[pointer.Data]}
 	}
 	return out
 }
@@ -72,9 +58,7 @@ func later(t *testing.T, o *s3fence.Handle, d time.Duration) *s3fence.Handle {
 func collect(t *testing.T, o *s3fence.Handle) s3fence.Collected {
 	t.Helper()
 	done, err := o.Collect(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return done
 }
 
@@ -108,15 +92,9 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 			server, b, o := setup(t, s3fence.Pointer, 0)
 			put(t, o, claim(9, "z"), "before")
 			other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-			pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-			verdict := make(chan error, 1)
-			go func() {
-				verdict <- other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
-			}()
-			held, err := pause.Wait(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+				return other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
+			})
 			put(t, o, claim(c.holder, "a"), "holder's")
 
 			// Within the grace period nothing is deleted.
@@ -146,27 +124,17 @@ func TestPausedWriterControl(t *testing.T) {
 	put(t, o, claim(9, "z"), "before")
 	named := dataKeys(server)[0]
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-	verdict := make(chan error, 1)
-	go func() {
-		verdict <- other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
-	}()
-	held, err := pause.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+		return other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
+	})
 	for _, data := range dataKeys(server) {
 		if data != named {
-			if err := b.RemoveForTest(t.Context(), data); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.RemoveForTest(t.Context(), data))
 		}
 	}
 	held.Release()
-	if err := <-verdict; err != nil {
-		t.Fatal(err)
-	}
-	_, err = o.Get(t.Context(), key)
+	must(t, <-verdict)
+	_, err := o.Get(t.Context(), key)
 	if d := damage(t, err); !strings.Contains(d.Problem, "is gone") {
 		t.Errorf("the control dangles nothing: %v", err)
 	}
@@ -178,9 +146,7 @@ func TestCollectKeepsDataUnderARaisedMark(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "one")
 	put(t, o, claim(5, "a"), "two")
-	if err := o.Raise(t.Context(), claim(9, "b"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Raise(t.Context(), claim(9, "b"), key))
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 || done.Bytes != 3 {
 		t.Errorf("collected %+v, want the first data", done)
 	}
@@ -220,9 +186,7 @@ func TestCollectUnderOneToken(t *testing.T) {
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 4 {
 		t.Errorf("collected %+v, want 4", done)
 	}
-	if err := o.Delete(t.Context(), claim(5, "a"), key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Delete(t.Context(), claim(5, "a"), key))
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Errorf("collected %+v, want 1", done)
 	}
@@ -269,33 +233,20 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 	server, b, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Prefix: b.DataPrefix(key), Times: 1}, s3test.BeforeApply)
-	type result struct {
-		object *s3fence.Object
-		err    error
-	}
-	read := make(chan result, 1)
-	go func() {
-		object, err := other.Get(context.Background(), key)
-		read <- result{object, err}
-	}()
-	held, err := pause.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	var object *s3fence.Object
+	held, read := hold(t, server, s3test.Rule{Ops: gets, Prefix: b.DataPrefix(key), Times: 1}, func() (err error) {
+		object, err = other.Get(context.Background(), key)
+		return err
+	})
 	put(t, o, claim(6, "b"), "new")
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Fatalf("collected %+v", done)
 	}
 	held.Release()
-	r := <-read
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	defer r.object.Body.Close()
-	var got bytes.Buffer
-	if _, err := io.Copy(&got, r.object.Body); err != nil || got.String() != "new" || r.object.Mark.Token != 6 {
-		t.Errorf("read %q at %d, %v", got.String(), r.object.Mark.Token, err)
+	must(t, <-read)
+	defer object.Body.Close()
+	if got, err := io.ReadAll(object.Body); err != nil || string(got) != "new" || object.Mark.Token != 6 {
+		t.Errorf("read %q at %d, %v", got, object.Mark.Token, err)
 	}
 }
 
@@ -306,22 +257,41 @@ func TestDataKeyCanBeSigned(t *testing.T) {
 	server, _, o := setup(t, s3fence.Pointer, 0)
 	put(t, o, claim(5, "a"), "old")
 	object, err := o.Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	object.Body.Close()
 	signed, err := s3.NewPresignClient(newClient(server)).PresignGetObject(t.Context(),
 		&s3.GetObjectInput{Bucket: aws.String(bucketName), Key: &object.DataKey})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	put(t, o, claim(6, "b"), "new")
 	response, err := server.HTTPClient().Get(signed.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || string(body) != "old" {
 		t.Errorf("%s: read %q, %v", response.Status, body, err)
+	}
+}
+
+// What the collector may not read or delete is counted and named, and what is behind
+// it is collected.
+func TestCollectGoesOn(t *testing.T) {
+	t.Parallel()
+	server, _, o := setup(t, s3fence.Pointer, 0)
+	for _, k := range []string{"a", "b", "c"} {
+		for token := guard.Token(5); token < 7; token++ {
+			must(t, o.Put(t.Context(), claim(token, "l"), k, strings.NewReader("x"), nil))
+		}
+	}
+	o = later(t, o, 2*time.Hour)
+	archived := server.Inject(s3test.Rule{Ops: gets, Key: "a", Fault: s3test.Fault{Status: 403, Code: "InvalidObjectState"}})
+	locked := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.DeleteObject}, Prefix: o.Bucket().DataPrefix("b"), Fault: s3test.Respond(403)})
+	done, err := o.Collect(t.Context(), "")
+	if err != nil || done.Pointers != 2 || done.Deleted != 1 || done.Skipped != 2 || done.Err == nil ||
+		!strings.Contains(done.Err.Error(), `collect "a"`) || !strings.Contains(done.Err.Error(), `data of "b"`) {
+		t.Errorf("Collect = %+v, %v", done, err)
+	}
+	archived.Remove()
+	locked.Remove()
+	if done, err := o.Collect(t.Context(), ""); err != nil || done.Deleted != 2 || done.Skipped != 0 || done.Err != nil {
+		t.Errorf("later: %+v, %v", done, err)
 	}
 }

@@ -26,6 +26,10 @@ const (
 	// raceWrites is how often an object is overwritten while raceReaders read it.
 	raceWrites  = 48
 	raceReaders = 4
+
+	// gateWait is how long racing writers wait for each other. It is longer than any
+	// of them needs, unless the client keeps too few connections.
+	gateWait = 2 * time.Second
 )
 
 // errUndecided is the error of races without a known winner, which show nothing.
@@ -69,24 +73,37 @@ func (p *prober) race(ctx context.Context) error {
 }
 
 // round lets writers race on one condition. They wait for each other before the last
-// byte of their bodies. It returns the winner's ETag, "" if the winner's response was
-// lost or all were busy, which says nothing about the race.
+// byte of their bodies: without that they meet only on idle machines. On a busy one
+// versitygw 1.7 kept them apart in most rounds by serving one after the other.
+// It returns the winner's ETag, "" if the winner's response was lost or all were busy,
+// which says nothing about the race.
 func (p *prober) round(ctx context.Context, key, etag string) (won string, err error) {
 	const check = "racing writers"
 	var (
-		wg    sync.WaitGroup
-		etags [probeWriters]string
-		errs  [probeWriters]error
-		all   = &gate{open: make(chan struct{}), late: &p.ungated}
+		wg, absent sync.WaitGroup
+		etags      [probeWriters]string
+		errs       [probeWriters]error
+		open       = make(chan struct{})
 	)
-	all.absent.Store(probeWriters)
+	wait := func() {
+		if p.ungated.Load() {
+			return
+		}
+		select {
+		case <-open:
+		case <-time.After(gateWait):
+			p.ungated.Store(true)
+		}
+	}
+	absent.Add(probeWriters)
+	go func() { absent.Wait(); close(open) }()
 	for i := range probeWriters {
 		content := p.unique()
 		wg.Go(func() {
-			arrive := sync.OnceFunc(all.arrive)
-			defer arrive()
+			arrive := sync.OnceFunc(absent.Done)
+			defer arrive() // also of one that was never sent
 			etags[i], errs[i] = p.write(ctx, key, etag, probeBody{content: content}, func(o *s3.Options) {
-				o.HTTPClient = gatedClient{o.HTTPClient, func() { arrive(); all.wait() }}
+				before(o, func(r *http.Request) { r.Body = &gated{r.Body, r.ContentLength, func() { arrive(); wait() }} })
 			})
 		})
 	}
@@ -213,51 +230,8 @@ func (p *prober) judge(sightings []sighting, etags map[string]guard.Token) error
 	return nil
 }
 
-// gateWait is how long racing writers wait for each other. It is longer than any
-// of them needs, unless the client keeps too few connections.
-const gateWait = 2 * time.Second
-
-// gate makes racing writers go on together. Without it they meet only on idle
-// machines: on a busy one versitygw 1.7 kept them apart in most rounds by serving
-// one after the other.
-type gate struct {
-	absent atomic.Int32
-	open   chan struct{}
-	late   *atomic.Bool // some did not arrive, so nobody waits any more
-}
-
-// arrive says that a writer is at the gate, or will never be there.
-func (g *gate) arrive() {
-	if g.absent.Add(-1) == 0 {
-		close(g.open)
-	}
-}
-
-func (g *gate) wait() {
-	if g.late.Load() {
-		return
-	}
-	timer := time.NewTimer(gateWait)
-	defer timer.Stop()
-	select {
-	case <-g.open:
-	case <-timer.C:
-		g.late.Store(true)
-	}
-}
-
-// gatedClient holds a request's body back before its last byte. The bytes before it
-// wait in the connection's buffer, so that all requests leave at once.
-type gatedClient struct {
-	s3.HTTPClient
-	wait func()
-}
-
-func (c gatedClient) Do(r *http.Request) (*http.Response, error) {
-	r.Body = &gated{r.Body, r.ContentLength, c.wait}
-	return c.HTTPClient.Do(r)
-}
-
+// gated holds a request's body back before its last byte. The bytes before it wait in
+// the connection's buffer, so that all requests leave at once.
 type gated struct {
 	io.ReadCloser
 	left int64

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -29,13 +32,9 @@ func TestListGoesOn(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, _, o := setup(t, mode, 0)
 		for i, name := range []string{"a", "b", "d"} {
-			if err := o.Put(t.Context(), claim(guard.Token(i+5), "l"), name, strings.NewReader("x"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Put(t.Context(), claim(guard.Token(i+5), "l"), name, strings.NewReader("x"), nil))
 		}
-		if err := o.Delete(t.Context(), claim(9, "l"), "b"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(9, "l"), "b"))
 		bypass(t, server, "c", bytesOf(1277), map[string]string{"fencing-token": "7"})
 		for name, c := range map[string]struct {
 			fault s3test.Fault
@@ -48,9 +47,9 @@ func TestListGoesOn(t *testing.T) {
 			"no credentials": {s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}, "a-"},
 			"no answer":      {s3test.Respond(503), "a-"},
 		} {
-			in := server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.GetObject}, Fault: c.fault})
+			in := server.Inject(s3test.Rule{Ops: gets, Fault: c.fault})
 			seen := ""
-			for e, err := range o.List(t.Context(), nil) {
+			for e, err := range o.List(t.Context(), "") {
 				switch {
 				case err == nil:
 					seen += e.Key
@@ -78,24 +77,19 @@ func TestListGoesOn(t *testing.T) {
 	})
 }
 
-// A claim for another resource than the key's is refused before anything is sent.
+// A claim for another resource than the key's is refused before anything is sent. Objects
+// without a template need the word that any resource will do.
 func TestP9KeyPattern(t *testing.T) {
 	t.Parallel()
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	template := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 	o := objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: "exports/{tenant}/at-{period}.csv"})
 	good := "exports/tenant_123/at-2026-04.csv"
-	if err := o.Put(t.Context(), claim(5, "a"), good, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Put(t.Context(), claim(5, "a"), good, nil, nil))
 	sent := server.Count()
 	var m *guard.MisdirectedError
-	for call, f := range map[string]func(key string) error{
-		"put":    func(key string) error { return o.Put(t.Context(), claim(5, "a"), key, nil, nil) },
-		"raise":  func(key string) error { return o.Raise(t.Context(), claim(6, "a"), key) },
-		"delete": func(key string) error { return o.Delete(t.Context(), claim(5, "a"), key) },
-		"adopt":  func(key string) error { return o.Adopt(t.Context(), claim(5, "a"), key) },
-	} {
+	for _, call := range []string{"put", "raise", "delete", "adopt"} {
+		f := func(key string) error { return calls(o, claim(6, "a"), key)[call](t.Context()) }
 		if err := f("exports/tenant_124/at-2026-04.csv"); !errors.As(err, &m) || m.Guarded != "tenant_124:billing-close:2026-04" || m.Claimed != resource {
 			t.Errorf("%s: %v, want it misdirected", call, err)
 		}
@@ -106,14 +100,22 @@ func TestP9KeyPattern(t *testing.T) {
 	if n := server.Count() - sent; n != 0 {
 		t.Errorf("%d requests were sent", n)
 	}
-	for _, bad := range []s3fence.ObjectsOptions{
-		{Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"},
+	// What is not a variable stands for itself.
+	o = objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: `a.b\{tenant}+/{period}`})
+	if err := o.Raise(t.Context(), claim(5, "a"), `a.b\tenant_123+/2026-04`); err != nil {
+		t.Error(err)
+	}
+	invalid(t, o.Raise(t.Context(), claim(5, "a"), `axb\tenant_123+/2026-04`), "key")
+	for _, bad := range []*s3fence.ObjectsOptions{
+		nil, {}, {Resource: template, KeyPattern: "{tenant}/{period}", InsecureAnyResource: true}, {Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},
 		{Resource: template, KeyPattern: "{tenant}/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/{period}/{other}"},
 		{Resource: template, KeyPattern: "{tenant}-{period}"}, {Resource: template, KeyPattern: "{tenant}/{period"},
 		{Resource: template, KeyPattern: "{tenant}/{period}/{}"}, {Resource: template, KeyPattern: "/{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}/period}/{period}"},
 	} {
-		if _, err := b.In(s3fence.Sealed, &bad); !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%q is taken: %v", bad.KeyPattern, err)
+		_, err := b.Objects(s3fence.Sealed, bad)
+		_, pointers := b.Pointers(bad)
+		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(pointers, guard.ErrInvalid) {
+			t.Errorf("%+v is taken: %v, %v", bad, err, pointers)
 		}
 	}
 }
@@ -121,13 +123,9 @@ func TestP9KeyPattern(t *testing.T) {
 func gunzip(t *testing.T, file []byte) string {
 	t.Helper()
 	r, err := gzip.NewReader(bytes.NewReader(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	content, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(content)
 }
 
@@ -143,13 +141,9 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 	token := guard.Token(0)
 	for _, body := range []string{"", "x", "id;amount\n1;10\n", strings.Repeat("a line\n", 50_000), string(random)} {
 		token++
-		if err := o.Put(t.Context(), claim(token, "a"), key, strings.NewReader(body), &s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(token, "a"), key, strings.NewReader(body), &s3fence.Headers{ContentType: "text/csv", ContentEncoding: "gzip"}))
 		token++
-		if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(token, "b"), key))
 		if got := gunzip(t, stored(t, server, key).Body); got != body {
 			t.Errorf("compress/gzip reads %d bytes, want %d", len(got), len(body))
 		}
@@ -159,9 +153,7 @@ func TestGzipIsReadByAnybody(t *testing.T) {
 			t.Errorf("gzip -dc reads %d bytes, want %d: %v", len(got), len(body), err)
 		}
 		answer, err := http.Get(server.URL() + "/" + bucketName + "/" + key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
 		if err != nil || string(got) != body || !answer.Uncompressed {
@@ -191,7 +183,7 @@ func TestGzipAdopts(t *testing.T) {
 		"one member":            {member("content"), "gzip", "content", ""},
 		"no encoding":           {member("content"), "", "content", ""},
 		"two members":           {member("con") + member("tent"), "gzip", "content", ""},
-		"zeros behind it":       {member("content") + strings.Repeat("\x00", 512), "gzip", "content", ""},
+		"zeros behind it":       {member("content") + strings.Repeat("\x00", 512), "gzip", "", "Headers.ContentEncoding"},
 		"an empty member first": {member("") + member("content"), "gzip", "content", ""},
 		"cut":                   {cut, "", cut, ""},
 		"no gzip file":          {"content", "gzip", "", "Headers.ContentEncoding"},
@@ -220,9 +212,7 @@ func TestGzipAdopts(t *testing.T) {
 			t.Errorf("%s: a reader of gzip sees %.40q", name, got)
 		}
 		first, err := gzip.NewReader(bytes.NewReader(stored(t, server, key).Body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		first.Multistream(false)
 		if got, err := io.ReadAll(first); err != nil || string(got) != c.content {
 			t.Errorf("%s: the first member has %.40q, %v", name, got, err)
@@ -230,12 +220,10 @@ func TestGzipAdopts(t *testing.T) {
 	}
 }
 
-func list(t *testing.T, o *s3fence.Handle, opts *s3fence.ListOptions) (keys []string) {
+func list(t *testing.T, o *s3fence.Handle, prefix string) (keys []string) {
 	t.Helper()
-	for e, err := range o.List(t.Context(), opts) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for e, err := range o.List(t.Context(), prefix) {
+		must(t, err)
 		keys = append(keys, e.Key)
 	}
 	return keys
@@ -251,33 +239,27 @@ func TestListHides(t *testing.T) {
 		o := objects(t, b, mode, nil)
 		for i := range 6 {
 			k := fmt.Sprintf("a/%d", i)
-			if err := o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("x"), nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Put(t.Context(), claim(5, "a"), k, strings.NewReader("x"), nil))
 			if i%2 == 0 {
-				if err := o.Delete(t.Context(), claim(5, "a"), k); err != nil {
-					t.Fatal(err)
-				}
+				must(t, o.Delete(t.Context(), claim(5, "a"), k))
 			}
 		}
-		if err := o.Raise(t.Context(), claim(5, "a"), "a/raised"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Raise(t.Context(), claim(5, "a"), "a/raised"))
 		bypass(t, server, "b/unfenced", bytes.Repeat([]byte("x"), 1277), nil)
-		if got := list(t, o, nil); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
+		if got := list(t, o, ""); !slices.Equal(got, []string{"a/1", "a/3", "a/5", "b/unfenced"}) {
 			t.Errorf("listed: %q", got)
 		}
-		if got := list(t, o, &s3fence.ListOptions{Prefix: "a/", After: "a/1"}); !slices.Equal(got, []string{"a/3", "a/5"}) {
+		if got := list(t, o, "a/"); !slices.Equal(got, []string{"a/1", "a/3", "a/5"}) {
 			t.Errorf("listed: %q", got)
 		}
-		for e, err := range o.List(t.Context(), nil) { // and stops when the loop does
+		for e, err := range o.List(t.Context(), "") { // and stops when the loop does
 			if err != nil || e.Key != "a/1" || e.ETag == "" || e.StoredSize == 0 || e.LastModified.IsZero() {
 				t.Errorf("%+v, %v", e, err)
 			}
 			break
 		}
 		server.Close()
-		for _, err := range o.List(t.Context(), nil) {
+		for _, err := range o.List(t.Context(), "") {
 			refused(t, err, guard.ReasonUnavailable)
 		}
 	})
@@ -296,11 +278,109 @@ func TestListPages(t *testing.T) {
 	server, b, _ := setup(t, s3fence.Sealed, 0)
 	o := objects(t, b.On(paged{newClient(server)}, bucketName), s3fence.Sealed, nil)
 	for i := range 35 {
-		if err := o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil); err != nil {
-			t.Fatal(err)
+		must(t, o.Put(t.Context(), claim(5, "a"), fmt.Sprintf("%04d", i), nil, nil))
+	}
+	if got := list(t, o, ""); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
+		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))
+	}
+}
+
+// repeating is a store whose listings all have one continuation token, or none, and no end.
+type repeating struct {
+	s3fence.S3
+	token *string
+	asked int
+}
+
+func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	c.asked++
+	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: c.token}, nil
+}
+
+// A listing that cannot go on is not complete, and does not begin again.
+func TestRepeatedContinuationToken(t *testing.T) {
+	t.Parallel()
+	server, b, _ := setup(t, s3fence.Pointer, 0)
+	for want, token := range map[int]*string{4: aws.String("same"), 2: nil} {
+		store := &repeating{S3: newClient(server), token: token}
+		o := objects(t, b.On(store, bucketName), s3fence.Pointer, nil)
+		for _, err := range o.List(t.Context(), "") {
+			refused(t, err, guard.ReasonUnavailable)
+		}
+		_, err := o.Collect(t.Context(), "")
+		if refused(t, err, guard.ReasonUnavailable); store.asked != want {
+			t.Errorf("%d requests, want %d", store.asked, want)
 		}
 	}
-	if got := list(t, o, nil); len(got) != 35 || !slices.IsSorted(got) || server.Count(s3test.ListObjectsV2) != 4 {
-		t.Errorf("%d listed in %d pages", len(got), server.Count(s3test.ListObjectsV2))
+}
+
+// The vectors of FORMAT.md. internal/suites/s3/format has the tests of a reader and
+// writer in Python that was made from that page.
+func TestFormatVectors(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("testdata/vectors.json")
+	must(t, err)
+	var vectors []struct {
+		Name, Key, Damaged, Resource string
+		Object, Body, Content        []byte
+		Metadata                     map[string]string
+		State                        struct {
+			Kind, Lease string
+			Token       int64
+		}
+		Data *struct {
+			Key    string
+			Object []byte
+		}
+	}
+	must(t, json.Unmarshal(text, &vectors))
+	if len(vectors) < 70 {
+		t.Errorf("%d vectors", len(vectors))
+	}
+	modes := map[string]s3fence.Mode{
+		"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain, "pointer": s3fence.Pointer,
+		"tombstone": s3fence.Sealed, "unfenced": s3fence.Sealed,
+	}
+	for _, v := range vectors {
+		t.Run(v.Name, func(t *testing.T) {
+			server := newServer(t, &s3test.Options{ETags: s3test.ETagOpaque})
+			bypass(t, server, v.Key, v.Object, v.Metadata)
+			if v.Data != nil {
+				bypass(t, server, v.Data.Key, v.Data.Object, nil)
+			}
+			b := open(t, server, nil)
+			b.SetOpaque(true)
+			o := objects(t, b, modes[v.State.Kind], nil)
+			mark, err := o.Mark(t.Context(), v.Key)
+			if v.Damaged != "" {
+				// What only the body shows is seen only by those who read it.
+				if err == nil {
+					_, err = o.Get(t.Context(), v.Key)
+				}
+				t.Logf("%v", damage(t, err))
+				return
+			}
+			if v.State.Kind == "unfenced" {
+				refused(t, err, guard.ReasonUnfenced)
+				return
+			}
+			if want := (guard.Mark{Token: guard.Token(v.State.Token), LeaseID: v.State.Lease}); err != nil || mark != want {
+				t.Fatalf("the mark is %+v, %v; want %+v", mark, err, want)
+			}
+			if v.State.Kind == "tombstone" {
+				_, err := o.Get(t.Context(), v.Key)
+				refused(t, err, guard.ReasonNotFound)
+				return
+			}
+			want := v.Body
+			if v.Data != nil {
+				want = v.Data.Object
+			} else if v.State.Kind == "gzip" {
+				want = v.Content
+			}
+			if got, _ := content(t, o, v.Key); got != string(want) {
+				t.Errorf("the content is %.40q, want %.40q", got, want)
+			}
+		})
 	}
 }

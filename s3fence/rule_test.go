@@ -66,9 +66,7 @@ func TestP1Tombstones(t *testing.T) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(5, "a"), "x")
 		for range 2 {
-			if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Delete(t.Context(), claim(6, "b"), key))
 		}
 		_, err := o.Get(t.Context(), key)
 		var r *guard.RejectedError
@@ -79,17 +77,18 @@ func TestP1Tombstones(t *testing.T) {
 		refused(t, o.Delete(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		refused(t, o.Raise(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		refused(t, o.Put(t.Context(), claim(6, "c"), key, nil, nil), guard.ReasonConflict)
-		// Also for an object that never existed.
-		if err := o.Delete(t.Context(), claim(6, "b"), "never"); err != nil {
-			t.Fatal(err)
+		// Also for an object that never existed, and after a raise before the object.
+		for name, call := range map[string]func(context.Context, guard.Claim, string) error{"deleted": o.Delete, "raised": o.Raise} {
+			must(t, call(t.Context(), claim(6, "b"), name))
+			refused(t, got(t, o, name), guard.ReasonNotFound)
+			refused(t, o.Put(t.Context(), claim(5, "a"), name, nil, nil), guard.ReasonStale)
+			must(t, o.Put(t.Context(), claim(6, "b"), name, nil, nil))
+			must(t, got(t, o, name))
 		}
-		refused(t, o.Put(t.Context(), claim(5, "a"), "never", nil, nil), guard.ReasonStale)
 		// Two tombstones never have the same ETag.
 		first := stored(t, server, key)
 		put(t, o, claim(6, "b"), "again")
-		if err := o.Delete(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Delete(t.Context(), claim(6, "b"), key))
 		if again := stored(t, server, key); again.ETag == first.ETag || len(again.Body) != len(first.Body) {
 			t.Errorf("tombstones %s of %d bytes and %s of %d", first.ETag, len(first.Body), again.ETag, len(again.Body))
 		}
@@ -103,21 +102,14 @@ func TestAdopt(t *testing.T) {
 		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonNotFound)
 		bypass(t, server, key, []byte("old"), nil)
 		for range 2 { // the second time there is nothing to do
-			if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 		}
 		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"})
-		if err := o.Adopt(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Adopt(t.Context(), claim(6, "b"), key))
 		want(t, o, "old", guard.Mark{Token: 5, LeaseID: "a"}) // adopting is not raising
 		refused(t, o.Adopt(t.Context(), claim(4, "z"), key), guard.ReasonStale)
 		refused(t, o.Adopt(t.Context(), claim(5, "z"), key), guard.ReasonConflict)
-		if err := o.Delete(t.Context(), claim(7, "c"), key); err != nil {
-			t.Fatal(err)
-		}
-		refused(t, o.Adopt(t.Context(), claim(6, "b"), key), guard.ReasonStale)
+		must(t, o.Delete(t.Context(), claim(7, "c"), key))
 		refused(t, o.Adopt(t.Context(), claim(7, "c"), key), guard.ReasonNotFound)
 	})
 }
@@ -129,11 +121,9 @@ func TestAdoptRaces(t *testing.T) {
 		server, _, o := setup(t, mode, 0)
 		bypass(t, server, key, []byte("old"), nil)
 		fault := s3test.Fault{Before: func(*s3test.Request) { bypass(t, server, key, []byte("newer"), nil) }}
-		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault,
+		server.Inject(s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: fault,
 			Match: func(r *s3test.Request) bool { return r.Header.Get("If-Match") != "" }})
-		if err := o.Adopt(t.Context(), claim(5, "a"), key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Adopt(t.Context(), claim(5, "a"), key))
 		want(t, o, "newer", guard.Mark{Token: 5, LeaseID: "a"})
 	})
 }
@@ -143,9 +133,12 @@ func TestAdoptRaces(t *testing.T) {
 func TestPlainNeedsOpaqueETags(t *testing.T) {
 	t.Parallel()
 	server := newServer(t, nil)
-	b := open(t, server, nil)
-	_, err := b.In(s3fence.Plain, nil)
-	invalid(t, err, "mode")
+	b, err := s3fence.Open(t.Context(), newClient(server), bucketName, &s3fence.Options{InsecureSkipProbe: true})
+	must(t, err)
+	_, err = b.In(s3fence.Plain, nil) // nothing is known of the store
+	if invalid(t, err, "mode"); server.Count() != 0 {
+		t.Errorf("%d requests were sent", server.Count())
+	}
 	o := objects(t, b, s3fence.Plain, &s3fence.ObjectsOptions{BodiesNeverRepeat: true})
 	put(t, o, claim(5, "a"), "at 12:00, 8f3a")
 	put(t, o, claim(6, "b"), "at 12:01, 77c0")
@@ -170,46 +163,28 @@ func TestPlainNeedsOpaqueETags(t *testing.T) {
 	}
 }
 
-// takeover is the story of P2: holder 6 takes over and reads; then holder 5,
-// still running, appends; then holder 6 appends to what it read.
-func takeover(t *testing.T, mode s3fence.Mode, raise bool) (final string, old error) {
-	_, b, o := setup(t, mode, guard.SameOrNewer)
-	succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
-	put(t, o, claim(5, "a"), "1")
-	if raise {
-		if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
-		}
-	}
-	read, _ := content(t, succ, key)
-	old = o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5")), nil)
-	put(t, succ, claim(6, "b"), read+",6")
-	final, _ = content(t, o, key)
-	return final, old
-}
-
+// The story of P2: holder 6 takes over and reads; then holder 5, still running, appends;
+// then holder 6 appends to what it read. In the control it does not raise, and an
+// acknowledged update is lost.
 func TestP2Takeover(t *testing.T) {
 	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		final, old := takeover(t, mode, true)
-		if !errors.Is(old, guard.ErrStale) {
-			t.Errorf("the old holder's write after the raise: %v, want stale", old)
-		}
-		if final != "1,6" {
-			t.Errorf("the object is %q", final)
-		}
-	})
-}
-
-// Without the raise an acknowledged update is lost.
-func TestP2TakeoverControl(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		final, old := takeover(t, mode, false)
-		if old != nil || final != "1,6" {
-			t.Errorf("the control lost nothing: %v, %q", old, final)
-		}
-	})
+	for _, raises := range []bool{true, false} {
+		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+			_, b, o := setup(t, mode, guard.SameOrNewer)
+			succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
+			put(t, o, claim(5, "a"), "1")
+			if raises {
+				must(t, succ.Raise(t.Context(), claim(6, "b"), key))
+			}
+			read, _ := content(t, succ, key)
+			old := o.Put(t.Context(), claim(5, "a"), key, strings.NewReader("1,5"), nil)
+			put(t, succ, claim(6, "b"), read+",6")
+			if raises && !errors.Is(old, guard.ErrStale) || !raises && old != nil {
+				t.Errorf("the old holder's write, with a raise %v: %v", raises, old)
+			}
+			want(t, o, "1,6", guard.Mark{Token: 6, LeaseID: "b"})
+		})
+	}
 }
 
 // A write of the old holder that comes while the mark is being raised, after
@@ -220,18 +195,12 @@ func TestP2WriteDuringRaise(t *testing.T) {
 		server, b, o := setup(t, mode, 0)
 		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 		put(t, o, claim(5, "a"), "1")
-		pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1}, s3test.BeforeApply)
-		raised := make(chan error, 1)
-		go func() { raised <- succ.Raise(context.Background(), claim(6, "b"), key) }()
-		held, err := pause.Wait(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		held, raised := hold(t, server, firstPut(s3test.Fault{}), func() error {
+			return succ.Raise(context.Background(), claim(6, "b"), key)
+		})
 		put(t, o, claim(5, "a"), "1,5") // acknowledged
 		held.Release()
-		if err := <-raised; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-raised)
 		want(t, succ, "1,5", guard.Mark{Token: 6, LeaseID: "b"})
 		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5,5")), nil), guard.ReasonStale)
 	})
@@ -245,10 +214,8 @@ func TestP2WriteDuringRaiseControl(t *testing.T) {
 	put(t, o, claim(5, "a"), "1")
 	fault := s3test.IgnoreConditions()
 	fault.Before = func(*s3test.Request) { put(t, o, claim(5, "a"), "1,5") }
-	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Key: key, Times: 1, Fault: fault})
-	if err := succ.Raise(t.Context(), claim(6, "b"), key); err != nil {
-		t.Fatal(err)
-	}
+	server.Inject(firstPut(fault))
+	must(t, succ.Raise(t.Context(), claim(6, "b"), key))
 	if body, _ := content(t, succ, key); body != "1" {
 		t.Errorf("the control lost nothing: %q", body)
 	}
@@ -266,19 +233,13 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 		if mode == s3fence.SealedGzip {
 			h.ContentEncoding = "gzip"
 		}
-		if err := o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &h); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("body")), &h))
 		for _, token := range []guard.Token{6, 6, 7} {
-			if err := o.Raise(t.Context(), claim(token, "b"), key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.Raise(t.Context(), claim(token, "b"), key))
 		}
 		want(t, o, "body", guard.Mark{Token: 7, LeaseID: "b"})
 		object, err := o.Get(t.Context(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer object.Body.Close()
 		got := object.Headers
 		if got.ContentType != h.ContentType || got.CacheControl != h.CacheControl || got.ContentDisposition != h.ContentDisposition ||
@@ -291,18 +252,28 @@ func TestRaiseKeepsTheObject(t *testing.T) {
 	})
 }
 
-// A raise of a missing object keeps older writers from creating it.
-func TestRaiseBeforeTheObject(t *testing.T) {
+// TestP6RefusalsHaveTheFacts: an absent, a deleted and a foreign object differ,
+// with the claim, and with the mark where there is one.
+func TestP6RefusalsHaveTheFacts(t *testing.T) {
 	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		_, _, o := setup(t, mode, 0)
-		if err := o.Raise(t.Context(), claim(6, "b"), key); err != nil {
-			t.Fatal(err)
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server, _, o := setup(t, mode, 0)
+		ctx, reading, writing := t.Context(), guard.Claim{Resource: key}, claim(5, "a")
+		rejected := func(err error, reason guard.Reason, claim guard.Claim, mark guard.Mark) {
+			t.Helper()
+			var r *guard.RejectedError
+			if !errors.As(err, &r) || r.Reason != reason || r.Claim != claim || r.Mark != mark {
+				t.Errorf("%v: %+v, want %s", err, r, reason)
+			}
 		}
-		_, err := o.Get(t.Context(), key)
-		refused(t, err, guard.ReasonNotFound)
-		refused(t, o.Put(t.Context(), claim(5, "a"), key, nil, nil), guard.ReasonStale)
-		put(t, o, claim(6, "b"), "body")
-		want(t, o, "body", guard.Mark{Token: 6, LeaseID: "b"})
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, guard.Mark{})
+		bypass(t, server, key, []byte("foreign"), nil)
+		rejected(got(t, o, key), guard.ReasonUnfenced, reading, guard.Mark{})
+		rejected(o.Put(ctx, writing, key, strings.NewReader(""), nil), guard.ReasonUnfenced, writing, guard.Mark{})
+		must(t, o.Adopt(ctx, writing, key))
+		at := guard.Mark{Token: 6, LeaseID: "b"}
+		must(t, o.Delete(ctx, claim(6, "b"), key))
+		rejected(got(t, o, key), guard.ReasonNotFound, reading, at)
+		rejected(o.Adopt(ctx, claim(5, "a"), key), guard.ReasonStale, claim(5, "a"), at)
 	})
 }

@@ -72,24 +72,17 @@ func parseWriteID(s string) (id writeID, ok bool) {
 	return id, err == nil && id.String() == s
 }
 
-// seal is what a trailer says.
+// seal is what a trailer says: the state of the object, and which bytes that is about.
 type seal struct {
-	kind   kind
+	state
 	key    [sha256.Size]byte
-	token  guard.Token
-	lease  string
-	id     writeID
-	recent []writeID
-	cut    bool
 	length uint64 // of the body as stored
 	crc    uint32
-	// content is the unpacked length of a gzip body.
-	content uint64
 }
 
 // size is the length of the encoded trailer, with the member that holds it.
 func (s *seal) size() int {
-	n := trailerFixed + len(s.lease) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
+	n := trailerFixed + len(s.mark.LeaseID) + len(s.recent)*len(writeID{}) + trailerSum + trailerEnd
 	if s.kind == kindGzip {
 		n += 8 + gzipRoom
 	}
@@ -108,17 +101,17 @@ func (s *seal) append(out []byte) []byte {
 	}
 	out = append(out, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
 	out = append(out, s.key[:]...)
-	out = binary.BigEndian.AppendUint64(out, uint64(s.token))
+	out = binary.BigEndian.AppendUint64(out, uint64(s.mark.Token))
 	out = append(out, s.id[:]...)
 	out = binary.BigEndian.AppendUint64(out, s.length)
 	out = binary.BigEndian.AppendUint32(out, s.crc)
-	out = append(out, byte(len(s.lease)))
-	out = append(out, s.lease...)
+	out = append(out, byte(len(s.mark.LeaseID)))
+	out = append(out, s.mark.LeaseID...)
 	for _, id := range s.recent {
 		out = append(out, id[:]...)
 	}
 	if s.kind == kindGzip {
-		out = binary.BigEndian.AppendUint64(out, s.content)
+		out = binary.BigEndian.AppendUint64(out, uint64(s.content))
 	}
 	sum := sha256.Sum256(out[start:])
 	out = append(out, sum[:trailerSum]...)
@@ -180,30 +173,25 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if payload[2]&^flagCut != 0 {
 		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
 	}
-	s := &seal{kind: kind(payload[1]), cut: payload[2]&flagCut != 0}
-	count := int(payload[3])
-	payload = payload[4:]
-	payload = payload[copy(s.key[:], payload):]
-	s.token = guard.Token(binary.BigEndian.Uint64(payload))
-	payload = payload[8:]
-	payload = payload[copy(s.id[:], payload):]
-	s.length = binary.BigEndian.Uint64(payload)
-	s.crc = binary.BigEndian.Uint32(payload[8:])
-	lease := int(payload[12])
-	payload = payload[13:]
-	extra := 0
+	// The offsets are those of FORMAT.md.
+	s := &seal{
+		state: state{kind: kind(payload[1]), cut: payload[2]&flagCut != 0, id: writeID(payload[44:])},
+		key:   [sha256.Size]byte(payload[4:]), length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
+	}
+	s.mark.Token = guard.Token(binary.BigEndian.Uint64(payload[36:]))
+	count, lease, extra, rest := int(payload[3]), int(payload[72]), 0, payload[trailerFixed:]
 	if s.kind == kindGzip {
 		extra = 8
 	}
-	if len(payload) != lease+count*len(writeID{})+extra {
+	if len(rest) != lease+count*len(writeID{})+extra {
 		return nil, damaged(key, "the lengths in its trailer do not add up")
 	}
-	s.lease, payload = string(payload[:lease]), payload[lease:]
-	if s.kind == kindGzip {
-		payload, s.content = payload[:len(payload)-8], binary.BigEndian.Uint64(payload[len(payload)-8:])
+	s.mark.LeaseID, rest = string(rest[:lease]), rest[lease:]
+	for range count {
+		s.recent, rest = append(s.recent, writeID(rest)), rest[len(writeID{}):]
 	}
-	for ; len(payload) > 0; payload = payload[len(writeID{}):] {
-		s.recent = append(s.recent, writeID(payload))
+	if extra > 0 {
+		s.content = int64(binary.BigEndian.Uint64(rest))
 	}
 	switch {
 	case member != (s.kind == kindGzip) || member && !bytes.HasSuffix(before, memberHead(size+trailerEnd)):
@@ -213,13 +201,13 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	case s.length != uint64(total-int64(s.size())):
 		return nil, damaged(key, "its body has "+strconv.FormatInt(total-int64(s.size()), 10)+
 			" bytes, its trailer says "+strconv.FormatUint(s.length, 10))
-	case s.kind == kindGzip && s.content > maxRatio*s.length:
-		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(s.content, 10))
+	case s.kind == kindGzip && uint64(s.content) > maxRatio*s.length:
+		return nil, damaged(key, "its trailer says that "+strconv.FormatUint(s.length, 10)+" bytes unpack to "+strconv.FormatUint(uint64(s.content), 10))
 	case !s.kind.sealed():
 		return nil, damaged(key, "its trailer has the unknown kind "+strconv.Itoa(int(s.kind)))
-	case !s.token.Valid():
-		return nil, damaged(key, "its trailer has the invalid token "+s.token.String())
-	case guard.ValidateLeaseID(s.lease) != nil:
+	case !s.mark.Token.Valid():
+		return nil, damaged(key, "its trailer has the invalid token "+s.mark.Token.String())
+	case guard.ValidateLeaseID(s.mark.LeaseID) != nil:
 		return nil, damaged(key, "its trailer has an invalid lease ID")
 	}
 	return s, nil
@@ -229,14 +217,6 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 func memberHead(n int) []byte {
 	out := binary.LittleEndian.AppendUint16([]byte(gzipHead), uint16(len(gzipName)+2+n))
 	return binary.LittleEndian.AppendUint16(append(out, gzipName...), uint16(n))
-}
-
-// checkBody compares a body with the trailer.
-func (s *seal) checkBody(key string, body []byte) error {
-	if crc32.Checksum(body, castagnoli) != s.crc {
-		return damaged(key, "its body does not match the checksum in its trailer")
-	}
-	return nil
 }
 
 // pack makes a gzip file of content.
@@ -249,38 +229,11 @@ func pack(content []byte) []byte {
 	return out.Bytes()
 }
 
-// unpack reads a gzip file whose content has the given length.
-func unpack(key string, body []byte, length int64) ([]byte, error) {
-	content := []byte(nil)
-	r, err := gzip.NewReader(bytes.NewReader(body))
-	if err == nil {
-		content, err = readAll(r, min(length, 1<<20), length)
+// unpack reads a gzip file up to one byte more than the limit.
+func unpack(file []byte, limit int64) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(file))
+	if err != nil {
+		return nil, err
 	}
-	if err != nil || int64(len(content)) != length {
-		return nil, damaged(key, "its body does not unpack to the "+strconv.FormatInt(length, 10)+" bytes in its trailer")
-	}
-	return content, nil
-}
-
-// unpackFile reads a foreign gzip file up to one byte more than the limit. Zeros behind
-// the last member are left out, as gunzip does.
-func unpackFile(file []byte, limit int64) (content []byte, err error) {
-	rest := bytes.NewReader(file) // being a ByteReader, it stands at the end of each member
-	r, err := gzip.NewReader(rest)
-	for err == nil {
-		r.Multistream(false)
-		more, err := readAll(r, 512, limit)
-		if err != nil {
-			return nil, err
-		}
-		content = append(content, more...)
-		behind := file[len(file)-rest.Len():]
-		if int64(len(content)) > limit || len(bytes.TrimLeft(behind, "\x00")) == 0 {
-			return content, nil
-		}
-		if err := r.Reset(rest); err != nil {
-			return nil, err
-		}
-	}
-	return nil, err
+	return readAll(r, min(limit, 1<<20), limit)
 }

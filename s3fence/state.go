@@ -1,10 +1,12 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 	"crypto/md5"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net/http"
 	"slices"
@@ -62,6 +64,9 @@ type state struct {
 }
 
 func (s *state) fenced() bool { return s.kind >= kindPlain }
+
+// gone reports whether there is no object, with or without a mark.
+func (s *state) gone() bool { return s.kind == kindAbsent || s.kind == kindTombstone }
 
 // follow returns the state after a write over s; its ETag is known later.
 func (s *state) follow(k kind, claim guard.Claim, id writeID) state {
@@ -174,7 +179,7 @@ func (b *Bucket) look(ctx context.Context, key string, last int) (state, error) 
 func (b *Bucket) lookOnce(ctx context.Context, key string, last int) (state, error) {
 	limit := b.opts.MaxBody + b.opts.MaxBody/1000 + tailSize // what does not compress grows a little
 	content, h, err := b.grab(ctx, key, last, limit)
-	if status, _ := httpStatus(err); last > 0 && status == http.StatusRequestedRangeNotSatisfiable {
+	if last > 0 && httpStatus(err) == http.StatusRequestedRangeNotSatisfiable {
 		// The object is empty, or a gateway refuses a range longer than the object.
 		content, h, err = b.grab(ctx, key, 0, limit)
 	}
@@ -191,7 +196,6 @@ func (b *Bucket) lookOnce(ctx context.Context, key string, last int) (state, err
 	if !s.kind.sealed() {
 		s.body = content
 	}
-	h.headers.Metadata = userMetadata(h.metadata)
 	s.headers = &h.headers
 	return s, nil
 }
@@ -208,7 +212,10 @@ func (b *Bucket) grab(ctx context.Context, key string, last int, limit int64) ([
 	if err != nil {
 		return nil, h, err
 	}
-	if r := aws.ToString(out.ContentRange); last > 0 && r != "" {
+	switch r := aws.ToString(out.ContentRange); {
+	case r != "" && last == 0:
+		return nil, h, fmt.Errorf("the store responded to a request for a whole object with the range %s", quoteShort(r))
+	case r != "":
 		tail, err := rangedTail(out.Body, &h, r)
 		return tail, h, err
 	}
@@ -216,13 +223,17 @@ func (b *Bucket) grab(ctx context.Context, key string, last int, limit int64) ([
 		return nil, h, tooLong(h.size, b.opts.MaxBody)
 	}
 	object, err := readAll(out.Body, h.size, limit)
-	if err != nil {
+	size := int64(len(object))
+	switch {
+	case err != nil:
 		return nil, h, err
+	case size > limit:
+		return nil, h, tooLong(size, b.opts.MaxBody)
+	case out.ContentLength != nil && *out.ContentLength != size:
+		return nil, h, fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)
 	}
-	if int64(len(object)) > limit {
-		return nil, h, tooLong(int64(len(object)), b.opts.MaxBody)
-	}
-	return object, h, h.complete(out, int64(len(object)))
+	h.size = size
+	return object, h, nil
 }
 
 // rangedTail reads the last bytes of an object and completes its size.
@@ -234,7 +245,7 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 		return nil, fmt.Errorf("the store responded to a request for the last %d bytes with the range %s", tailSize, quoteShort(contentRange))
 	}
 	h.size = size
-	tail, err := io.ReadAll(io.LimitReader(body, tailSize+1))
+	tail, err := readAll(body, tailSize, tailSize)
 	if err != nil {
 		return nil, err
 	}
@@ -244,23 +255,13 @@ func rangedTail(body io.Reader, h *head, contentRange string) ([]byte, error) {
 	return tail, nil
 }
 
-// readAll reads at most one byte more than the limit.
+// readAll reads at most one byte more than the limit. size is how many are expected.
 func readAll(from io.Reader, size, limit int64) ([]byte, error) {
-	out := make([]byte, 0, max(size, 0)+1) // and one byte to detect the end
-	for int64(len(out)) <= limit {
-		if len(out) == cap(out) {
-			out = append(out, 0)[:len(out)]
-		}
-		n, err := from.Read(out[len(out):cap(out)])
-		out = out[:len(out)+n]
-		if err == io.EOF {
-			return out, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+	out := bytes.NewBuffer(make([]byte, 0, max(size, 0)+bytes.MinRead)) // room to detect the end
+	if _, err := out.ReadFrom(io.LimitReader(from, limit+1)); err != nil {
+		return nil, err
 	}
-	return out, nil
+	return out.Bytes(), nil
 }
 
 // head is what a response's headers say about an object.
@@ -268,56 +269,42 @@ type head struct {
 	etag     string
 	size     int64 // of the whole object, as stored
 	modified time.Time
-	metadata map[string]string
-	headers  Headers // without metadata
-}
-
-// complete sets the size of an object that was read whole, and compares it with
-// the announced size.
-func (h *head) complete(out *s3.GetObjectOutput, size int64) error {
-	if r := aws.ToString(out.ContentRange); r != "" {
-		return fmt.Errorf("the store responded to a request for a whole object with the range %s", quoteShort(r))
-	}
-	if out.ContentLength != nil && *out.ContentLength != size {
-		return fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)
-	}
-	h.size = size
-	return nil
+	headers  Headers
+	fencing  map[string]string // the reserved metadata
 }
 
 // parse makes a state from an object's headers and its last bytes, or its whole
 // body if that is short. The error is a [*DamagedError].
 func parse(key string, h head, tail []byte) (state, error) {
-	m := reserved(h.metadata)
-	s, err := parseKind(key, h, m, tail)
+	s, err := parseKind(key, h, tail)
 	s.etag, s.modified = h.etag, h.modified
 	return s, err
 }
 
-func parseKind(key string, h head, m map[string]string, tail []byte) (state, error) {
-	mode := m[metaMode]
+func parseKind(key string, h head, tail []byte) (state, error) {
+	mode := h.fencing[metaMode]
 	switch {
-	case mode == "" && len(m) > 0:
+	case mode == "" && len(h.fencing) > 0:
 		return state{}, damaged(key, "its metadata has fencing fields but no "+metaMode+": another program wrote it")
 	case mode == "" && sealedBytes(tail):
 		return state{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
 	case mode == "":
 		return state{kind: kindUnfenced}, nil
 	case mode == kindNames[kindPlain]:
-		return parsePlain(key, h, m, tail)
+		return parsePlain(key, h, tail)
 	}
 	sl, err := parseSeal(key, tail, h.size)
 	if err != nil {
 		return state{}, err
 	}
-	s := state{kind: sl.kind, mark: guard.Mark{Token: sl.token, LeaseID: sl.lease}, id: sl.id, recent: sl.recent, cut: sl.cut, content: int64(sl.content)}
-	if problem := disagreement(&s, m); problem != "" {
+	s := sl.state
+	if problem := disagreement(&s, h.fencing); problem != "" {
 		return state{}, damaged(key, problem)
 	}
 	if int64(len(tail)) == h.size {
 		s.body = tail[:len(tail)-sl.size()]
-		if err := sl.checkBody(key, s.body); err != nil {
-			return state{}, err
+		if crc32.Checksum(s.body, castagnoli) != sl.crc {
+			return state{}, damaged(key, "its body does not match the checksum in its trailer")
 		}
 	}
 	if s.kind == kindPointer && !s.pointer().complete() {
@@ -354,13 +341,14 @@ func headOf(out *s3.GetObjectOutput) (head, error) {
 	}
 	h := head{
 		etag: aws.ToString(out.ETag), size: aws.ToInt64(out.ContentLength),
-		modified: aws.ToTime(out.LastModified), metadata: out.Metadata,
+		modified: aws.ToTime(out.LastModified),
 		headers: Headers{
 			ContentType: aws.ToString(out.ContentType), CacheControl: aws.ToString(out.CacheControl),
 			ContentDisposition: aws.ToString(out.ContentDisposition), ContentLanguage: aws.ToString(out.ContentLanguage),
 			StorageClass: out.StorageClass,
 		},
 	}
+	h.headers.Metadata, h.fencing = split(out.Metadata)
 	// Some gateways store the SDK's framing of a body with a trailing checksum
 	// as if it were the caller's encoding.
 	var encodings []string

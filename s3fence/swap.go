@@ -119,24 +119,23 @@ func (b *Bucket) swap(ctx context.Context, c *change) (state, error) {
 		return state{}, err
 	}
 	base, known := b.cached(c.key)
-	fresh := !known || c.whole
-	if fresh {
-		var err error
-		if base, err = b.read(ctx, c); err != nil {
-			return state{}, b.unread(c, err)
-		}
-	}
+	known = known && !c.whole
+	fresh := false
 	for round := range maxRounds {
-		w, err := c.next(ctx, &base)
-		if !fresh && (err != nil || w == nil) {
+		if !known {
+			var err error
 			if base, err = b.read(ctx, c); err != nil {
 				return state{}, b.unread(c, err)
 			}
-			fresh = true
-			w, err = c.next(ctx, &base)
+			known, fresh = true, true
 		}
+		w, err := c.next(ctx, &base)
 		if err != nil || w == nil {
-			return base, err
+			if fresh {
+				return base, err
+			}
+			known = false
+			continue
 		}
 		now, done, err := b.apply(ctx, c, &base, w)
 		if err != nil || done {
@@ -348,11 +347,10 @@ func (b *Bucket) send(ctx context.Context, base *state, w *write) (etag string, 
 // nothing more is written in Plain through b. Nobody uses what was written as
 // the base of a write, because its metadata also has the hash.
 func (b *Bucket) checkOpaque(base *state, w *write) {
-	if !w.opaque {
-		return
-	}
 	problem := ""
 	switch etag := w.state.etag; {
+	case !w.opaque:
+		return
 	case isMD5(etag, w.state.md5):
 		problem = "the ETag " + etag + " of a write is the MD5 of its body"
 	case etag == base.etag:
@@ -376,11 +374,7 @@ func (b *Bucket) backoff(try int) time.Duration {
 
 // sealedWrite builds the write of body with a trailer.
 func (b *Bucket) sealedWrite(key string, next state, h Headers, body []byte) *write {
-	s := seal{
-		kind: next.kind, key: keySum(key), token: next.mark.Token, lease: next.mark.LeaseID, id: next.id,
-		recent: next.recent, cut: next.cut, length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli),
-		content: uint64(next.content),
-	}
+	s := seal{state: next, key: keySum(key), length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli)}
 	next.body = body
 	return &write{
 		in: b.put(key, h, next.metadata(h.Metadata)), body: body,

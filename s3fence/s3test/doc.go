@@ -10,14 +10,13 @@
 //
 // # What it does
 //
-// PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2, and the calls
-// that make and find a bucket. Conditions (If-Match, If-None-Match) are decided
-// and the write applied in one step, whatever the concurrency. Checksums in
-// headers are verified. Errors are those of Amazon S3, as XML. It refuses what it
-// does not know (multipart uploads, aws-chunked bodies, CopyObject, versions,
+// PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2 and CreateBucket.
+// Conditions (If-Match, If-None-Match) are decided and the write applied in one
+// step, whatever the concurrency. The SHA-256 that signs a body is verified; other
+// checksums are stored and returned. Errors are those of Amazon S3, as XML. It refuses
+// what it does not know (multipart uploads, aws-chunked bodies, CopyObject, versions,
 // tags, access lists) with NotImplemented, so that no such call is mistaken for
-// another. Signatures are not verified; a
-// [Rule] can refuse credentials.
+// another. Signatures are not verified; a [Rule] can refuse credentials.
 //
 // An ETag is the MD5 of the body, so equal bodies have equal ETags, whatever
 // their metadata: the trap that a client must avoid. [Server.SetETags] makes
@@ -27,15 +26,14 @@
 //
 // [Server.History] is the order in which changes to objects took effect, one
 // [Mutation] each, with body, metadata and the ETag that it replaced.
-// [Server.Object] and [Server.Objects] are the current state, [Server.Count] and
-// [Server.Responses] the number of requests and of their responses.
+// [Server.Object] and [Server.Objects] are the current state, [Server.Count] is the
+// number of requests.
 //
 // # Faults
 //
-// [Options].Rules, and later [Server.Inject], put a [Rule] into force: it says
-// which requests (operation, key, a function, the n-th, with what probability)
-// suffer which [Fault]. Rules can be added and removed while requests run; all
-// that match are combined.
+// [Server.Inject] puts a [Rule] into force: it says which requests (operation, key, a
+// function, the n-th, with what probability) suffer which [Fault]. Rules can be added
+// and removed while requests run; all that match are combined.
 //
 //	// Half of all PUTs are applied, and their responses lost.
 //	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Probability: 0.5, Fault: s3test.LoseResponse()})
@@ -64,19 +62,13 @@
 // be visible only in [Server.Count].
 package s3test
 
-import (
-	"time"
-)
+import "time"
 
 // Options configures a server. The zero value, or nil, is a store that behaves
 // well and admits every client.
 type Options struct {
 	// Buckets exist from the start. The zero value is [DefaultBucket].
 	Buckets []string
-
-	// Rules are in force from the start; see [Server.Inject]. The zero value is a
-	// server without faults.
-	Rules []Rule
 
 	// ETags says how ETags are made; see also [Server.SetETags]. The zero value
 	// is [ETagMD5].
@@ -97,9 +89,8 @@ type Options struct {
 type ETagMode int
 
 const (
-	// ETagMD5 makes ETags that depend on the body only. With SSE-KMS
-	// they are not the MD5, but still a function of the body, which is the
-	// worst case that Amazon's documentation allows.
+	// ETagMD5 makes ETags that depend on the body only, the worst case that
+	// Amazon's documentation allows.
 	ETagMD5 ETagMode = iota
 	// ETagOpaque makes random ETags, different for each write.
 	ETagOpaque

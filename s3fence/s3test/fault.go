@@ -1,6 +1,7 @@
 package s3test
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -17,7 +18,6 @@ type Fault struct {
 	Before func(*Request)
 
 	// Ignore lists names of headers that the server ignores, such as If-Match.
-	// Checksums are verified nonetheless.
 	Ignore []string
 	// MergeMetadata keeps metadata of the overwritten object where the new
 	// object has none of that name.
@@ -25,7 +25,8 @@ type Fault struct {
 	// Race, if not zero, is how long the server waits between deciding the
 	// conditions of a write and applying it, without deciding them again.
 	Race time.Duration
-	// Between is called in that gap. It may block, and may itself use the server.
+	// Between is called at the end of that gap. It may block, and may itself use the
+	// server.
 	Between func(*Request)
 
 	// After is called when the request has taken effect, if it has any, with the
@@ -101,14 +102,7 @@ var codes = map[int]string{
 }
 
 func (f *Fault) response() *response {
-	code := f.Code
-	if code == "" {
-		code = codes[f.Status]
-	}
-	if code == "" {
-		code = "InternalError"
-	}
-	a := fail(code)
+	a := fail(cmp.Or(f.Code, codes[f.Status], "InternalError"))
 	a.status = f.Status
 	return a
 }
@@ -117,33 +111,17 @@ func (f *Fault) response() *response {
 // match.
 type plan []Fault
 
-func (p plan) race() (d time.Duration) {
-	for _, f := range p {
-		d = max(d, f.Race)
-	}
-	return d
-}
-
 // gap is what happens between deciding the conditions of a write and applying
 // it; false says that there is no gap.
-func (p plan) gap(s *Server, req *Request) (wait func(), ok bool) {
-	race := p.race()
-	var hooks []func(*Request)
-	for _, f := range p {
-		if f.Between != nil {
-			hooks = append(hooks, f.Between)
-		}
-	}
+func (p plan) gap(req *Request) (wait func(), ok bool) {
 	return func() {
-		s.sleep(race)
-		for _, hook := range hooks {
-			hook(req)
+		for _, f := range p {
+			time.Sleep(f.Race)
+			if f.Between != nil {
+				f.Between(req)
+			}
 		}
-	}, race > 0 || len(hooks) > 0
-}
-
-func (p plan) mergeMetadata() bool {
-	return p.has(func(f *Fault) bool { return f.MergeMetadata })
+	}, p.has(func(f *Fault) bool { return f.Race > 0 || f.Between != nil })
 }
 
 func (p plan) has(is func(*Fault) bool) bool {
@@ -208,8 +186,7 @@ func (p plan) end(applied bool) *Fault {
 type Rule struct {
 	// Ops are the operations; none means all.
 	Ops []Op
-	// Bucket, Key and Prefix, a prefix of the key, restrict what is addressed.
-	Bucket string
+	// Key and Prefix, a prefix of the key, restrict what is addressed.
 	Key    string
 	Prefix string
 	// Match, if not nil, decides about requests that satisfy the above. It is
@@ -237,7 +214,6 @@ type Rule struct {
 type Injection struct {
 	server *Server
 	rule   Rule
-	deal   func(*Request) Fault
 	rng    *rand.Rand
 	seen   int
 	fired  int
@@ -248,7 +224,7 @@ func (s *Server) Inject(rule Rule) *Injection {
 	s.rulesMu.Lock()
 	defer s.rulesMu.Unlock()
 	s.injected++
-	i := &Injection{server: s, rule: rule, deal: rule.dealer(), rng: rand.New(rand.NewPCG(s.opts.Seed, s.injected))}
+	i := &Injection{server: s, rule: rule, rng: rand.New(rand.NewPCG(s.opts.Seed, s.injected))}
 	s.rules = append(s.rules, i)
 	return i
 }
@@ -285,23 +261,22 @@ func (s *Server) plan(req *Request) plan {
 	defer s.rulesMu.Unlock()
 	var p plan
 	for _, i := range s.rules {
-		if i.draw(req) {
-			p = append(p, i.deal(req))
+		if f, hit := i.draw(req); hit {
+			p = append(p, f)
 		}
 	}
 	return p
 }
 
-// draw decides whether the request suffers the fault.
-func (i *Injection) draw(req *Request) bool {
+// draw returns the fault that the request suffers, if any.
+func (i *Injection) draw(req *Request) (f Fault, hit bool) {
 	r := &i.rule
 	switch {
 	case len(r.Ops) > 0 && !slices.Contains(r.Ops, req.Op),
-		r.Bucket != "" && r.Bucket != req.Bucket,
 		r.Key != "" && r.Key != req.Key,
 		!strings.HasPrefix(req.Key, r.Prefix),
 		r.Match != nil && !r.Match(req):
-		return false
+		return f, false
 	}
 	i.seen++
 	switch {
@@ -309,24 +284,14 @@ func (i *Injection) draw(req *Request) bool {
 		r.Times > 0 && i.fired >= r.Times,
 		len(r.Script) > 0 && i.fired >= len(r.Script),
 		r.Probability != 0 && i.rng.Float64() >= r.Probability:
-		return false
+		return f, false
 	}
 	i.fired++
-	return true
-}
-
-// dealer returns a function that deals out the rule's faults, one per request.
-func (r Rule) dealer() func(*Request) Fault {
-	dealt := 0
-	return func(req *Request) Fault {
-		dealt++
-		switch {
-		case len(r.Script) > 0:
-			return r.Script[dealt-1]
-		case r.Decide != nil:
-			return r.Decide(req)
-		default:
-			return r.Fault
-		}
+	switch {
+	case len(r.Script) > 0:
+		return r.Script[i.fired-1], true
+	case r.Decide != nil:
+		return r.Decide(req), true
 	}
+	return r.Fault, true
 }

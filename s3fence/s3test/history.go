@@ -2,7 +2,6 @@ package s3test
 
 import (
 	"fmt"
-	"maps"
 	"time"
 )
 
@@ -88,15 +87,6 @@ func (s *Server) count(op Op) string {
 	return fmt.Sprintf("%016X", s.received)
 }
 
-func (s *Server) countAnswer(op Op, status int) {
-	s.countMu.Lock()
-	defer s.countMu.Unlock()
-	if s.responses[op] == nil {
-		s.responses[op] = map[int]int{}
-	}
-	s.responses[op][status]++
-}
-
 // Count returns the number of requests received for the operations, or for all
 // if none is named.
 func (s *Server) Count(ops ...Op) int {
@@ -114,21 +104,9 @@ func (s *Server) Count(ops ...Op) int {
 	return sum
 }
 
-// Responses returns how often each status was the response to the operation. Status
-// zero stands for a connection that was closed instead.
-func (s *Server) Responses(op Op) map[int]int {
-	s.countMu.Lock()
-	defer s.countMu.Unlock()
-	if s.responses[op] == nil {
-		return map[int]int{}
-	}
-	return maps.Clone(s.responses[op])
-}
-
-// ResetCounts sets all counters to zero.
+// ResetCounts sets all counts to zero.
 func (s *Server) ResetCounts() {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
 	clear(s.counts)
-	clear(s.responses)
 }

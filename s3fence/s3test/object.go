@@ -3,6 +3,7 @@ package s3test
 import (
 	"crypto/md5"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/xml"
 	"fmt"
@@ -22,33 +23,32 @@ type Object struct {
 	Body []byte
 	// ETag includes its quotes.
 	ETag string
-	// Header holds Content-Type, Cache-Control and the like, and the encryption.
+	// Header holds Content-Type, Cache-Control and the like.
 	Header http.Header
 	// Metadata is the user's, names in lower case and without x-amz-meta-.
 	Metadata map[string]string
 	Modified time.Time
 
-	sums http.Header // checksums by header
+	sums http.Header // checksums as declared, by header; not verified
 }
 
 // storedHeaders are kept with an object and returned by GET and HEAD.
 var storedHeaders = []string{
-	"Content-Type", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Expires",
-	"X-Amz-Storage-Class", "X-Amz-Website-Redirect-Location",
+	"Content-Type", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Expires", "X-Amz-Storage-Class",
 }
 
-// encryptionHeaders are kept as well, and also returned by writes.
-var encryptionHeaders = []string{
-	"X-Amz-Server-Side-Encryption",
-	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id",
-	"X-Amz-Server-Side-Encryption-Bucket-Key-Enabled",
-}
+const (
+	metaPrefix = "X-Amz-Meta-"
+	sumPrefix  = "X-Amz-Checksum-"
+)
 
-const metaPrefix = "X-Amz-Meta-"
-
-// describe makes an object without a body from the headers of a request.
+// describe makes an object from a request.
 func (c *call) describe() (*Object, *response) {
-	o := &Object{Key: c.Key, Header: http.Header{}, Metadata: map[string]string{}, sums: http.Header{}}
+	sum := md5.Sum(c.Body)
+	o := &Object{
+		Key: c.Key, Body: c.Body, ETag: quoted(sum[:]),
+		Header: http.Header{"Content-Type": {"binary/octet-stream"}}, Metadata: map[string]string{}, sums: http.Header{},
+	}
 	size := 0
 	for name, values := range c.header {
 		if meta, ok := strings.CutPrefix(name, metaPrefix); ok && meta != "" {
@@ -56,34 +56,21 @@ func (c *call) describe() (*Object, *response) {
 			o.Metadata[strings.ToLower(meta)] = value
 			size += len(meta) + len(value)
 		}
-		if slices.Contains(storedHeaders, name) || slices.Contains(encryptionHeaders, name) {
+		if slices.Contains(storedHeaders, name) {
 			o.Header[name] = slices.Clone(values)
+		}
+		if strings.HasPrefix(name, sumPrefix) {
+			o.sums[name] = slices.Clone(values)
 		}
 	}
 	if size > maxMetadataSize {
-		return nil, fail("MetadataTooLarge", "Size", fmt.Sprint(size), "MaxSizeAllowed", fmt.Sprint(maxMetadataSize))
-	}
-	if o.Header.Get("Content-Type") == "" {
-		o.Header.Set("Content-Type", "binary/octet-stream")
+		return nil, fail("MetadataTooLarge")
 	}
 	return o, nil
 }
 
-// etag makes the ETag of a body whose MD5 is given. s.mu is held.
-func (s *Server) etag(o *Object, sum []byte) string {
-	if s.etags == ETagOpaque {
-		sum = []byte(s.randomHex())[:md5.Size]
-	} else if encryption := o.Header.Get("X-Amz-Server-Side-Encryption"); strings.HasPrefix(encryption, "aws:") {
-		encrypted := md5.Sum(append([]byte(encryption+"/"), sum...))
-		sum = encrypted[:]
-	}
-	return `"` + hex.EncodeToString(sum) + `"`
-}
-
-// randomHex returns 32 random digits. s.mu is held.
-func (s *Server) randomHex() string {
-	return fmt.Sprintf("%016x%016x", s.rng.Uint64(), s.rng.Uint64())
-}
+// quoted makes an ETag.
+func quoted(sum []byte) string { return `"` + hex.EncodeToString(sum) + `"` }
 
 // bucket is guarded by Server.mu. Objects in it never change; they are replaced.
 type bucket struct {
@@ -128,15 +115,6 @@ func (s *Server) createBucket(c *call) *response {
 	return &response{status: http.StatusOK, header: http.Header{"Location": {"/" + c.Bucket}}}
 }
 
-func (s *Server) headBucket(c *call) *response {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.buckets[c.Bucket] == nil {
-		return fail("NoSuchBucket")
-	}
-	return &response{status: http.StatusOK, header: http.Header{"X-Amz-Bucket-Region": {region}}}
-}
-
 func (s *Server) getObject(c *call) *response {
 	s.mu.Lock()
 	b := s.buckets[c.Bucket]
@@ -147,7 +125,7 @@ func (s *Server) getObject(c *call) *response {
 	o := b.objects[c.Key]
 	s.mu.Unlock()
 	before := o
-	if wait, ok := c.plan.gap(s, c.Request); ok && o != nil && c.plan.tearing() {
+	if wait, ok := c.plan.gap(c.Request); ok && o != nil && c.plan.tearing() {
 		wait()
 		s.mu.Lock()
 		o = b.objects[c.Key]
@@ -162,34 +140,17 @@ func (s *Server) getObject(c *call) *response {
 	h := o.described()
 	c.plan.tear(h, before)
 	a := &response{status: http.StatusOK, header: h, body: o.Body}
-	size := int64(len(o.Body))
-	first, length := int64(0), size
-	if r := c.header.Get("Range"); r != "" {
-		from, n, verdict := parseRange(r, size)
-		if length, ok := strings.CutPrefix(r, "bytes=-"); ok && c.plan.has(func(f *Fault) bool { return f.ShortRanges }) {
-			if n, err := strconv.ParseInt(length, 10, 64); err == nil && n > size {
-				verdict = rangeBeyond
-			}
-		}
-		switch verdict {
-		case rangeBeyond:
-			return fail("InvalidRange", "RangeRequested", r, "ActualObjectSize", fmt.Sprint(size))
-		case rangeGood:
-			first, length = from, n
-			a.status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, size))
-		}
+	first, end, partial := c.plan.span(c.header.Get("Range"), int64(len(o.Body)))
+	switch {
+	case partial && first >= end:
+		return fail("InvalidRange")
+	case partial:
+		a.status = http.StatusPartialContent
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, end-1, len(o.Body)))
+		a.body = o.Body[first:end]
+	case strings.EqualFold(c.header.Get("X-Amz-Checksum-Mode"), "ENABLED"):
+		maps.Copy(h, o.sums)
 	}
-	h.Set("Content-Length", strconv.FormatInt(length, 10))
-	if a.status == http.StatusOK && strings.EqualFold(c.header.Get("X-Amz-Checksum-Mode"), "ENABLED") {
-		for name, values := range o.sums {
-			h[name] = values
-		}
-	}
-	if c.Op == HeadObject {
-		return a
-	}
-	a.body = o.Body[first : first+length]
 	return a
 }
 
@@ -205,52 +166,28 @@ func (o *Object) described() http.Header {
 	return h
 }
 
-type rangeVerdict int
+var byteRange = regexp.MustCompile(`^bytes=(\d*)-(\d*)$`)
 
-const (
-	rangeIgnored rangeVerdict = iota
-	rangeGood
-	rangeBeyond
-)
-
-// parseRange reads a range of bytes. S3 ignores a header that is not one single
-// range.
-func parseRange(header string, size int64) (first, length int64, verdict rangeVerdict) {
-	spec, ok := strings.CutPrefix(header, "bytes=")
-	if !ok || strings.Contains(spec, ",") {
-		return 0, 0, rangeIgnored
+// span returns which bytes a Range header asks for. It reports false for all of them:
+// S3 ignores a header that is not one single range.
+func (p plan) span(header string, size int64) (first, end int64, partial bool) {
+	m := byteRange.FindStringSubmatch(header)
+	if m == nil {
+		return 0, size, false
 	}
-	from, to, ok := strings.Cut(spec, "-")
-	if !ok {
-		return 0, 0, rangeIgnored
+	from, noFrom := strconv.ParseInt(m[1], 10, 64)
+	to, noTo := strconv.ParseInt(m[2], 10, 64)
+	switch {
+	case m[1] == "" && noTo == nil && to > size && p.has(func(f *Fault) bool { return f.ShortRanges }):
+		return size, size, true
+	case m[1] == "" && noTo == nil:
+		return max(0, size-to), size, true
+	case noFrom == nil && m[2] == "":
+		return from, size, true
+	case noFrom == nil && noTo == nil && from <= to:
+		return from, min(to+1, size), true
 	}
-	if from == "" {
-		n, err := strconv.ParseInt(to, 10, 64)
-		if err != nil || n < 0 {
-			return 0, 0, rangeIgnored
-		}
-		if n == 0 || size == 0 {
-			return 0, 0, rangeBeyond
-		}
-		n = min(n, size)
-		return size - n, n, rangeGood
-	}
-	first, err := strconv.ParseInt(from, 10, 64)
-	if err != nil || first < 0 {
-		return 0, 0, rangeIgnored
-	}
-	last := size - 1
-	if to != "" {
-		n, err := strconv.ParseInt(to, 10, 64)
-		if err != nil || n < first {
-			return 0, 0, rangeIgnored
-		}
-		last = min(last, n)
-	}
-	if first >= size {
-		return 0, 0, rangeBeyond
-	}
-	return first, last - first + 1, rangeGood
+	return 0, size, false
 }
 
 // commit decides a write and applies it. If next is nil, it deletes.
@@ -265,7 +202,7 @@ func (s *Server) commit(c *call, next *Object) *response {
 	if a := checkWrite(c, b.objects[key]); a != nil {
 		return a
 	}
-	if gap, ok := c.plan.gap(s, c.Request); ok {
+	if gap, ok := c.plan.gap(c.Request); ok {
 		// Here a store that compares and writes in two steps loses the race.
 		s.mu.Unlock()
 		gap()
@@ -277,9 +214,11 @@ func (s *Server) commit(c *call, next *Object) *response {
 	previous := b.objects[key]
 	now := s.opts.Now()
 	if next != nil {
-		next.ETag = s.etag(next, c.body.md5[:])
+		if s.etags == ETagOpaque {
+			next.ETag = quoted(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.rng.Uint64()), s.rng.Uint64()))
+		}
 		next.Modified = now
-		if previous != nil && c.plan.mergeMetadata() {
+		if previous != nil && c.plan.has(func(f *Fault) bool { return f.MergeMetadata }) {
 			merged := maps.Clone(previous.Metadata)
 			maps.Copy(merged, next.Metadata)
 			next.Metadata = merged
@@ -302,33 +241,17 @@ func (s *Server) putObject(c *call) *response {
 	if a != nil {
 		return a
 	}
-	o.Body, o.sums = c.body.data, c.body.sums
-	if len(o.sums) > 0 {
-		o.sums.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
-	}
 	if a := s.commit(c, o); a != nil {
 		return a
 	}
-	return &response{status: http.StatusOK, header: o.written()}
-}
-
-// written returns the headers that tell a writer what was stored.
-func (o *Object) written() http.Header {
 	h := http.Header{"Etag": {o.ETag}}
-	for name, values := range o.sums {
-		h[name] = values
-	}
-	for _, name := range encryptionHeaders {
-		if values := o.Header.Values(name); len(values) > 0 {
-			h[name] = values
-		}
-	}
-	return h
+	maps.Copy(h, o.sums)
+	return &response{status: http.StatusOK, header: h}
 }
 
 func (s *Server) deleteObject(c *call) *response {
 	if c.header.Get("If-Match")+c.header.Get("If-None-Match") != "" { // stores disagree about it
-		return fail("NotImplemented", "Header", "If-Match")
+		return fail("NotImplemented")
 	}
 	if a := s.commit(c, nil); a != nil {
 		return a
@@ -348,8 +271,6 @@ type listResult struct {
 	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
 	Name                  string
 	Prefix                string
-	StartAfter            string `xml:",omitempty"`
-	ContinuationToken     string `xml:",omitempty"`
 	NextContinuationToken string `xml:",omitempty"`
 	EncodingType          string `xml:",omitempty"`
 	KeyCount              int
@@ -358,25 +279,32 @@ type listResult struct {
 	Contents              []listEntry
 }
 
+// maxPage is how many keys S3 lists at once.
+const maxPage = 1000
+
 func (s *Server) listObjects(c *call) *response {
 	q := c.Query
-	limit, ok := pageSize(q, "max-keys")
-	if !ok || q.Get("list-type") != "2" || !validEncoding(q) {
-		return fail("InvalidArgument")
+	result := listResult{Name: c.Bucket, EncodingType: q.Get("encoding-type"), MaxKeys: maxPage}
+	encode := func(s string) string { return s }
+	if result.EncodingType == "url" { // as the SDK for Python asks for
+		encode = func(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "%2F", "/") }
+	}
+	prefix := q.Get("prefix")
+	result.Prefix = encode(prefix)
+	if q.Has("max-keys") {
+		n, err := strconv.Atoi(q.Get("max-keys"))
+		if err != nil || n < 1 {
+			return fail("InvalidArgument")
+		}
+		result.MaxKeys = min(n, maxPage)
 	}
 	after := q.Get("start-after")
-	if token := q.Get("continuation-token"); q.Has("continuation-token") {
-		last, err := base64.RawURLEncoding.DecodeString(token)
-		if err != nil || token == "" {
-			return fail("InvalidArgument", "Message", "The continuation token provided is incorrect")
+	if q.Has("continuation-token") {
+		last, err := base64.RawURLEncoding.DecodeString(q.Get("continuation-token"))
+		if err != nil || len(last) == 0 {
+			return fail("InvalidArgument")
 		}
 		after = string(last)
-	}
-	encode := encoding(q)
-	result := listResult{
-		Name: c.Bucket, Prefix: encode(q.Get("prefix")),
-		StartAfter: encode(q.Get("start-after")), ContinuationToken: q.Get("continuation-token"),
-		EncodingType: q.Get("encoding-type"), MaxKeys: limit,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -385,15 +313,14 @@ func (s *Server) listObjects(c *call) *response {
 		return fail("NoSuchBucket")
 	}
 	last := ""
-	first, _ := slices.BinarySearch(b.keys, max(q.Get("prefix"), after+"\x00")) // the least key that is greater
+	first, _ := slices.BinarySearch(b.keys, max(prefix, after+"\x00")) // the least key that is greater
 	for _, key := range b.keys[first:] {
-		if !strings.HasPrefix(key, q.Get("prefix")) {
+		if !strings.HasPrefix(key, prefix) {
 			break
 		}
-		if result.KeyCount == limit {
-			if result.IsTruncated = limit > 0; result.IsTruncated {
-				result.NextContinuationToken = base64.RawURLEncoding.EncodeToString([]byte(last))
-			}
+		if result.KeyCount == result.MaxKeys {
+			result.IsTruncated = true
+			result.NextContinuationToken = base64.RawURLEncoding.EncodeToString([]byte(last))
 			break
 		}
 		o := b.objects[key]
@@ -404,22 +331,5 @@ func (s *Server) listObjects(c *call) *response {
 	return document(result)
 }
 
-func pageSize(q url.Values, name string) (int, bool) {
-	if !q.Has(name) {
-		return 1000, true
-	}
-	n, err := strconv.Atoi(q.Get(name))
-	return min(n, 1000), err == nil && n >= 0
-}
-
-func validEncoding(q url.Values) bool {
-	return !q.Has("encoding-type") || q.Get("encoding-type") == "url"
-}
-
-// encoding returns the encoding of keys in a listing.
-func encoding(q url.Values) func(string) string {
-	if q.Get("encoding-type") != "url" {
-		return func(s string) string { return s }
-	}
-	return func(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "%2F", "/") }
-}
+// stamp formats a time as in S3's documents.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

@@ -1,6 +1,9 @@
 package s3test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,7 +16,6 @@ type Op string
 // The operations. All others are counted as Unknown, and refused.
 const (
 	CreateBucket  Op = "CreateBucket"
-	HeadBucket    Op = "HeadBucket"
 	ListObjectsV2 Op = "ListObjectsV2"
 	PutObject     Op = "PutObject"
 	GetObject     Op = "GetObject"
@@ -34,116 +36,92 @@ type Request struct {
 	Body   []byte
 }
 
-// signs identifies an operation by method, level and query.
-type signs struct {
-	op     Op
-	method string
-	object bool     // names a key
-	need   []string // parameters that must be there
-	may    []string // parameters that may be there
+// operations are named by the method, and by whether a bucket or an object is addressed.
+var operations = map[string]struct{ bucket, object Op }{
+	http.MethodPut:    {CreateBucket, PutObject},
+	http.MethodGet:    {ListObjectsV2, GetObject},
+	http.MethodHead:   {Unknown, HeadObject},
+	http.MethodDelete: {Unknown, DeleteObject},
 }
 
-var operations = []signs{
-	{CreateBucket, http.MethodPut, false, nil, nil},
-	{HeadBucket, http.MethodHead, false, nil, nil},
-	{ListObjectsV2, http.MethodGet, false, []string{"list-type"}, []string{"prefix", "start-after", "continuation-token", "max-keys", "encoding-type", "fetch-owner"}},
-	{PutObject, http.MethodPut, true, nil, nil},
-	{GetObject, http.MethodGet, true, nil, nil},
-	{HeadObject, http.MethodHead, true, nil, nil},
-	{DeleteObject, http.MethodDelete, true, nil, nil},
-}
+// listParameters are those of ListObjectsV2; the other operations have none.
+var listParameters = []string{"list-type", "prefix", "start-after", "continuation-token", "max-keys", "encoding-type"}
 
 // parse returns what a request asks for. A parameter that the operation does
 // not know makes it Unknown: a PUT of ?tagging must not become a PUT of the
 // object.
 func parse(r *http.Request) *Request {
 	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	req := &Request{Op: Unknown, Bucket: bucket, Key: key, Header: r.Header, Query: r.URL.Query()}
-	var given []string
+	req := &Request{Bucket: bucket, Key: key, Header: r.Header, Query: r.URL.Query()}
+	if req.Op = operations[r.Method].object; key == "" {
+		req.Op = operations[r.Method].bucket
+	}
+	lists := req.Op == ListObjectsV2
 	for name := range req.Query {
 		// x-id is a hint of the SDK, X-Amz-* belongs to presigned requests.
-		if name != "x-id" && !strings.HasPrefix(name, "X-Amz-") {
-			given = append(given, name)
+		if name != "x-id" && !strings.HasPrefix(name, "X-Amz-") && !(lists && slices.Contains(listParameters, name)) {
+			req.Op = Unknown
 		}
 	}
-	for _, o := range operations {
-		if o.method == r.Method && o.object == (key != "") && o.matches(given) && bucket != "" {
-			req.Op = o.op
-		}
-	}
-	if r.Header.Get("X-Amz-Copy-Source") != "" {
+	if req.Op == "" || bucket == "" || lists && req.Query.Get("list-type") != "2" || r.Header.Get("X-Amz-Copy-Source") != "" {
 		req.Op = Unknown
 	}
 	return req
 }
 
-func (o signs) matches(given []string) bool {
-	for _, name := range o.need {
-		if !slices.Contains(given, name) {
-			return false
-		}
+// readBody reads and verifies a body. A refusal is for the client; an error says that
+// the connection broke before the body's end.
+func readBody(r *http.Request) (body []byte, refusal *response, err error) {
+	body = make([]byte, max(r.ContentLength, 0))
+	if _, err = io.ReadFull(r.Body, body); err == nil {
+		_, err = io.Copy(io.Discard, r.Body) // of a length that was not announced
 	}
-	return !slices.ContainsFunc(given, func(name string) bool {
-		return !slices.Contains(o.need, name) && !slices.Contains(o.may, name)
-	})
+	sum := sha256.Sum256(body)
+	switch payload := r.Header.Get("X-Amz-Content-Sha256"); {
+	case strings.HasPrefix(payload, "STREAMING-"): // aws-chunked, which clients use over HTTPS
+		refusal = fail("NotImplemented")
+	case r.ContentLength < 0 && r.Method == http.MethodPut:
+		refusal = fail("MissingContentLength")
+	case len(payload) == hex.EncodedLen(len(sum)) && payload != hex.EncodeToString(sum[:]):
+		refusal = fail("XAmzContentSHA256Mismatch")
+	}
+	return body, refusal, err
 }
 
-// checkWriteSyntax refuses conditions that writes do not support.
+// checkWriteSyntax refuses conditions that writes do not support. Stores disagree about
+// If-Match: *, so nobody should depend on it.
 func checkWriteSyntax(c *call) *response {
 	match, none := c.header.Get("If-Match"), c.header.Get("If-None-Match")
-	switch {
-	case none != "" && none != "*":
-		return fail("NotImplemented", "Header", "If-None-Match")
-	case none != "" && match != "":
-		return fail("NotImplemented", "Header", "If-Match,If-None-Match")
-	case match == "*":
-		// Stores disagree about it, so nobody should depend on it.
-		return fail("NotImplemented", "Header", "If-Match")
+	if none != "" && (none != "*" || match != "") || match == "*" {
+		return fail("NotImplemented")
 	}
 	return nil
 }
 
 // checkWrite decides the conditions of PutObject.
 func checkWrite(c *call, current *Object) *response {
-	if c.header.Get("If-None-Match") != "" && current != nil {
-		return fail("PreconditionFailed", "Condition", "If-None-Match")
-	}
-	if match := c.header.Get("If-Match"); match != "" {
-		if current == nil {
-			return fail("NoSuchKey")
-		}
-		if !sameETag(match, current.ETag) {
-			return fail("PreconditionFailed", "Condition", "If-Match")
-		}
+	match, none := c.header.Get("If-Match"), c.header.Get("If-None-Match")
+	switch {
+	case match != "" && current == nil:
+		return fail("NoSuchKey")
+	case none != "" && current != nil, match != "" && !sameETag(match, current.ETag):
+		return fail("PreconditionFailed")
 	}
 	return nil
 }
 
-// checkRead decides the conditions of GetObject and HeadObject, except those by
-// date, which it does not know.
+// checkRead decides the conditions of GetObject and HeadObject, each on one ETag; it
+// does not know those by date.
 func checkRead(c *call, o *Object) *response {
-	if match := c.header.Get("If-Match"); match != "" {
-		if !listsETag(match, o.ETag) {
-			return fail("PreconditionFailed", "Condition", "If-Match")
-		}
-	}
-	if none := c.header.Get("If-None-Match"); none != "" && listsETag(none, o.ETag) {
-		return &response{status: http.StatusNotModified, header: http.Header{
-			"Etag":          {o.ETag},
-			"Last-Modified": {o.Modified.UTC().Format(http.TimeFormat)},
-		}}
+	match, none := c.header.Get("If-Match"), c.header.Get("If-None-Match")
+	switch {
+	case match != "" && !sameETag(match, o.ETag):
+		return fail("PreconditionFailed")
+	case none != "" && sameETag(none, o.ETag):
+		return &response{status: http.StatusNotModified, header: http.Header{"Etag": {o.ETag}}}
 	}
 	return nil
 }
 
 // sameETag compares ETags; clients may leave the quotes out.
 func sameETag(a, b string) bool { return strings.Trim(a, `"`) == strings.Trim(b, `"`) }
-
-func listsETag(list, etag string) bool {
-	for item := range strings.SplitSeq(list, ",") {
-		if item = strings.TrimSpace(item); item == "*" || sameETag(item, etag) {
-			return true
-		}
-	}
-	return false
-}

@@ -1,10 +1,10 @@
 package s3test
 
 import (
-	"bytes"
 	"context"
 	"encoding/xml"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -41,10 +41,9 @@ type Server struct {
 	pauses   []*Pause
 	injected uint64
 
-	countMu   sync.Mutex
-	received  int64
-	counts    map[Op]int
-	responses map[Op]map[int]int
+	countMu  sync.Mutex
+	received int64
+	counts   map[Op]int
 }
 
 // New starts a server that is closed when the test ends. Nil options are the
@@ -61,10 +60,9 @@ func New(t testing.TB, opts *Options) *Server {
 // interface to listen on, or if a bucket's name is not valid.
 func Start(opts *Options) *Server {
 	s := &Server{
-		closed:    make(chan struct{}),
-		buckets:   map[string]*bucket{},
-		counts:    map[Op]int{},
-		responses: map[Op]map[int]int{},
+		closed:  make(chan struct{}),
+		buckets: map[string]*bucket{},
+		counts:  map[Op]int{},
 	}
 	if opts != nil {
 		s.opts = *opts
@@ -79,9 +77,6 @@ func Start(opts *Options) *Server {
 	}
 	for _, name := range s.opts.Buckets {
 		s.CreateBucket(name)
-	}
-	for _, rule := range s.opts.Rules {
-		s.Inject(rule)
 	}
 	s.http = httptest.NewServer(s)
 	if t, ok := s.http.Client().Transport.(*http.Transport); ok {
@@ -142,10 +137,9 @@ func (s *Server) SetETags(mode ETagMode) {
 // call is a request that is being served.
 type call struct {
 	*Request
-	r *http.Request
+	method string
 	// header is what the server examines, without what a fault ignores.
 	header http.Header
-	body   *body
 	plan   plan
 }
 
@@ -157,20 +151,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// a broken connection.
 	body, refusal, err := readBody(r)
 	if err != nil {
-		s.abort(req)
+		panic(http.ErrAbortHandler)
 	}
-	req.Body = body.data
-	c := &call{Request: req, r: r, header: r.Header, body: body, plan: s.plan(req)}
+	req.Body = body
+	c := &call{Request: req, method: r.Method, header: r.Header, plan: s.plan(req)}
 	for _, f := range c.plan {
 		if f.Before != nil {
 			f.Before(req)
 		}
 	}
-	if s.isClosed() {
-		s.abort(req)
-	}
+	s.abortIfClosed()
 	if f := c.plan.end(false); f != nil {
-		s.finish(w, c, f, nil)
+		c.finish(w, f, nil)
 		return
 	}
 	c.ignoreHeaders()
@@ -183,34 +175,23 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			f.After(req, a.status)
 		}
 	}
-	if s.isClosed() {
-		s.abort(req)
-	}
-	s.finish(w, c, c.plan.end(true), a)
+	s.abortIfClosed()
+	c.finish(w, c.plan.end(true), a)
 }
 
 // finish sends the response, or does what the fault says instead.
-func (s *Server) finish(w http.ResponseWriter, c *call, f *Fault, a *response) {
+func (c *call) finish(w http.ResponseWriter, f *Fault, a *response) {
 	if f != nil {
 		if f.Lose {
-			s.abort(c.Request)
+			panic(http.ErrAbortHandler)
 		}
 		a = f.response()
 	}
-	s.countAnswer(c.Op, a.status)
 	if a.code == "" {
 		c.plan.spoil(a)
-		if c.plan.has(func(f *Fault) bool { return f.Cut }) && len(a.body) > 0 && c.r.Method != http.MethodHead {
-			a.cut(w, c.Request)
-		}
 	}
-	a.write(w, c.Request, c.r.Method)
-}
-
-// abort closes the connection.
-func (s *Server) abort(req *Request) {
-	s.countAnswer(req.Op, 0)
-	panic(http.ErrAbortHandler)
+	cut := a.code == "" && len(a.body) > 0 && c.plan.has(func(f *Fault) bool { return f.Cut })
+	a.write(w, c.Request, c.method, cut)
 }
 
 func (c *call) ignoreHeaders() {
@@ -229,25 +210,12 @@ func (c *call) ignoreHeaders() {
 	}
 }
 
-func (s *Server) isClosed() bool {
+// abortIfClosed closes the connection of a request that was held until the end.
+func (s *Server) abortIfClosed() {
 	select {
 	case <-s.closed:
-		return true
+		panic(http.ErrAbortHandler)
 	default:
-		return false
-	}
-}
-
-// sleep waits, but not beyond the end of the server.
-func (s *Server) sleep(d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-s.closed:
 	}
 }
 
@@ -258,14 +226,12 @@ func (s *Server) dispatch(c *call) *response {
 			return fail("InvalidURI")
 		}
 		if len(c.Key) > maxKeyLength {
-			return fail("KeyTooLongError", "Size", strconv.Itoa(len(c.Key)), "MaxSizeAllowed", strconv.Itoa(maxKeyLength))
+			return fail("KeyTooLongError")
 		}
 	}
 	switch c.Op {
 	case CreateBucket:
 		return s.createBucket(c)
-	case HeadBucket:
-		return s.headBucket(c)
 	case ListObjectsV2:
 		return s.listObjects(c)
 	case PutObject:
@@ -286,7 +252,6 @@ type response struct {
 	body    []byte
 	code    string
 	message string
-	fields  [][2]string // more elements of the error document
 }
 
 // failures are the errors that handlers respond with.
@@ -295,16 +260,12 @@ var failures = map[string]struct {
 	message string
 }{
 	"AccessDenied":               {403, "Access Denied"},
-	"BadDigest":                  {400, "The Content-MD5 or checksum value that you specified did not match what the server received."},
 	"BucketAlreadyOwnedByYou":    {409, "Your previous request to create the named bucket succeeded and you already own it."},
 	"ConditionalRequestConflict": {409, "A conflicting operation occurred during processing of the conditional request."},
-	"IncompleteBody":             {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
 	"InternalError":              {500, "We encountered an internal error. Please try again."},
 	"InvalidArgument":            {400, "Invalid Argument"},
 	"InvalidBucketName":          {400, "The specified bucket is not valid."},
-	"InvalidDigest":              {400, "The Content-MD5 you specified is not valid."},
 	"InvalidRange":               {416, "The requested range is not satisfiable"},
-	"InvalidRequest":             {400, "Invalid Request"},
 	"InvalidURI":                 {400, "Couldn't parse the specified URI."},
 	"KeyTooLongError":            {400, "Your key is too long"},
 	"MetadataTooLarge":           {400, "Your metadata headers exceed the maximum allowed metadata size"},
@@ -318,28 +279,20 @@ var failures = map[string]struct {
 	"XAmzContentSHA256Mismatch":  {400, "The provided 'x-amz-content-sha256' header does not match what was computed."},
 }
 
-// fail makes an error; name and value pairs become elements of its document.
-func fail(code string, pairs ...string) *response {
+// fail makes an error.
+func fail(code string) *response {
 	f, ok := failures[code]
 	if !ok {
 		f.status = http.StatusInternalServerError
 	}
-	a := &response{status: f.status, code: code, message: f.message}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if pairs[i] == "Message" {
-			a.message = pairs[i+1]
-			continue
-		}
-		a.fields = append(a.fields, [2]string{pairs[i], pairs[i+1]})
-	}
-	return a
+	return &response{status: f.status, code: code, message: f.message}
 }
 
 // document makes a response with an XML body.
 func document(v any) *response {
 	body, err := xml.Marshal(v)
 	if err != nil {
-		return fail("InternalError", "Message", err.Error())
+		return fail("InternalError")
 	}
 	return &response{
 		status: http.StatusOK,
@@ -348,66 +301,37 @@ func document(v any) *response {
 	}
 }
 
-func (a *response) write(w http.ResponseWriter, req *Request, method string) {
-	h := w.Header()
-	for name, values := range a.header {
-		h[name] = values
-	}
+type errorDocument struct {
+	XMLName    xml.Name `xml:"Error"`
+	Code       string
+	Message    string
+	Key        string `xml:",omitempty"`
+	BucketName string `xml:",omitempty"`
+	RequestID  string `xml:"RequestId"`
+}
+
+// write sends the response. With cut it sends half of the body and ends the connection.
+func (a *response) write(w http.ResponseWriter, req *Request, method string, cut bool) {
+	body, h := a.body, w.Header()
+	maps.Copy(h, a.header)
 	h.Set("X-Amz-Request-Id", req.ID)
-	h.Set("X-Amz-Id-2", req.ID+"/s3test")
 	h.Set("Server", "s3test")
-	body := a.body
 	if a.code != "" {
-		h.Set("Content-Type", "application/xml")
-		body = a.errorDocument(req)
+		d := document(errorDocument{Code: a.code, Message: a.message, Key: req.Key, BucketName: req.Bucket, RequestID: req.ID})
+		maps.Copy(h, d.header)
+		body = d.body
 	}
-	if method != http.MethodHead && a.status != http.StatusNoContent && a.status != http.StatusNotModified {
+	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
 		h.Set("Content-Length", strconv.Itoa(len(body)))
-	} else {
-		body = nil
 	}
 	w.WriteHeader(a.status)
-	w.Write(body) // a client that is gone does not matter
+	switch {
+	case method == http.MethodHead:
+	case cut:
+		w.Write(body[:len(body)/2])
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	default:
+		w.Write(body) // a client that is gone, or a status without a body, does not matter
+	}
 }
-
-// cut sends half of the body and ends the connection.
-func (a *response) cut(w http.ResponseWriter, req *Request) {
-	h := w.Header()
-	for name, values := range a.header {
-		h[name] = values
-	}
-	h.Set("X-Amz-Request-Id", req.ID)
-	h.Set("Content-Length", strconv.Itoa(len(a.body)))
-	w.WriteHeader(a.status)
-	w.Write(a.body[:len(a.body)/2])
-	http.NewResponseController(w).Flush()
-	panic(http.ErrAbortHandler)
-}
-
-func (a *response) errorDocument(req *Request) []byte {
-	var b bytes.Buffer
-	b.WriteString(xml.Header + "<Error>")
-	element := func(name, value string) {
-		b.WriteString("<" + name + ">")
-		xml.EscapeText(&b, []byte(value))
-		b.WriteString("</" + name + ">")
-	}
-	element("Code", a.code)
-	element("Message", a.message)
-	if req.Key != "" {
-		element("Key", req.Key)
-	}
-	if req.Bucket != "" {
-		element("BucketName", req.Bucket)
-	}
-	for _, f := range a.fields {
-		element(f[0], f[1])
-	}
-	element("RequestId", req.ID)
-	element("HostId", req.ID+"/s3test")
-	b.WriteString("</Error>")
-	return b.Bytes()
-}
-
-// stamp formats a time as in S3's documents.
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

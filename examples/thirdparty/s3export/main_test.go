@@ -73,13 +73,14 @@ func signedWith(part string) func(*s3test.Request) bool {
 
 func startS3Test(t *testing.T, etags s3test.ETagMode) store {
 	t.Helper()
-	server := s3test.New(t, &s3test.Options{
-		Buckets: []string{"exports"}, ETags: etags, Rules: []s3test.Rule{
-			{Match: signedWith("NOBODY/"), Fault: s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}},
-			{Match: signedWith("OLD/"), Fault: s3test.Fault{Status: 400, Code: "ExpiredToken"}},
-			{Match: signedWith("/us-west-2/"), Fault: s3test.Fault{Status: 400, Code: "AuthorizationHeaderMalformed"}},
-		},
-	})
+	server := s3test.New(t, &s3test.Options{Buckets: []string{"exports"}, ETags: etags})
+	for _, rule := range []s3test.Rule{
+		{Match: signedWith("NOBODY/"), Fault: s3test.Fault{Status: 403, Code: "InvalidAccessKeyId"}},
+		{Match: signedWith("OLD/"), Fault: s3test.Fault{Status: 400, Code: "ExpiredToken"}},
+		{Match: signedWith("/us-west-2/"), Fault: s3test.Fault{Status: 400, Code: "AuthorizationHeaderMalformed"}},
+	} {
+		server.Inject(rule)
+	}
 	return store{server.URL(), "eu-central-1", "ID", "secret"}
 }
 

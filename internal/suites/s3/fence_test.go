@@ -45,7 +45,7 @@ type handle interface {
 	Raise(context.Context, guard.Claim, string) error
 	Delete(context.Context, guard.Claim, string) error
 	InsecureDelete(context.Context, string) error
-	List(context.Context, *s3fence.ListOptions) iter.Seq2[s3fence.Entry, error]
+	List(context.Context, string) iter.Seq2[s3fence.Entry, error]
 }
 
 // pointerHandle is Pointers with bodies in memory.

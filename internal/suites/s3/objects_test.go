@@ -83,7 +83,7 @@ func TestObjects(t *testing.T) {
 				want(large, 4)
 			}
 			listed := func() (n int) {
-				for e, err := range o.List(t.Context(), &s3fence.ListOptions{Prefix: nameOf(mode)}) {
+				for e, err := range o.List(t.Context(), nameOf(mode)) {
 					if err != nil || e.Key != name {
 						t.Errorf("%+v, %v", e, err)
 					}

@@ -3,7 +3,9 @@ package s3conform_test
 import (
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/internal/suites/s3/s3conform"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -42,7 +44,7 @@ func TestMutants(t *testing.T) {
 	conditional := func(r *s3test.Request) bool {
 		return r.Header.Get("If-Match") != "" || r.Header.Get("If-None-Match") != ""
 	}
-	var meeting s3test.Meeting
+	var pairs meeting
 	for _, m := range []struct {
 		name  string
 		opts  s3test.Options
@@ -54,7 +56,7 @@ func TestMutants(t *testing.T) {
 			name: "race",
 			rule: s3test.Rule{Match: conditional, Decide: func(r *s3test.Request) s3test.Fault {
 				if strings.HasPrefix(r.Key, "race-") {
-					return s3test.Fault{Between: meeting.Join}
+					return s3test.Fault{Between: pairs.join}
 				}
 				return s3test.Race() // without a race it has no effect
 			}},
@@ -112,5 +114,51 @@ func TestMutants(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// meetingLimit ends the wait for another request that does not come.
+const meetingLimit = time.Minute
+
+// meeting makes a race of writes certain. Its zero value is ready.
+type meeting struct{ first, second signals }
+
+// join is for Fault.Between. It returns when two writes of one key have been
+// decided on the same condition; a third goes on at once. It is for races only,
+// because a lone write waits for a minute.
+func (m *meeting) join(r *s3test.Request) {
+	if v := version(r); !m.first.send(v) {
+		m.second.send(v)
+	} else {
+		m.second.wait(v)
+	}
+}
+
+// version names what a conditional request is about.
+func version(r *s3test.Request) string {
+	return r.Bucket + "/" + r.Key + " " + r.Header.Get("If-Match")
+}
+
+// signals are sent once for each name, and waited for any number of times.
+type signals struct{ sent, channels sync.Map }
+
+func (s *signals) of(name string) chan struct{} {
+	c, _ := s.channels.LoadOrStore(name, make(chan struct{}))
+	return c.(chan struct{})
+}
+
+// send reports whether it was the first to send.
+func (s *signals) send(name string) bool {
+	_, again := s.sent.LoadOrStore(name, true)
+	if !again {
+		close(s.of(name))
+	}
+	return !again
+}
+
+func (s *signals) wait(name string) {
+	select {
+	case <-s.of(name):
+	case <-time.After(meetingLimit):
 	}
 }
