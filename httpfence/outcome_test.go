@@ -117,6 +117,19 @@ func TestLateFailures(t *testing.T) {
 			w.Header().Set("Content-Length", "x")
 			_, _ = io.WriteString(w, "012")
 		}, false},
+		{"the response of gRPC", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc-web+proto")
+			w.Header().Set("Grpc-Status", "0")
+			_, _ = io.WriteString(w, "\x00\x00\x00\x00\x00")
+		}, false},
+		{"the response of a stream of Connect", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "Application/connect+json")
+			_, _ = io.WriteString(w, "\x02\x00\x00\x00\x02{}")
+		}, false},
+		{"control: a unary call of Connect", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+		}, true},
 		{"hijacks after its answer", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "done")
 			_, _, _ = w.(http.Hijacker).Hijack()
