@@ -191,14 +191,6 @@ func (e *bodyError) Error() string {
 }
 func (e *bodyError) Unwrap() []error { return []error{guard.ErrInvalid, e.cause} }
 
-// problem adapts p, the problem of an invalid request, to this body.
-func (e *bodyError) problem(p *problem) *problem {
-	parts := p.parts
-	parts.Title, parts.Status, parts.Detail = http.StatusText(e.status), e.status, "Nothing was changed: "+e.detail+"."
-	other := newProblem(parts)
-	return &other
-}
-
 var errTooLong = errors.New("its Content-Length exceeds the limit")
 
 // readBody puts the whole body of the request into memory.
