@@ -116,18 +116,11 @@ func (h *heldResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
 
-// The other methods of http.ResponseController send nothing and are passed on.
-
-func (h *heldResponse) SetReadDeadline(t time.Time) error {
-	return http.NewResponseController(h.under).SetReadDeadline(t)
-}
-
+// SetWriteDeadline is for a handler that takes long: the response is sent when it
+// has returned. The other methods of http.ResponseController are about reading the
+// body, which is in memory.
 func (h *heldResponse) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetWriteDeadline(t)
-}
-
-func (h *heldResponse) EnableFullDuplex() error {
-	return http.NewResponseController(h.under).EnableFullDuplex()
 }
 
 func (h *heldResponse) fail(err error) error {

@@ -294,28 +294,14 @@ func (h *handling) handle(ctx context.Context) error {
 	return nil
 }
 
-// ignoreUpgrade removes the request to upgrade the connection from header, in
+// ignoreUpgrade removes a request to upgrade the connection from header, in
 // place, so that middleware in front does not find it either. A server may ignore
 // it (RFC 9110, section 7.8), and a held response must; chi's Recoverer sets no
 // status for such a request, as if it were upgraded, and a client could have a
-// panic pass as a success.
+// panic pass as a success. What else Connection names, net/http has seen to.
 func ignoreUpgrade(header http.Header) {
-	var others []string // a proxy or browser may name several in one field
-	removed := false
-	for field := range strings.SplitSeq(strings.Join(header["Connection"], ","), ",") {
-		switch field = strings.TrimSpace(field); {
-		case strings.EqualFold(field, "Upgrade"):
-			removed = true
-		case field != "":
-			others = append(others, field)
-		}
-	}
-	if !removed {
-		return
-	}
-	delete(header, "Connection")
-	if others != nil {
-		header["Connection"] = []string{strings.Join(others, ", ")}
+	if strings.Contains(strings.ToLower(strings.Join(header["Connection"], ",")), "upgrade") {
+		delete(header, "Connection")
 	}
 }
 

@@ -165,7 +165,7 @@ func TestLateFailures(t *testing.T) {
 // which InTx cannot grant. The controls are a request without that field, and
 // a handler that does not panic.
 func TestUpgrade(t *testing.T) {
-	for _, fields := range [][]string{nil, {"Upgrade"}, {"Upgrade", "X-Other"}, {"X-Other, upgrade"}, {"Upgrade ,X-Other"}} {
+	for _, fields := range [][]string{nil, {"X-Other"}, {"Upgrade"}, {"Upgrade", "X-Other"}, {"X-Other, upgrade"}, {"Upgrade ,X-Other"}} {
 		for _, first := range []int{0, 201} {
 			for _, inside := range []bool{true, false} {
 				for _, bug := range []bool{true, false} {
@@ -173,7 +173,7 @@ func TestUpgrade(t *testing.T) {
 					fence := newTx(f, byPath, nil)
 					h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						write(r.Context(), "row")
-						if got := strings.Join(r.Header["Connection"], ", "); got != "" && got != "X-Other" {
+						if got := r.Header["Connection"]; got != nil && fields[0] != "X-Other" {
 							t.Errorf("the handler got %q", got)
 						}
 						if first != 0 {
