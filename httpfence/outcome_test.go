@@ -350,6 +350,42 @@ func TestWaitEndsAsItBegins(t *testing.T) {
 	})
 }
 
+// TestTimeoutHandlerAroundInTx: work that is not yet at its COMMIT is rolled
+// back with the request's context. A COMMIT in flight is not: the 503 then says
+// nothing about it, and has no problem type.
+func TestTimeoutHandlerAroundInTx(t *testing.T) { synctest.Test(t, timeoutAroundInTx) }
+
+func timeoutAroundInTx(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		f := &fakeTx{store: newStore()}
+		timedOut, ended := make(chan struct{}), make(chan struct{})
+		if late {
+			f.commit = func() { <-timedOut }
+		}
+		inTx := newTx(f, byPath, nil).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			if !late {
+				<-r.Context().Done()
+			}
+			w.WriteHeader(http.StatusCreated)
+		}))
+		h := http.TimeoutHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(ended)
+			inTx.ServeHTTP(w, r)
+		}), 200*time.Millisecond, "timed out")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, newRequest("r", "10", "a"))
+		if w.Code != 503 || ErrorFrom(w.Result()) != nil {
+			t.Errorf("late %v: %d %s", late, w.Code, w.Body)
+		}
+		close(timedOut)
+		<-ended
+		if (len(f.committed) == 1) != late {
+			t.Errorf("late %v: committed %q", late, f.committed)
+		}
+	}
+}
+
 // lastError is a Transactor that keeps what rolled a transaction back.
 type lastError struct {
 	*fakeTx

@@ -2,24 +2,17 @@ package httpfence_test
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
-	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
 // TestP2RaiseEndpoint: a new holder that raises before it reads loses no
@@ -190,130 +183,4 @@ func TestInTxOfAClientThatIsGone(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestSlowBodies: eight senders that never finish their bodies, on a pool of
-// four connections. They hold none: requests for other resources are answered
-// at once, and so is the successor's raise. In the control the handler begins the
-// transaction and then reads the body, and no request gets a connection: 503 after
-// Options.MaxWait.
-func TestSlowBodies(t *testing.T) {
-	for _, streams := range []bool{false, true} {
-		t.Run(fmt.Sprintf("in the transaction: %v", streams), func(t *testing.T) {
-			t.Parallel()
-			config, err := pgxpool.ParseConfig(ledger(t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			config.MaxConns = 4
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer pool.Close()
-			db, err := sqlfence.Pgx(pool, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			wait := 10 * time.Second
-			if streams {
-				wait = 30 * time.Millisecond
-			}
-			fence, err := httpfence.NewTx(db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{
-				TokenOnly: true, InsecureAnyResource: true, MaxWait: wait, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			reading := make(chan struct{}, 8) // by the handler or, in front of it, by InTx
-			router := chi.NewRouter()
-			router.With(fence.InTx).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
-				_, _ = io.Copy(io.Discard, r.Body)
-				w.WriteHeader(http.StatusOK)
-			})
-			router.Post("/accounts/{id}/stream", func(w http.ResponseWriter, r *http.Request) {
-				_ = db.InTx(r.Context(), guard.Claim{Resource: "slow", Token: 10}, func(context.Context, pgx.Tx) error {
-					reading <- struct{}{}
-					_, err := io.Copy(io.Discard, r.Body)
-					return err
-				})
-			})
-			router.With(fence.Admit).Post("/accounts/{id}/admit", func(http.ResponseWriter, *http.Request) {})
-			router.Post("/accounts/{id}/raise", fence.Raise)
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if !streams && r.Header.Get("X-Slow") != "" {
-					r.Body = told{r.Body, reading}
-				}
-				router.ServeHTTP(w, r)
-			}))
-			defer server.Close()
-			if _, err := db.Admit(t.Context(), guard.Claim{Resource: "slow", Token: 10}); err != nil {
-				t.Fatal(err)
-			}
-			senders, path := 8, "close"
-			if streams {
-				senders, path = 4, "stream" // as many as there are connections
-			}
-			for range senders {
-				conn, err := net.Dial("tcp", server.Listener.Addr().String())
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = conn.Close() }()
-				_, _ = io.WriteString(conn, "POST /accounts/slow/"+path+" HTTP/1.1\r\nHost: a.test\r\nX-Slow: 1\r\nX-Fencing-Token: 10\r\nContent-Length: 5\r\n\r\n12")
-			}
-			for range senders {
-				<-reading
-			}
-			ask := func(path, token string) (int, time.Duration) {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // ends a hang
-				defer cancel()
-				req := guard.Must(http.NewRequestWithContext(ctx, http.MethodPost, server.URL+path, strings.NewReader("12345")))
-				req.Header.Set(httpfence.TokenHeader, token)
-				start := time.Now()
-				resp, err := http.DefaultTransport.RoundTrip(req)
-				if err != nil {
-					t.Fatalf("%s: %v", path, err)
-				}
-				defer func() { _ = resp.Body.Close() }()
-				if resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") == "" {
-					t.Errorf("%s: 503 without Retry-After", path)
-				}
-				return resp.StatusCode, time.Since(start)
-			}
-			for _, c := range []struct {
-				path, token string
-				status      int
-			}{
-				{"/accounts/other/close", "1", 200}, {"/accounts/other/admit", "2", 200}, {"/accounts/third/raise", "1", 204}, {"/accounts/slow/raise", "11", 204},
-			} {
-				status, took := ask(c.path, c.token)
-				if want := map[bool]int{false: c.status, true: 503}[streams]; status != want {
-					t.Errorf("%s: %d after %v, want %d", c.path, status, took, want)
-				}
-			}
-			// The pool closes a connection whose statement was cancelled, as that of a
-			// look beside a raise, after the call has returned.
-			for deadline := time.Now().Add(time.Minute); !streams && pool.Stat().AcquiredConns() > 0 && time.Now().Before(deadline); {
-				time.Sleep(time.Millisecond)
-			}
-			if n := pool.Stat().AcquiredConns(); (n == 0) == streams {
-				t.Errorf("%d connections in use", n)
-			}
-		})
-	}
-}
-
-// told signals when its body is read.
-type told struct {
-	io.ReadCloser
-	reading chan struct{}
-}
-
-func (b told) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if n == 2 {
-		b.reading <- struct{}{}
-	}
-	return n, err
 }

@@ -10,9 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -128,45 +126,6 @@ func TestTransportSendsAWriteOnceOverHTTP2(t *testing.T) {
 	}
 }
 
-// A server that shuts down while writes arrive: each of them gets a response, or
-// certainly not handled, or unknown; what is said not to be handled was not.
-func TestTransportDuringAShutdown(t *testing.T) {
-	var handled sync.Map
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { handled.Store(r.Header.Get("X-ID"), true) }))
-	server.Config.Protocols = new(http.Protocols)
-	server.Config.Protocols.SetUnencryptedHTTP2(true)
-	server.Start()
-	defer server.Close()
-	transport := newTransport(overHTTP2(t), []string{server.URL}, nil)
-	var refused atomic.Int64
-	var group, down sync.WaitGroup
-	// A connection that begins while the server shuts down may not hear of it, and an
-	// idle one keeps Shutdown waiting: it has the time until the requests have ended.
-	ending, ended := context.WithCancel(context.Background())
-	for i := range 200 {
-		if i == 100 {
-			down.Go(func() { _ = server.Config.Shutdown(ending) })
-		}
-		group.Go(func() {
-			r := guard.Must(http.NewRequestWithContext(guard.WithClaim(context.Background(), held), "POST", server.URL, strings.NewReader("12")))
-			r.Header.Set("X-ID", strconv.Itoa(i))
-			resp, err := transport.RoundTrip(r)
-			if err == nil {
-				_ = resp.Body.Close()
-				return
-			}
-			refused.Add(1)
-			if _, yes := handled.Load(strconv.Itoa(i)); yes && errors.Is(err, guard.ErrUnavailable) {
-				t.Errorf("request %d was handled, and reported as %v", i, err)
-			}
-		})
-	}
-	group.Wait()
-	ended()
-	down.Wait()
-	t.Logf("%d of 200 got no response", refused.Load())
-}
-
 // What is known without HTTP/2: a write for which there was no connection was not
 // sent, if base is known to have tried nothing else; a connection that breaks says
 // nothing. net/url still finds out that an error is a timeout.
@@ -214,30 +173,6 @@ func TestTransportSaysWhatWasNotSent(t *testing.T) {
 		if !errors.As(err, &outer) || outer.Timeout() != c.timeout || c.timeout != errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %#v", name, err)
 		}
-	}
-}
-
-// A RoundTripper below that adds a field if it finds none finds the one that is
-// there: names are in their canonical form.
-func TestTransportKeepsFieldNames(t *testing.T) {
-	var got http.Header
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
-	defer server.Close()
-	below := roundTrip(func(r *http.Request) (*http.Response, error) {
-		if r.Header.Get("Idempotency-Key") == "" {
-			r.Header.Set("Idempotency-Key", "another")
-		}
-		return http.DefaultTransport.RoundTrip(r)
-	})
-	r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL, nil))
-	r.Header.Set("Idempotency-Key", "mine")
-	resp, err := newTransport(below, []string{server.URL}, nil).RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = resp.Body.Close()
-	if lines := got["Idempotency-Key"]; len(lines) != 1 || lines[0] != "mine" {
-		t.Errorf("Idempotency-Key: %q", lines)
 	}
 }
 
