@@ -138,9 +138,7 @@ var badInputs = func() []struct {
 // fence's own.
 var guardedBy = map[string]func(*service, http.Handler) http.Handler{
 	"Admit": (*service).admit,
-	"InTx": func(s *service, next http.Handler) http.Handler {
-		return s.tx.InTx(next)
-	},
+	"InTx":  (*service).inTx,
 	"Check": func(s *service, next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, err := s.fence.Check(r); err != nil {
