@@ -145,27 +145,3 @@ func TestNestedLimit(t *testing.T) {
 		}
 	}
 }
-
-// TestMisspeltParameter: a mistake in the service is no refusal to its client, and
-// its log says what is wrong.
-func TestMisspeltParameter(t *testing.T) {
-	var text bytes.Buffer
-	fence := newFence(newStore(), PathValue("idd"), &Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&text, nil)))})
-	mux := http.NewServeMux()
-	mux.Handle("POST /accounts/{id}", fence.Admit(http.HandlerFunc(ok)))
-	server := httptest.NewServer(mux)
-	defer server.Close()
-	r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), "POST", server.URL+"/accounts/7", nil))
-	resp, err := newTransport(nil, []string{server.URL}, nil).RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	err = ErrorFrom(resp)
-	if err == nil || errors.As(err, new(*guard.RejectedError)) || !strings.Contains(err.Error(), "POST /accounts/7: the server failed for a reason other than the claim") {
-		t.Errorf("%v", err)
-	}
-	if !strings.Contains(text.String(), `has no path value \"idd\"`) || !strings.Contains(text.String(), "POST /accounts/{id}") {
-		t.Errorf("log %s", &text)
-	}
-}
