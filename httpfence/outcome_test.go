@@ -63,6 +63,10 @@ func TestVotes(t *testing.T) {
 			}
 		})
 	}
+	// A Transactor that logs what rolled it back logs the status and the vote.
+	if text := (&respondedError{422, &rolledBack{sentinel}}).Error(); !strings.Contains(text, "422") || !strings.HasSuffix(text, ": out of stock") {
+		t.Error(text)
+	}
 	if Rollback(t.Context(), sentinel) {
 		t.Error("Rollback found a transaction where there is none")
 	}
@@ -376,37 +380,6 @@ func timeoutAroundInTx(t *testing.T) {
 		<-ended
 		if (len(f.committed) == 1) != late {
 			t.Errorf("late %v: committed %q", late, f.committed)
-		}
-	}
-}
-
-// lastError is a Transactor that keeps what rolled a transaction back.
-type lastError struct {
-	*fakeTx
-	err error
-}
-
-func (l *lastError) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
-	return l.fakeTx.InTx(ctx, claim, func(ctx context.Context) error {
-		l.err = fn(ctx)
-		return l.err
-	})
-}
-
-// TestErrorOfAResponse: a Transactor that logs what rolled it back logs the
-// status and the vote.
-func TestErrorOfAResponse(t *testing.T) {
-	for want, handler := range map[string]http.HandlerFunc{
-		"responded with 409 and an error, its transaction was rolled back": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) },
-		"responded with 422 and an error, its transaction was rolled back: httpfence: the handler rolled its transaction back: out of stock": func(w http.ResponseWriter, r *http.Request) {
-			Rollback(r.Context(), errors.New("out of stock"))
-			w.WriteHeader(422)
-		},
-	} {
-		tx := &lastError{fakeTx: &fakeTx{store: newStore()}}
-		newTx(tx, byPath, nil).InTx(handler).ServeHTTP(httptest.NewRecorder(), newRequest("r", "5", ""))
-		if tx.err == nil || !strings.HasSuffix(tx.err.Error(), want) {
-			t.Errorf("%v, want %s", tx.err, want)
 		}
 	}
 }
