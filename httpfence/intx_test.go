@@ -90,6 +90,10 @@ func TestInTx(t *testing.T) {
 			answer(201, "done")(w, r)
 			w.WriteHeader(200)
 		}, nil, 201, "done", "", true},
+		{"an RPC fails with a status of HTTP", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			answer(415, "no")(w, r)
+		}, nil, 415, "no", "", false},
 		{"refuses by itself", func(w http.ResponseWriter, r *http.Request) {
 			write(r.Context(), "work")
 			newFence(newStore(), byPath, nil).Reject(w, r, guard.ErrSpent)

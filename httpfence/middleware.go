@@ -140,8 +140,7 @@ func (m *Middleware) compare(r *http.Request, op guard.Op, claim *guard.Claim) (
 	if err = m.presented(r, claim); err == nil {
 		mark, err = m.ask(r.Context(), op, claim)
 	}
-	// Reject reports what Check has refused, unless there is an observer.
-	if m.opts.Observer != nil || err != nil && op != guard.OpCheck {
+	if m.opts.Observer != nil || err != nil {
 		m.observe(r, start, guard.Event{Op: op, Claim: *claim, Mark: mark, Err: err, ReportOnly: err != nil && m.opts.InsecureReportOnly && op == guard.OpAdmit})
 	}
 	return err
