@@ -66,19 +66,6 @@ func TestP1NoStaleRequest(t *testing.T) {
 	})
 }
 
-// overtaken is a store to which a newer holder comes just before it compares.
-type overtaken struct {
-	*countingStore
-	by guard.Claim
-}
-
-func (s overtaken) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	if _, err := s.Store.Admit(ctx, s.by); err != nil {
-		return guard.Mark{}, err
-	}
-	return s.Store.Admit(ctx, c)
-}
-
 // TestP1Overtaken: a newer holder that comes at the last moment is noticed: the
 // store's own comparison decides, not one that was made before. In the control
 // the claim that comes is the request's own.
@@ -86,7 +73,12 @@ func TestP1Overtaken(t *testing.T) {
 	for _, newest := range []guard.Token{5, 6} {
 		for _, raise := range []bool{false, true} {
 			handled := false
-			fence := newFence(overtaken{newStore(), guard.Claim{Resource: "r", Token: newest}}, byPath, nil)
+			store := newStore()
+			store.before(func(ctx context.Context) error {
+				_, err := store.Store.Admit(ctx, guard.Claim{Resource: "r", Token: newest})
+				return err
+			})
+			fence := newFence(store, byPath, nil)
 			h := fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { handled = true }))
 			if raise {
 				h = http.HandlerFunc(fence.Raise)

@@ -62,30 +62,6 @@ func TestMisdirected(t *testing.T) {
 	}
 }
 
-// TestMisdirectedClient: the Transport names the resource, and the client's
-// error has both names; without a body, only its own.
-func TestMisdirectedClient(t *testing.T) {
-	s := newStrict(t, &Options{Observer: silent, UnguardedMethods: []string{}})
-	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
-	for method, guarded := range map[string]string{"POST": "acme", "HEAD": ""} {
-		ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "acme:payout:p,\u00e4 100%", Token: 7, LeaseID: "l"})
-		req := guard.Must(http.NewRequestWithContext(ctx, method, s.URL+goodPath, nil))
-		resp, err := client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = ErrorFrom(resp)
-		_ = resp.Body.Close()
-		var e *guard.MisdirectedError
-		if !errors.As(err, &e) || e.Claimed != "acme:payout:p,\u00e4 100%" || e.Guarded != guarded || !errors.Is(err, guard.ErrMisdirected) || !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("%s: %v", method, err)
-		}
-	}
-	if s.store.calls() != 0 {
-		t.Error("the store was asked")
-	}
-}
-
 // TestResourceField: exactly one field, and every percent-encoding of the same
 // bytes is one name.
 func TestResourceField(t *testing.T) {

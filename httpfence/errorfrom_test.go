@@ -72,6 +72,17 @@ func TestErrorFrom(t *testing.T) {
 			}
 		})
 	}
+	// A misdirected claim comes back with both names; without a body, with its own.
+	for guarded, resp := range map[string]*http.Response{
+		"acme": response(400, problem, `{"type":"`+problemPrefix+`misdirected","claimed":"r","guarded":"acme"}`),
+		"":     {StatusCode: 400, Header: http.Header{ReasonHeader: {"misdirected"}}},
+	} {
+		resp.Request = newRequest("", "", "").WithContext(guard.WithClaim(t.Context(), held))
+		var e *guard.MisdirectedError
+		if err := ErrorFrom(resp); !errors.As(err, &e) || e.Claimed != "r" || e.Guarded != guarded || !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	}
 	if ErrorFrom(nil) != nil || ErrorFrom(&http.Response{StatusCode: 412}) != nil {
 		t.Error("nothing is not ours")
 	}

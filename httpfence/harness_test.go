@@ -59,27 +59,31 @@ func literal(name string) ResourceFunc {
 type countingStore struct {
 	guard.Store
 	admits, reads atomic.Int64
-	fail          atomic.Pointer[error]
+	first         atomic.Pointer[func(context.Context) error] // called before each, in place of it if it fails
 }
 
 func newStore() *countingStore { return &countingStore{Store: guard.NewMemory(nil)} }
 
-func (s *countingStore) failWith(err error) { s.fail.Store(&err) }
+func (s *countingStore) before(first func(context.Context) error) { s.first.Store(&first) }
+
+func (s *countingStore) failWith(err error) { s.before(func(context.Context) error { return err }) }
+
+func (s *countingStore) call(ctx context.Context, count *atomic.Int64, next func() (guard.Mark, error)) (guard.Mark, error) {
+	count.Add(1)
+	if first := s.first.Load(); first != nil {
+		if err := (*first)(ctx); err != nil {
+			return guard.Mark{}, err
+		}
+	}
+	return next()
+}
 
 func (s *countingStore) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	s.admits.Add(1)
-	if err := s.fail.Load(); err != nil {
-		return guard.Mark{}, *err
-	}
-	return s.Store.Admit(ctx, c)
+	return s.call(ctx, &s.admits, func() (guard.Mark, error) { return s.Store.Admit(ctx, c) })
 }
 
 func (s *countingStore) Mark(ctx context.Context, resource string) (guard.Mark, error) {
-	s.reads.Add(1)
-	if err := s.fail.Load(); err != nil {
-		return guard.Mark{}, *err
-	}
-	return s.Store.Mark(ctx, resource)
+	return s.call(ctx, &s.reads, func() (guard.Mark, error) { return s.Store.Mark(ctx, resource) })
 }
 
 func (s *countingStore) calls() int64 { return s.admits.Load() + s.reads.Load() }

@@ -281,8 +281,8 @@ func TestBodyBeforeBegin(t *testing.T) {
 // bounded.
 func TestBoundedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		waits := &waiting{Store: guard.NewMemory(nil)}
-		fence := newTx(&fakeTx{store: waits}, byPath, &Options{MaxWait: 3 * time.Second})
+		store := newStore()
+		fence := newTx(&fakeTx{store: store}, byPath, &Options{MaxWait: 3 * time.Second})
 		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); ok(w, r) })
 		for _, c := range []struct {
 			surface string
@@ -299,7 +299,12 @@ func TestBoundedWaits(t *testing.T) {
 			{"Raise", http.HandlerFunc(fence.Raise), 9 * time.Second},
 		} {
 			for _, late := range []bool{true, false} {
-				waits.late = late
+				store.before(func(ctx context.Context) error {
+					if late { // there is no free connection
+						<-ctx.Done()
+					}
+					return ctx.Err()
+				})
 				start, w := time.Now(), httptest.NewRecorder()
 				c.h.ServeHTTP(w, newRequest("r", "5", ""))
 				took := time.Since(start)
@@ -309,28 +314,6 @@ func TestBoundedWaits(t *testing.T) {
 			}
 		}
 	})
-}
-
-// waiting is a store without a free connection.
-type waiting struct {
-	guard.Store
-	late bool
-}
-
-func (s *waiting) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	if s.late {
-		<-ctx.Done()
-		return guard.Mark{}, ctx.Err()
-	}
-	return s.Store.Admit(ctx, c)
-}
-
-func (s *waiting) Mark(ctx context.Context, resource string) (guard.Mark, error) {
-	if s.late {
-		<-ctx.Done()
-		return guard.Mark{}, ctx.Err()
-	}
-	return s.Store.Mark(ctx, resource)
 }
 
 // TestWaitEndsAsItBegins: a transaction that begins just after the time is over

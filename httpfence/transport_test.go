@@ -134,8 +134,8 @@ func TestTransportRemovesWhatIsThere(t *testing.T) {
 	if h := withHeaders(t.Context(), "http://other.test/"); len(h) != 0 {
 		t.Errorf("other origin: %v", h)
 	}
-	noLease := guard.WithClaim(t.Context(), guard.Claim{Resource: "r", Token: 7})
-	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 2 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" || h.Get(ResourceHeader) != "r" {
+	noLease := guard.WithClaim(t.Context(), guard.Claim{Resource: "acme:p,\u00e4 100%", Token: 7})
+	if h := withHeaders(noLease, "http://ours.test/"); len(h) != 2 || len(h[TokenHeader]) != 1 || h.Get(TokenHeader) != "7" || h.Get(ResourceHeader) != "acme:p%2C%C3%A4%20100%25" {
 		t.Errorf("our origin: %v", h)
 	}
 	// Without a claim the caller's own fields are kept.
