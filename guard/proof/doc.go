@@ -2,10 +2,9 @@
 // request presents. Without a proof a token is only a number, and whoever can
 // send a high one locks out everyone else.
 //
-// The lock server signs each claim that it grants, and is the only one that holds
-// the private key. The worker sends the proof with its claim, in the header field
-// [Header], and the service verifies it before its fence compares the token.
-// examples/lockserver has all three:
+// The lock server, which alone has the private key, signs each claim that it grants.
+// The worker sends the proof with its claim, in the field [Header], and the service
+// verifies it before its fence compares the token. examples/lockserver has all three:
 //
 //	signer, err := proof.NewSigner(key, nil) // the lock server; Identity.Audience says for whom a proof is
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Signer: signer})
@@ -51,9 +50,8 @@
 // This is the only spelling: the members in this order, without spaces, without an
 // escape that JSON does not require (except "\u2028" and "\u2029"); fen is a decimal
 // string as [guard.ParseToken] reads it, lid may be "". The parts are base64url
-// without padding. A proof has at most [MaxLen] bytes. Names in this package may
-// change until version 1; the format will not.
-//
-// No JOSE library reads it here: package guard has no dependencies, and a library
-// accepts more. internal/suites/http shows that go-jose reads the same in each proof.
+// without padding. A proof has at most [MaxLen] bytes. No JOSE library reads it here:
+// package guard has no dependencies, and a library accepts more. internal/suites/http
+// shows that go-jose reads the same in each proof. Names in this package may change
+// until version 1; the format will not.
 package proof

@@ -123,6 +123,9 @@ func (v *Verifier) Hook(audience func(*http.Request) (string, error)) func(guard
 		if err != nil {
 			return err
 		}
-		return v.Verify(r.Context(), strings.Join(lines, ""), expected, claim) // the one line, or none
+		if len(lines) == 0 {
+			return guard.Missing(Header)
+		}
+		return v.Verify(r.Context(), lines[0], expected, claim)
 	}
 }
