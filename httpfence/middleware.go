@@ -40,7 +40,7 @@ type Middleware struct {
 // in the status table. The headers are read before the ResourceFunc is called. A check
 // that succeeds on a [guard.Memory] allocates nothing itself.
 func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
-	if err = m.compare(r, guard.OpCheck, &claim); err != nil {
+	if err = m.compare(r, guard.OpCheck, &claim, false); err != nil {
 		claim = guard.Claim{}
 	}
 	return claim, err
@@ -77,7 +77,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 			return
 		}
 		var claim guard.Claim
-		err := m.compare(r, guard.OpAdmit, &claim)
+		err := m.compare(r, guard.OpAdmit, &claim, m.opts.InsecureReportOnly)
 		switch {
 		case err == nil:
 			serve(next, w, r, guard.WithClaim(r.Context(), claim), nil)
@@ -94,7 +94,7 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 // error, which is as of [Middleware.Check]. It writes no response, and ignores the
 // method and InsecureReportOnly. Package grpcfence is built on it.
 func (m *Middleware) AdmitRequest(r *http.Request) (claim guard.Claim, err error) {
-	if err = m.compare(r, guard.OpAdmit, &claim); err != nil {
+	if err = m.compare(r, guard.OpAdmit, &claim, false); err != nil {
 		claim = guard.Claim{}
 	}
 	return claim, err
@@ -125,7 +125,7 @@ func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var claim guard.Claim
-	if err := m.compare(r, guard.OpRaise, &claim); err != nil {
+	if err := m.compare(r, guard.OpRaise, &claim, false); err != nil {
 		m.reject(w, r, claim, err)
 		return
 	}
@@ -133,15 +133,16 @@ func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 }
 
 // compare compares the claim of r with the mark of its resource, in the way of
-// op. It puts into claim what is known of it, even with an error.
-func (m *Middleware) compare(r *http.Request, op guard.Op, claim *guard.Claim) (err error) {
+// op. It puts into claim what is known of it, even with an error. reportOnly says
+// that its caller lets a refused request through.
+func (m *Middleware) compare(r *http.Request, op guard.Op, claim *guard.Claim, reportOnly bool) (err error) {
 	start := m.clock()
 	var mark guard.Mark
 	if err = m.presented(r, claim); err == nil {
 		mark, err = m.ask(r.Context(), op, claim)
 	}
 	if m.opts.Observer != nil || err != nil {
-		m.observe(r, start, guard.Event{Op: op, Claim: *claim, Mark: mark, Err: err, ReportOnly: err != nil && m.opts.InsecureReportOnly && op == guard.OpAdmit})
+		m.observe(r, start, guard.Event{Op: op, Claim: *claim, Mark: mark, Err: err, ReportOnly: err != nil && reportOnly})
 	}
 	return err
 }

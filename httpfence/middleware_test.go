@@ -118,9 +118,11 @@ func TestReportOnly(t *testing.T) {
 	if hooks != 0 {
 		t.Error("the hook was called although nothing was refused")
 	}
-	// Check is not affected: its caller decides.
-	if _, err := s.fence.Check(newRequest("acme", "", "")); err == nil {
-		t.Error("Check reports success")
+	// Check and AdmitRequest are not affected, nor do they say so: their callers decide.
+	for name, call := range map[string]func(*http.Request) (guard.Claim, error){"Check": s.fence.Check, "AdmitRequest": s.fence.AdmitRequest} {
+		if _, err := call(newRequest("acme", "", "")); err == nil || events[len(events)-1].ReportOnly {
+			t.Errorf("%s: %v, event %+v", name, err, events[len(events)-1])
+		}
 	}
 }
 

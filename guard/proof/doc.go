@@ -2,8 +2,8 @@
 // request presents. Without a proof a token is only a number, and whoever can
 // send a high one locks out everyone else.
 //
-// The lock server, which alone has the private key, signs each claim that it grants.
-// The worker sends the proof with its claim, in the field [Header], and the service
+// The lock server, and nobody else, has the private key, and signs each claim that it
+// grants. The worker sends the proof with its claim, in the field [Header]. The service
 // verifies it before its fence compares the token. examples/lockserver has all three:
 //
 //	signer, err := proof.NewSigner(key, nil) // the lock server; Identity.Audience says for whom a proof is
