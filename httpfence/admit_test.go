@@ -14,40 +14,46 @@ import (
 )
 
 // TestP1NoStaleRequest: an older token is refused after a newer one was
-// admitted. The control sends the same to the same handler without the guard.
+// admitted, and so is the newer one under another lease ID. The control sends the
+// same to the same handler without the guard.
 func TestP1NoStaleRequest(t *testing.T) {
-	s := newService(t, nil)
-	for _, step := range []struct {
-		token, lease string
-		status       int
-		reason       string
-	}{
-		{"10", "a", 200, ""}, {"10", "a", 200, ""}, {"11", "b", 200, ""},
-		{"10", "a", 412, "stale"}, {"11", "a", 412, "conflict"}, {"11", "", 412, "conflict"},
-		{"11", "b", 200, ""},
-	} {
-		before := s.invoked.Load()
-		a := s.post(t, "acme", step.token, step.lease)
-		if a.status != step.status || a.reason() != step.reason {
-			t.Errorf("%+v: %d %s", step, a.status, a.body)
+	for name, guarded := range map[string]func(*service, http.Handler) http.Handler{"Admit": (*service).admit, "InTx": (*service).inTx} {
+		s := newServiceAt(t, guarded, ChiParam("id"), nil)
+		for _, step := range []struct {
+			token, lease string
+			status       int
+			reason       string
+		}{
+			{"10", "a", 200, ""}, {"10", "a", 200, ""}, {"11", "b", 200, ""},
+			{"10", "a", 412, "stale"}, {"11", "a", 412, "conflict"}, {"11", "", 412, "conflict"},
+			{"11", "b", 200, ""},
+		} {
+			before := s.invoked.Load()
+			a := s.post(t, "acme", step.token, step.lease)
+			if a.status != step.status || a.reason() != step.reason {
+				t.Errorf("%s, %+v: %d %s", name, step, a.status, a.body)
+			}
+			if n := s.invoked.Load() - before; (n == 1) != (step.status == 200) {
+				t.Errorf("%s, %+v: %d invocations", name, step, n)
+			}
+			if want := (guard.Claim{Resource: "acme", Token: guard.Token(10 + step.token[1] - '0'), LeaseID: step.lease}); step.status == 200 && *s.claim.Load() != want {
+				t.Errorf("%s: claim in the context %+v, want %+v", name, *s.claim.Load(), want)
+			}
 		}
-		if n := s.invoked.Load() - before; (n == 1) != (step.status == 200) {
-			t.Errorf("%+v: %d invocations", step, n)
+		if m := s.store.mark(t, "acme"); m != (guard.Mark{Token: 11, LeaseID: "b"}) {
+			t.Errorf("%s: mark %+v", name, m)
 		}
-		if want := (guard.Claim{Resource: "acme", Token: guard.Token(10 + step.token[1] - '0'), LeaseID: step.lease}); step.status == 200 && *s.claim.Load() != want {
-			t.Errorf("claim in the context %+v, want %+v", *s.claim.Load(), want)
+		if a := s.post(t, "other", "10", "a"); a.status != 200 {
+			t.Errorf("%s, another resource: %d %s", name, a.status, a.body)
 		}
-	}
-	if m := s.store.mark(t, "acme"); m != (guard.Mark{Token: 11, LeaseID: "b"}) {
-		t.Errorf("mark %+v", m)
-	}
-	if a := s.post(t, "other", "10", "a"); a.status != 200 {
-		t.Errorf("another resource: %d %s", a.status, a.body)
+		if n := len(s.work.committed); name == "InTx" && n != 5 {
+			t.Errorf("%d transactions were committed", n)
+		}
 	}
 
 	t.Run("control without the guard", func(t *testing.T) {
 		s := &service{store: newStore()}
-		s.Server = httptest.NewServer(s.handler())
+		s.Server = httptest.NewServer(s.handler(nil))
 		t.Cleanup(s.Close)
 		for _, token := range []string{"11", "10"} {
 			if a := s.post(t, "acme", token, "a"); a.status != 200 {
@@ -60,19 +66,6 @@ func TestP1NoStaleRequest(t *testing.T) {
 	})
 }
 
-// overtaken is a store to which a newer holder comes just before it compares.
-type overtaken struct {
-	*countingStore
-	by guard.Claim
-}
-
-func (s overtaken) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	if _, err := s.Store.Admit(ctx, s.by); err != nil {
-		return guard.Mark{}, err
-	}
-	return s.Store.Admit(ctx, c)
-}
-
 // TestP1Overtaken: a newer holder that comes at the last moment is noticed: the
 // store's own comparison decides, not one that was made before. In the control
 // the claim that comes is the request's own.
@@ -80,7 +73,12 @@ func TestP1Overtaken(t *testing.T) {
 	for _, newest := range []guard.Token{5, 6} {
 		for _, raise := range []bool{false, true} {
 			handled := false
-			fence := newFence(overtaken{newStore(), guard.Claim{Resource: "r", Token: newest}}, byPath, nil)
+			store := newStore()
+			store.before(func(ctx context.Context) error {
+				_, err := store.Store.Admit(ctx, guard.Claim{Resource: "r", Token: newest})
+				return err
+			})
+			fence := newFence(store, byPath, nil)
 			h := fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { handled = true }))
 			if raise {
 				h = http.HandlerFunc(fence.Raise)
@@ -186,10 +184,5 @@ func TestRejectDropsTheOtherAnswer(t *testing.T) {
 	fence.Reject(w, newRequest("", "5", ""), guard.ErrStale)
 	if h := w.Result().Header; len(h) != 4 || h.Get("X-Trace") != "1" {
 		t.Errorf("header %v", h)
-	}
-	// The two fields do not share memory: adding to one must not change the other.
-	w.Header().Add("Content-Type", "x")
-	if w.Header().Get("Cache-Control") != "no-store" {
-		t.Errorf("header %v", w.Header())
 	}
 }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -76,36 +74,6 @@ func (x *bench) check(next http.HandlerFunc) http.Handler {
 	})
 }
 
-// byHand is the minimal check: it accepts what ParseInt accepts, trusts every
-// name, and tolerates nothing else. It is the floor for Check.
-func (x *bench) byHand(next http.HandlerFunc) http.Handler {
-	type mark struct {
-		token   int64
-		leaseID string
-	}
-	var mu sync.RWMutex
-	marks := map[string]mark{}
-	for i := 0; i < len(x.paths); i += x.length {
-		marks[strings.TrimSuffix(strings.TrimPrefix(x.paths[i:i+x.length], "/acct/"), "/close")] = mark{5, "b"}
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, lease := r.Header["X-Fencing-Token"], r.Header["X-Fencing-Lease"]
-		if len(token) != 1 || len(lease) != 1 {
-			w.WriteHeader(http.StatusPreconditionRequired)
-			return
-		}
-		t, err := strconv.ParseInt(token[0], 10, 64)
-		mu.RLock()
-		m, ok := marks[chi.URLParam(r, "id")]
-		mu.RUnlock()
-		if err != nil || !ok || t < m.token || t == m.token && lease[0] != m.leaseID {
-			w.WriteHeader(http.StatusPreconditionFailed)
-			return
-		}
-		next(w, r)
-	})
-}
-
 func (x *bench) admit(next http.HandlerFunc) http.Handler { return x.fence.Admit(next) }
 
 // run sends n requests to the resources in turn.
@@ -144,14 +112,14 @@ func (x *bench) compare(a, b http.Handler) (of [2][]float64) {
 
 func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// BenchmarkOverhead reports what Check, Admit and a manual check cost over the
-// bare route: the difference of the fastest blocks and of the medians.
+// BenchmarkOverhead reports what Check and Admit cost over the bare route: the
+// difference of the fastest blocks and of the medians.
 func BenchmarkOverhead(b *testing.B) {
 	for _, resources := range []int{1, 100_000} {
-		for _, name := range []string{"check", "byhand", "admit"} {
+		for _, name := range []string{"check", "admit"} {
 			b.Run(fmt.Sprintf("%s/resources=%d", name, resources), func(b *testing.B) {
 				x := newBench(b, resources, "5")
-				guarded := map[string]func(http.HandlerFunc) http.Handler{"check": x.check, "byhand": x.byHand, "admit": x.admit}[name]
+				guarded := map[string]func(http.HandlerFunc) http.Handler{"check": x.check, "admit": x.admit}[name]
 				of := x.compare(x.route(x.bare), x.route(guarded))
 				b.ReportMetric(0, "ns/op") // of two blocks: means nothing
 				b.ReportMetric(of[0][0], "ns/bare-min")
@@ -182,21 +150,6 @@ func BenchmarkProof(b *testing.B) {
 	b.ReportMetric(of[0][0]/of[1][0], "admit/proved-min")
 	b.ReportMetric(median(of[0])/median(of[1]), "admit/proved")
 }
-
-// The plain benchmarks are for profiles and for allocations.
-
-func (x *bench) plain(h http.Handler) {
-	x.b.ReportAllocs()
-	for x.b.Loop() {
-		x.run(h, 1)
-	}
-}
-
-// BenchmarkCheck is the chi route with Check in the handler.
-func BenchmarkCheck(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.check)) }
-
-// BenchmarkAdmit is the route behind Admit, with a token that is the mark.
-func BenchmarkAdmit(b *testing.B) { x := newBench(b, 1, "5"); x.plain(x.route(x.admit)) }
 
 // TestAllocations holds the promise of the documentation: a Check that succeeds
 // allocates nothing, Admit a context and a request.

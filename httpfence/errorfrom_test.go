@@ -11,38 +11,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// TestRoundTripOfErrors goes from a guard on the server over a socket to the
-// same error in the client, with the facts that a response carries. TestStatusTable
-// has all reasons.
-func TestRoundTripOfErrors(t *testing.T) {
-	s := newService(t, &Options{DiscloseMark: true})
-	client := &http.Client{Transport: newTransport(nil, []string{s.URL}, nil)}
-	send := func(claim guard.Claim) error {
-		r := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), "POST", s.URL+goodPath, nil))
-		resp, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = resp.Body.Close() }()
-		return ErrorFrom(resp)
-	}
-	b := guard.Claim{Resource: "acme", Token: 11, LeaseID: "b"}
-	if err := send(b); err != nil {
-		t.Fatal(err)
-	}
-	stale := guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}
-	var rejected *guard.RejectedError
-	if err := send(stale); !errors.Is(err, guard.ErrStale) || !errors.As(err, &rejected) ||
-		rejected.Claim != stale || rejected.Mark != (guard.Mark{Token: 11}) {
-		t.Errorf("%#v", err)
-	}
-	s.store.failWith(guard.ErrUnavailable)
-	var failed *guard.FailedError
-	if err := send(b); !errors.Is(err, guard.ErrUnavailable) || !errors.As(err, &failed) || failed.Op != "POST /acct/acme/close" || failed.Claim != b {
-		t.Errorf("%#v", err)
-	}
-}
-
 func response(status int, contentType, content string) *http.Response {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {contentType}}, Body: io.NopCloser(strings.NewReader(content))}
 }
@@ -103,6 +71,17 @@ func TestErrorFrom(t *testing.T) {
 				t.Errorf("the body is %d bytes afterwards, was %d", len(got), len(content))
 			}
 		})
+	}
+	// A misdirected claim comes back with both names; without a body, with its own.
+	for guarded, resp := range map[string]*http.Response{
+		"acme": response(400, problem, `{"type":"`+problemPrefix+`misdirected","claimed":"r","guarded":"acme"}`),
+		"":     {StatusCode: 400, Header: http.Header{ReasonHeader: {"misdirected"}}},
+	} {
+		resp.Request = newRequest("", "", "").WithContext(guard.WithClaim(t.Context(), held))
+		var e *guard.MisdirectedError
+		if err := ErrorFrom(resp); !errors.As(err, &e) || e.Claimed != "r" || e.Guarded != guarded || !errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
 	}
 	if ErrorFrom(nil) != nil || ErrorFrom(&http.Response{StatusCode: 412}) != nil {
 		t.Error("nothing is not ours")

@@ -128,17 +128,6 @@ func ExampleMiddleware_Raise() {
 	// 412
 }
 
-// A fenced write deeper in the handler may also refuse; Reject renders its
-// error as the middleware would have.
-func ExampleMiddleware_Reject() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
-
-	w := httptest.NewRecorder()
-	fence.Reject(w, httptest.NewRequest("POST", "/", nil), guard.Unavailable("update billing.close", guard.Claim{}, nil))
-	fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("Content-Type"))
-	// Output: 503 2 application/problem+json
-}
-
 // The hook sees every refusal; if it writes nothing, the default response is
 // sent.
 func ExampleOptions() {
@@ -168,16 +157,6 @@ func ExampleChiParam() {
 	// Output:
 	// acme acme <nil>
 	// %61cme acme <nil>
-}
-
-func ExamplePathValue() {
-	resource := httpfence.PathValue("id")
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /accounts/{id}/close", func(_ http.ResponseWriter, r *http.Request) {
-		fmt.Println(resource(r))
-	})
-	send(mux, "POST", "/accounts/%61cme/close", "")
-	// Output: acme <nil>
 }
 
 type identityKey struct{}

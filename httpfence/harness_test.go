@@ -50,27 +50,6 @@ var silent = guard.LogObserver(slog.New(slog.DiscardHandler))
 // ok is a handler that only succeeds.
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
-// newStrict is newService with the defaults of Options that are not given.
-func newStrict(t testing.TB, opts *Options) *service { return strictAt(t, (*service).admit, opts) }
-
-// strictAt is newStrict with another way to guard the handler.
-func strictAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, opts *Options) *service {
-	t.Helper()
-	s := &service{store: newStore()}
-	s.tx = guard.Must(NewTx(&fakeTx{store: s.store}, ChiParam("id"), opts))
-	s.fence = s.tx.Middleware
-	s.serve(t, guarded(s, s.handler()))
-	return s
-}
-
-// serve routes to h over a socket until the test has ended.
-func (s *service) serve(t testing.TB, h http.Handler) {
-	router := chi.NewRouter()
-	router.Handle("/acct/{id}/close", h)
-	s.Server = httptest.NewServer(router)
-	t.Cleanup(s.Close)
-}
-
 func literal(name string) ResourceFunc {
 	return guard.Must(Named(guard.Must(guard.NewTemplate(name)), nil))
 }
@@ -80,27 +59,31 @@ func literal(name string) ResourceFunc {
 type countingStore struct {
 	guard.Store
 	admits, reads atomic.Int64
-	fail          atomic.Pointer[error]
+	first         atomic.Pointer[func(context.Context) error] // called before each, in place of it if it fails
 }
 
 func newStore() *countingStore { return &countingStore{Store: guard.NewMemory(nil)} }
 
-func (s *countingStore) failWith(err error) { s.fail.Store(&err) }
+func (s *countingStore) before(first func(context.Context) error) { s.first.Store(&first) }
+
+func (s *countingStore) failWith(err error) { s.before(func(context.Context) error { return err }) }
+
+func (s *countingStore) call(ctx context.Context, count *atomic.Int64, next func() (guard.Mark, error)) (guard.Mark, error) {
+	count.Add(1)
+	if first := s.first.Load(); first != nil {
+		if err := (*first)(ctx); err != nil {
+			return guard.Mark{}, err
+		}
+	}
+	return next()
+}
 
 func (s *countingStore) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	s.admits.Add(1)
-	if err := s.fail.Load(); err != nil {
-		return guard.Mark{}, *err
-	}
-	return s.Store.Admit(ctx, c)
+	return s.call(ctx, &s.admits, func() (guard.Mark, error) { return s.Store.Admit(ctx, c) })
 }
 
 func (s *countingStore) Mark(ctx context.Context, resource string) (guard.Mark, error) {
-	s.reads.Add(1)
-	if err := s.fail.Load(); err != nil {
-		return guard.Mark{}, *err
-	}
-	return s.Store.Mark(ctx, resource)
+	return s.call(ctx, &s.reads, func() (guard.Mark, error) { return s.Store.Mark(ctx, resource) })
 }
 
 func (s *countingStore) calls() int64 { return s.admits.Load() + s.reads.Load() }
@@ -122,42 +105,72 @@ type service struct {
 	store   *countingStore
 	fence   *Middleware
 	tx      *TxMiddleware // has fence, unless it is nil
+	work    *fakeTx       // of tx
 	invoked atomic.Int64
 	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
 }
 
-// handler counts requests and responds with what was in the context.
-func (s *service) handler() http.Handler {
+// handler counts requests and notes the claim, and then calls h, or responds.
+func (s *service) handler(h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.invoked.Add(1)
 		s.claim.Store(nil)
 		if c, ok := guard.ClaimFrom(r.Context()); ok {
 			s.claim.Store(&c)
 		}
+		if h != nil {
+			h(w, r)
+			return
+		}
+		write(r.Context(), "work")
 		_, _ = io.WriteString(w, "done")
 	})
 }
 
+// newService is for tests that are not about the lease ID and the resource's name.
 func newService(t testing.TB, opts *Options) *service {
-	t.Helper()
 	return newServiceAt(t, (*service).admit, ChiParam("id"), opts)
+}
+
+// newServiceAt is newService with another way to guard the handler.
+func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options) *service {
+	return serviceOf(t, guarded, resource, lax(opts), nil)
+}
+
+// newStrict is newService with the defaults of Options that are not given.
+func newStrict(t testing.TB, opts *Options) *service { return strictAt(t, (*service).admit, opts) }
+
+// strictAt is newStrict with another way to guard the handler.
+func strictAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, opts *Options) *service {
+	return serviceOf(t, guarded, ChiParam("id"), opts, nil)
+}
+
+// inTxService is newService behind InTx instead of Admit, with a handler of its own.
+func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) *service {
+	return serviceOf(t, (*service).inTx, ChiParam("id"), lax(opts), h)
+}
+
+// serviceOf serves h, or without one a handler that reports what it was given,
+// until the test has ended.
+func serviceOf(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options, h http.HandlerFunc) *service {
+	s := &service{store: newStore()}
+	s.work = &fakeTx{store: s.store}
+	if opts != nil && opts.InsecureReportOnly {
+		s.fence = guard.Must(New(s.store, resource, opts))
+	} else {
+		s.tx = guard.Must(NewTx(s.work, resource, opts))
+		s.fence = s.tx.Middleware
+	}
+	router := chi.NewRouter()
+	router.Handle("/acct/{id}/close", guarded(s, s.handler(h)))
+	s.Server = httptest.NewServer(router)
+	t.Cleanup(s.Close)
+	return s
 }
 
 func (s *service) admit(next http.Handler) http.Handler { return s.fence.Admit(next) }
 
-// newServiceAt is newService with another way to guard the handler.
-func newServiceAt(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options) *service {
-	t.Helper()
-	s := &service{store: newStore()}
-	if opts != nil && opts.InsecureReportOnly {
-		s.fence = newFence(s.store, resource, opts)
-	} else {
-		s.tx = newTx(&fakeTx{store: s.store}, resource, opts)
-		s.fence = s.tx.Middleware
-	}
-	s.serve(t, guarded(s, s.handler()))
-	return s
-}
+func (s *service) inTx(next http.Handler) http.Handler { return s.tx.InTx(next) }
 
 // answer is a response with its body read and, if it is a problem, decoded.
 type answer struct {

@@ -25,8 +25,8 @@ var (
 	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the response back until COMMIT, so the connection cannot be hijacked: %w", http.ErrNotSupported)
 	// ErrResponseBroken: the handler wrote nothing, it set an error status after
 	// its response had begun or after its transaction had ended, its
-	// Content-Length does not match what it wrote, or the status of an RPC is
-	// missing or cannot be read.
+	// Content-Length does not match what it wrote, or it is the response of an
+	// RPC, whose status is not that of HTTP.
 	ErrResponseBroken = errors.New("httpfence: the handler's response does not say whether it succeeded")
 )
 
@@ -116,18 +116,11 @@ func (h *heldResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
 
-// The other methods of http.ResponseController send nothing and are passed on.
-
-func (h *heldResponse) SetReadDeadline(t time.Time) error {
-	return http.NewResponseController(h.under).SetReadDeadline(t)
-}
-
+// SetWriteDeadline is for a handler that takes long: the response is sent when it
+// has returned. The other methods of http.ResponseController are about reading the
+// body, which is in memory.
 func (h *heldResponse) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetWriteDeadline(t)
-}
-
-func (h *heldResponse) EnableFullDuplex() error {
-	return http.NewResponseController(h.under).EnableFullDuplex()
 }
 
 func (h *heldResponse) fail(err error) error {
@@ -137,36 +130,22 @@ func (h *heldResponse) fail(err error) error {
 	return h.err
 }
 
-// Judge reports whether a response below 300, which says "success" to net/http,
-// says in its own protocol that the call has failed. trailer has the fields
-// that the handler set after the body. An error says that this is unknown.
-type Judge func(header, trailer http.Header, body []byte) (failed bool, err error)
-
-// end examines the finished response, and reports whether it is an RPC's error
-// inside a success. judge may be nil.
-func (h *heldResponse) end(judge Judge) (failed bool) {
+// end examines the finished response.
+func (h *heldResponse) end() {
 	h.Flush()
 	if length, ok := h.sent["Content-Length"]; ok && h.mayHaveBody() {
 		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
 			h.fail(fmt.Errorf("%w: Content-Length is %q, the body has %d bytes", ErrResponseBroken, length, h.body.Len()))
 		}
 	}
-	switch {
-	case h.status >= 300:
-		return false
-	case judge == nil:
-		media := strings.ToLower(h.sent.Get("Content-Type"))
-		if strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "application/connect+") {
-			h.fail(fmt.Errorf("%w: it is the response of an RPC; use InTx of package grpcfence", ErrResponseBroken))
-		}
-		return false
+	media := strings.ToLower(h.sent.Get("Content-Type"))
+	if h.status < 300 && (strings.HasPrefix(media, "application/grpc") || strings.HasPrefix(media, "application/connect+")) {
+		h.fail(errRPC)
 	}
-	failed, err := judge(h.sent, h.trailer(), h.body.Bytes())
-	if err != nil {
-		h.fail(fmt.Errorf("%w: %w", ErrResponseBroken, err))
-	}
-	return failed
 }
+
+// errRPC is for a response that may say inside a 200 that the call has failed.
+var errRPC = fmt.Errorf("%w: it is the response of an RPC; use an interceptor of package grpcfence, and a fenced transaction in the method", ErrResponseBroken)
 
 func (h *heldResponse) mayHaveBody() bool {
 	return h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified
@@ -194,21 +173,6 @@ func (h *heldResponse) release() {
 			header[name] = values
 		}
 	}
-}
-
-// trailer returns what the handler set after the body: under names that it had
-// announced, or with a prefix.
-func (h *heldResponse) trailer() http.Header {
-	out := http.Header{}
-	for name, values := range h.Header() {
-		if rest, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			name = http.CanonicalHeaderKey(rest)
-		} else if _, early := h.sent[name]; early || !h.announced(name) {
-			continue
-		}
-		out[name] = append(out[name], values...)
-	}
-	return out
 }
 
 func (h *heldResponse) announced(name string) bool {

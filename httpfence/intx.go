@@ -51,7 +51,8 @@ type TxMiddleware struct {
 //     gin and others render a handler's error after their middleware, and net/http
 //     would send 200 for that; see the package documentation,
 //   - if its response is one of gRPC or of a stream of Connect, whose status is not that
-//     of HTTP ([ErrResponseBroken]): 500. See package grpcfence,
+//     of HTTP ([ErrResponseBroken]): 500. Put an interceptor of package grpcfence in
+//     front of the method, and begin the fenced transaction inside,
 //   - if it sets a status of 400 or above after its response has begun, as
 //     a Recoverer does for a panic after the first byte, or if its
 //     Content-Length does not match ([ErrResponseBroken]), if its response is
@@ -83,14 +84,7 @@ type TxMiddleware struct {
 // around InTx, never inside: see the package documentation.
 //
 // InTx panics if next is nil, as http.Handle does.
-func (m *TxMiddleware) InTx(next http.Handler) http.Handler { return m.InTxJudged(next, nil) }
-
-// InTxJudged is [TxMiddleware.InTx] for handlers of a protocol that reports
-// failures inside a response of 200: if judge says so, the work is rolled back and
-// that response is sent. If judge returns an error the response is 500
-// ([ErrResponseBroken]). Package grpcfence has the judge for gRPC, gRPC-Web and
-// Connect.
-func (m *TxMiddleware) InTxJudged(next http.Handler, judge Judge) http.Handler {
+func (m *TxMiddleware) InTx(next http.Handler) http.Handler {
 	if next == nil {
 		panic("httpfence: InTx needs a handler")
 	}
@@ -99,7 +93,7 @@ func (m *TxMiddleware) InTxJudged(next http.Handler, judge Judge) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		m.inTx(&handling{next: next, judge: judge, w: w, r: r, limit: m.opts.MaxBody})
+		m.inTx(&handling{next: next, w: w, r: r, limit: m.opts.MaxBody})
 	})
 }
 
@@ -197,14 +191,6 @@ func (e *bodyError) Error() string {
 }
 func (e *bodyError) Unwrap() []error { return []error{guard.ErrInvalid, e.cause} }
 
-// problem adapts p, the problem of an invalid request, to this body.
-func (e *bodyError) problem(p *problem) *problem {
-	parts := p.parts
-	parts.Title, parts.Status, parts.Detail = http.StatusText(e.status), e.status, "Nothing was changed: "+e.detail+"."
-	other := newProblem(parts)
-	return &other
-}
-
 var errTooLong = errors.New("its Content-Length exceeds the limit")
 
 // readBody puts the whole body of the request into memory.
@@ -241,7 +227,6 @@ func (h *handling) readBody() error {
 // handling is one call to a handler inside a transaction.
 type handling struct {
 	next      http.Handler
-	judge     Judge // may be nil
 	w         http.ResponseWriter
 	r         *http.Request
 	limit     int64           // of the body and of the response
@@ -295,12 +280,12 @@ func (h *handling) handle(ctx context.Context) error {
 	if h.response.status == 0 && vote == nil {
 		h.response.fail(errSilent)
 	}
-	failed := h.response.end(h.judge)
+	h.response.end()
 	switch {
 	case h.response.err != nil:
 		return h.response.err
-	case h.response.status >= 400, failed:
-		h.responded = &respondedError{h.response.status, failed, vote}
+	case h.response.status >= 400:
+		h.responded = &respondedError{h.response.status, vote}
 		return h.responded
 	case vote != nil:
 		return vote
@@ -309,28 +294,14 @@ func (h *handling) handle(ctx context.Context) error {
 	return nil
 }
 
-// ignoreUpgrade removes the request to upgrade the connection from header, in
+// ignoreUpgrade removes a request to upgrade the connection from header, in
 // place, so that middleware in front does not find it either. A server may ignore
 // it (RFC 9110, section 7.8), and a held response must; chi's Recoverer sets no
 // status for such a request, as if it were upgraded, and a client could have a
-// panic pass as a success.
+// panic pass as a success. What else Connection names, net/http has seen to.
 func ignoreUpgrade(header http.Header) {
-	var others []string // a proxy or browser may name several in one field
-	removed := false
-	for field := range strings.SplitSeq(strings.Join(header["Connection"], ","), ",") {
-		switch field = strings.TrimSpace(field); {
-		case strings.EqualFold(field, "Upgrade"):
-			removed = true
-		case field != "":
-			others = append(others, field)
-		}
-	}
-	if !removed {
-		return
-	}
-	delete(header, "Connection")
-	if others != nil {
-		header["Connection"] = []string{strings.Join(others, ", ")}
+	if strings.Contains(strings.ToLower(strings.Join(header["Connection"], ",")), "upgrade") {
+		delete(header, "Connection")
 	}
 }
 
@@ -351,20 +322,19 @@ func (h *handling) outcome(err error) error {
 
 // sends reports whether the client gets the handler's own response despite err. It
 // does not if the Transactor refused the claim after all, because a newer holder ended
-// the transaction: then a status of 500 or above, or an RPC's error inside a success,
-// is only the consequence, and the client must see the cause.
+// the transaction: then a status of 500 or above is only the consequence, and the
+// client must see the cause.
 func (h *handling) sends(err error) bool {
 	if h.responded == nil || !errors.Is(err, h.responded) {
 		return false
 	}
-	return h.responded.status < 500 && !h.responded.rpc || !errors.As(err, new(*guard.RejectedError))
+	return h.responded.status < 500 || !errors.As(err, new(*guard.RejectedError))
 }
 
 // respondedError says that the handler itself responded with an error, so that
 // its work was rolled back. It is not a refusal by a fence.
 type respondedError struct {
 	status int
-	rpc    bool        // it is an RPC's error inside a success
 	vote   *rolledBack // nil if there was none
 }
 

@@ -12,20 +12,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// inTxService is newService behind InTx instead of Admit.
-func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) (*service, *fakeTx) {
-	t.Helper()
-	s := &service{store: newStore()}
-	f := &fakeTx{store: s.store}
-	s.tx = newTx(f, ChiParam("id"), opts)
-	s.fence = s.tx.Middleware
-	s.serve(t, s.tx.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.invoked.Add(1)
-		h(w, r)
-	})))
-	return s, f
-}
-
 // TestInTx: the response is sent if the work is committed, and only then.
 func TestInTx(t *testing.T) {
 	answer := func(status int, body string) http.HandlerFunc {
@@ -104,16 +90,22 @@ func TestInTx(t *testing.T) {
 			answer(201, "done")(w, r)
 			w.WriteHeader(200)
 		}, nil, 201, "done", "", true},
+		{"an RPC fails with a status of HTTP", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			answer(415, "no")(w, r)
+		}, nil, 415, "no", "", false},
 		{"refuses by itself", func(w http.ResponseWriter, r *http.Request) {
 			write(r.Context(), "work")
 			newFence(newStore(), byPath, nil).Reject(w, r, guard.ErrSpent)
 		}, nil, 412, "", "spent", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, f := inTxService(t, &Options{MaxBody: 600}, c.handler)
+			limit := int64(600)
 			if strings.Contains(c.name, "the cap") {
-				s, f = inTxService(t, &Options{MaxBody: 100}, c.handler)
+				limit = 100
 			}
+			s := inTxService(t, &Options{MaxBody: limit}, c.handler)
+			f := s.work
 			f.commitErr = c.commitErr
 			a := s.post(t, "acme", "5", "b")
 			if a.status != c.status || a.body != c.body && c.body != "" || a.reason() != c.reason {
@@ -129,39 +121,14 @@ func TestInTx(t *testing.T) {
 	}
 }
 
-// TestInTxRefuses: stale claims never reach the handler, and the claim is in the
-// context of one that does. TestBadInputNeverReachesTheHandler has the bad input.
-func TestInTxRefuses(t *testing.T) {
-	var claim guard.Claim
-	s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
-		ok(w, r)
-		claim, _ = guard.ClaimFrom(r.Context())
-		if !write(r.Context(), "work") && r.Method != http.MethodGet {
-			t.Error("no transaction in the context")
-		}
-	})
-	for _, step := range []struct {
-		token, lease string
-		status       int
-		reason       string
-	}{
-		{"10", "a", 200, ""}, {"11", "b", 200, ""}, {"10", "a", 412, "stale"}, {"11", "a", 412, "conflict"},
-		{"11", "b", 200, ""},
-	} {
-		before := s.invoked.Load()
-		a := s.post(t, "acme", step.token, step.lease)
-		if a.status != step.status || a.reason() != step.reason || (s.invoked.Load() == before+1) != (step.status == 200) {
-			t.Errorf("%+v: %d %s", step, a.status, a.body)
-		}
+// TestInTxOfNoTransaction: an unguarded method has neither a claim nor a
+// transaction. A claim that was presented well is not the client's mistake if the
+// Transactor calls it invalid.
+func TestInTxOfNoTransaction(t *testing.T) {
+	s := newServiceAt(t, (*service).inTx, ChiParam("id"), nil)
+	if a := do(t, "GET", s.URL+goodPath); a.status != 200 || s.work.committed != nil || s.claim.Load() != nil {
+		t.Errorf("GET: %d, claim %+v, %q", a.status, s.claim.Load(), s.work.committed)
 	}
-	if want := (guard.Claim{Resource: "acme", Token: 11, LeaseID: "b"}); claim != want || len(f.committed) != 3 {
-		t.Errorf("claim %+v, committed %q", claim, f.committed)
-	}
-	// An unguarded method has neither a claim nor a transaction.
-	if a := do(t, "GET", s.URL+goodPath); a.status != 200 || len(f.committed) != 3 || (claim != guard.Claim{}) {
-		t.Errorf("GET: %d, claim %+v, %q", a.status, claim, f.committed)
-	}
-	// A claim that was presented well is not the client's mistake.
 	s.store.failWith(guard.Invalid("InTx", "acme", "is called inside another InTx"))
 	if a := s.post(t, "acme", "12", ""); a.status != 500 || a.reason() != "other" {
 		t.Errorf("nested: %d %s", a.status, a.body)
@@ -213,8 +180,8 @@ func TestInTxBrokenTransactors(t *testing.T) {
 		"swallows a panic": {func(f *fakeTx) { f.swallow = true }, func(http.ResponseWriter, *http.Request) { panic(1) }, "outcome_unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, f := inTxService(t, nil, c.handler)
-			c.change(f)
+			s := inTxService(t, nil, c.handler)
+			c.change(s.work)
 			if a := s.post(t, "acme", "5", ""); a.status != 500 || a.reason() != c.reason || s.invoked.Load() != 1 {
 				t.Errorf("%d %s, %d invocations", a.status, a.body, s.invoked.Load())
 			}

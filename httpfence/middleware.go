@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -39,48 +40,10 @@ type Middleware struct {
 // in the status table. The headers are read before the ResourceFunc is called. A check
 // that succeeds on a [guard.Memory] allocates nothing itself.
 func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
-	start := m.clock()
-	var mark guard.Mark
-	if err = m.presented(r, &claim); err == nil {
-		if mark, err = m.mark(r.Context(), claim); err == nil {
-			err = guard.Decide(guard.SameOrNewer, mark, claim)
-		}
+	if err = m.compare(r, guard.OpCheck, &claim, false); err != nil {
+		claim = guard.Claim{}
 	}
-	if m.opts.Observer != nil {
-		m.observe(r, start, guard.Event{Op: guard.OpCheck, Claim: claim, Mark: mark, Err: err})
-	}
-	if err != nil {
-		return guard.Claim{}, err
-	}
-	return claim, nil
-}
-
-func (m *Middleware) mark(ctx context.Context, claim guard.Claim) (guard.Mark, error) {
-	ctx, cancel := m.bounded(ctx, guard.OpCheck)
-	defer cancel()
-	mark, err := m.store.Mark(ctx, claim.Resource)
-	return mark, unavailableIf(ctx, "mark", claim, err)
-}
-
-// bounded returns ctx with the time that op may wait for the store.
-func (m *Middleware) bounded(ctx context.Context, op guard.Op) (context.Context, context.CancelFunc) {
-	if m.instant {
-		return ctx, func() {}
-	}
-	wait := m.opts.MaxWait
-	if op == guard.OpRaise {
-		wait *= raiseWaits
-	}
-	return context.WithTimeout(ctx, wait)
-}
-
-// unavailableIf turns an error caused by the end of ctx into ErrUnavailable, if
-// the store has not: at most a raise was requested, which may be repeated.
-func unavailableIf(ctx context.Context, op string, claim guard.Claim, err error) error {
-	if err != nil && ctx.Err() != nil && guard.ReasonOf(err) == guard.ReasonOther {
-		return guard.Unavailable(op, claim, err)
-	}
-	return err
+	return claim, err
 }
 
 // Admit does not by itself stop a write already in flight; pair it with a
@@ -113,7 +76,8 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		claim, err := m.admit(r, guard.OpAdmit)
+		var claim guard.Claim
+		err := m.compare(r, guard.OpAdmit, &claim, m.opts.InsecureReportOnly)
 		switch {
 		case err == nil:
 			serve(next, w, r, guard.WithClaim(r.Context(), claim), nil)
@@ -129,12 +93,11 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 // admits r's claim, reports it to the observer, and returns the claim or the
 // error, which is as of [Middleware.Check]. It writes no response, and ignores the
 // method and InsecureReportOnly. Package grpcfence is built on it.
-func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
-	claim, err := m.admit(r, guard.OpAdmit)
-	if err != nil {
-		return guard.Claim{}, err
+func (m *Middleware) AdmitRequest(r *http.Request) (claim guard.Claim, err error) {
+	if err = m.compare(r, guard.OpAdmit, &claim, false); err != nil {
+		claim = guard.Claim{}
 	}
-	return claim, nil
+	return claim, err
 }
 
 // Raise makes the request's claim the resource's mark and calls no handler: an
@@ -161,28 +124,51 @@ func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusMethodNotAllowed)
 		return
 	}
-	claim, err := m.admit(r, guard.OpRaise)
-	if err != nil {
+	var claim guard.Claim
+	if err := m.compare(r, guard.OpRaise, &claim, false); err != nil {
 		m.reject(w, r, claim, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// admit returns the claim as far as it is known, even with an error.
-func (m *Middleware) admit(r *http.Request, op guard.Op) (claim guard.Claim, err error) {
+// compare compares the claim of r with the mark of its resource, in the way of
+// op. It puts into claim what is known of it, even with an error. reportOnly says
+// that its caller lets a refused request through.
+func (m *Middleware) compare(r *http.Request, op guard.Op, claim *guard.Claim, reportOnly bool) (err error) {
 	start := m.clock()
 	var mark guard.Mark
-	if err = m.presented(r, &claim); err == nil {
-		ctx, cancel := m.bounded(r.Context(), op)
-		mark, err = m.store.Admit(ctx, claim)
-		err = unavailableIf(ctx, string(op), claim, err)
-		cancel()
+	if err = m.presented(r, claim); err == nil {
+		mark, err = m.ask(r.Context(), op, claim)
 	}
 	if m.opts.Observer != nil || err != nil {
-		m.observe(r, start, guard.Event{Op: op, Claim: claim, Mark: mark, Err: err, ReportOnly: err != nil && m.opts.InsecureReportOnly && op == guard.OpAdmit})
+		m.observe(r, start, guard.Event{Op: op, Claim: *claim, Mark: mark, Err: err, ReportOnly: err != nil && reportOnly})
 	}
-	return claim, err
+	return err
+}
+
+// ask compares claim with the mark in the store, which is raised unless op is
+// OpCheck. If the time for that is over the error is ErrUnavailable, unless the
+// store knows better: at most a raise was requested, which may be repeated.
+func (m *Middleware) ask(ctx context.Context, op guard.Op, claim *guard.Claim) (mark guard.Mark, err error) {
+	if !m.instant {
+		wait := m.opts.MaxWait
+		if op == guard.OpRaise {
+			wait *= raiseWaits
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait)
+		defer cancel()
+	}
+	if op != guard.OpCheck {
+		mark, err = m.store.Admit(ctx, *claim)
+	} else if mark, err = m.store.Mark(ctx, claim.Resource); err == nil {
+		err = guard.Decide(guard.SameOrNewer, mark, *claim)
+	}
+	if err != nil && ctx.Err() != nil && guard.ReasonOf(err) == guard.ReasonOther {
+		err = guard.Unavailable(string(op), *claim, err)
+	}
+	return mark, err
 }
 
 // resourceError is what a [ResourceFunc] returned. Only some sentinels keep their
@@ -216,25 +202,7 @@ func (e *resourceError) reason() guard.Reason {
 
 // reasonOf returns the reason whose row of the status table err belongs to. It
 // never returns success.
-func reasonOf(err error) guard.Reason {
-	// Guards return these types as they are, and nearly always unwrapped:
-	// searching them for every sentinel would make a refusal cost more than
-	// the work.
-	switch e := err.(type) {
-	case nil:
-		return guard.ReasonOther
-	case *guard.RejectedError:
-		if e.Cause == nil {
-			return outcomeOf(e.Reason).reason
-		}
-	case *guard.InvalidError:
-		if e.Missing {
-			return guard.ReasonMissing
-		}
-		return guard.ReasonInvalid
-	}
-	return guard.ReasonOf(err)
-}
+func reasonOf(err error) guard.Reason { return cmp.Or(guard.ReasonOf(err), guard.ReasonOther) }
 
 // clock returns the time only if an observer will use the duration.
 func (m *Middleware) clock() time.Time {

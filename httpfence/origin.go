@@ -57,12 +57,8 @@ func originOf(u *url.URL) (origin, bool) {
 		o.port = uint16(n)
 	}
 	host := u.Hostname()
-	for i := range len(host) {
-		// Case folding beyond ASCII is a matter of IDNA, not of this comparison.
-		if c := host[i]; c <= ' ' || c >= 0x7f {
-			return origin{}, false
-		}
-	}
+	// Case folding beyond ASCII is a matter of IDNA, not of this comparison.
+	ascii := !strings.ContainsFunc(host, func(c rune) bool { return c <= ' ' || c >= 0x7f })
 	o.host = strings.ToLower(host)
-	return o, o.host != ""
+	return o, ascii && host != ""
 }

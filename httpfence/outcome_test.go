@@ -63,6 +63,10 @@ func TestVotes(t *testing.T) {
 			}
 		})
 	}
+	// A Transactor that logs what rolled it back logs the status and the vote.
+	if text := (&respondedError{422, &rolledBack{sentinel}}).Error(); !strings.Contains(text, "422") || !strings.HasSuffix(text, ": out of stock") {
+		t.Error(text)
+	}
 	if Rollback(t.Context(), sentinel) {
 		t.Error("Rollback found a transaction where there is none")
 	}
@@ -75,7 +79,8 @@ func TestVotes(t *testing.T) {
 	}
 }
 
-// TestLateFailures: a response that began as a success and then failed.
+// TestLateFailures: a response that began as a success and then failed. TestInTx
+// has those that set a second status.
 func TestLateFailures(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -86,14 +91,6 @@ func TestLateFailures(t *testing.T) {
 			w.Header().Set("Content-Length", "4")
 			_, _ = io.WriteString(w, "done")
 		}, true},
-		{"an error after the first byte", func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = io.WriteString(w, "half")
-			http.Error(w, "no", 500)
-		}, false},
-		{"an error after a flush", func(w http.ResponseWriter, _ *http.Request) {
-			_ = http.NewResponseController(w).Flush()
-			w.WriteHeader(503)
-		}, false},
 		{"a panic after 201, recovered inside", func(w http.ResponseWriter, r *http.Request) {
 			chimw.Recoverer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(201)
@@ -117,16 +114,30 @@ func TestLateFailures(t *testing.T) {
 			w.Header().Set("Content-Length", "x")
 			_, _ = io.WriteString(w, "012")
 		}, false},
+		{"the response of gRPC", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc-web+proto")
+			w.Header().Set("Grpc-Status", "0")
+			_, _ = io.WriteString(w, "\x00\x00\x00\x00\x00")
+		}, false},
+		{"the response of a stream of Connect", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "Application/connect+json")
+			_, _ = io.WriteString(w, "\x02\x00\x00\x00\x02{}")
+		}, false},
+		{"control: a unary call of Connect", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+		}, true},
 		{"hijacks after its answer", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "done")
 			_, _, _ = w.(http.Hijacker).Hijack()
 		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, f := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			s := inTxService(t, nil, func(w http.ResponseWriter, r *http.Request) {
 				write(r.Context(), "row")
 				c.handler(w, r)
 			})
+			f := s.work
 			a := s.post(t, "acme", "5", "l")
 			if (len(f.committed) == 1) != c.committed || (a.status < 300) != c.committed || !c.committed && a.reason() != "other" {
 				t.Errorf("committed %q, answered %d %q", f.committed, a.status, a.body)
@@ -152,7 +163,7 @@ func TestLateFailures(t *testing.T) {
 // which InTx cannot grant. The controls are a request without that field, and
 // a handler that does not panic.
 func TestUpgrade(t *testing.T) {
-	for _, fields := range [][]string{nil, {"Upgrade"}, {"Upgrade", "X-Other"}, {"X-Other, upgrade"}, {"Upgrade ,X-Other"}} {
+	for _, fields := range [][]string{nil, {"X-Other"}, {"Upgrade"}, {"Upgrade", "X-Other"}, {"X-Other, upgrade"}, {"Upgrade ,X-Other"}} {
 		for _, first := range []int{0, 201} {
 			for _, inside := range []bool{true, false} {
 				for _, bug := range []bool{true, false} {
@@ -160,7 +171,7 @@ func TestUpgrade(t *testing.T) {
 					fence := newTx(f, byPath, nil)
 					h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						write(r.Context(), "row")
-						if got := strings.Join(r.Header["Connection"], ", "); got != "" && got != "X-Other" {
+						if got := r.Header["Connection"]; got != nil && fields[0] != "X-Other" {
 							t.Errorf("the handler got %q", got)
 						}
 						if first != 0 {
@@ -270,8 +281,8 @@ func TestBodyBeforeBegin(t *testing.T) {
 // bounded.
 func TestBoundedWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		waits := &waiting{Store: guard.NewMemory(nil)}
-		fence := newTx(&fakeTx{store: waits}, byPath, &Options{MaxWait: 3 * time.Second})
+		store := newStore()
+		fence := newTx(&fakeTx{store: store}, byPath, &Options{MaxWait: 3 * time.Second})
 		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Hour); ok(w, r) })
 		for _, c := range []struct {
 			surface string
@@ -288,7 +299,12 @@ func TestBoundedWaits(t *testing.T) {
 			{"Raise", http.HandlerFunc(fence.Raise), 9 * time.Second},
 		} {
 			for _, late := range []bool{true, false} {
-				waits.late = late
+				store.before(func(ctx context.Context) error {
+					if late { // there is no free connection
+						<-ctx.Done()
+					}
+					return ctx.Err()
+				})
 				start, w := time.Now(), httptest.NewRecorder()
 				c.h.ServeHTTP(w, newRequest("r", "5", ""))
 				took := time.Since(start)
@@ -298,28 +314,6 @@ func TestBoundedWaits(t *testing.T) {
 			}
 		}
 	})
-}
-
-// waiting is a store without a free connection.
-type waiting struct {
-	guard.Store
-	late bool
-}
-
-func (s *waiting) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
-	if s.late {
-		<-ctx.Done()
-		return guard.Mark{}, ctx.Err()
-	}
-	return s.Store.Admit(ctx, c)
-}
-
-func (s *waiting) Mark(ctx context.Context, resource string) (guard.Mark, error) {
-	if s.late {
-		<-ctx.Done()
-		return guard.Mark{}, ctx.Err()
-	}
-	return s.Store.Mark(ctx, resource)
 }
 
 // TestWaitEndsAsItBegins: a transaction that begins just after the time is over
@@ -337,33 +331,38 @@ func TestWaitEndsAsItBegins(t *testing.T) {
 	})
 }
 
-// lastError is a Transactor that keeps what rolled a transaction back.
-type lastError struct {
-	*fakeTx
-	err error
-}
+// TestTimeoutHandlerAroundInTx: work that is not yet at its COMMIT is rolled
+// back with the request's context. A COMMIT in flight is not: the 503 then says
+// nothing about it, and has no problem type.
+func TestTimeoutHandlerAroundInTx(t *testing.T) { synctest.Test(t, timeoutAroundInTx) }
 
-func (l *lastError) InTx(ctx context.Context, claim guard.Claim, fn func(context.Context) error) error {
-	return l.fakeTx.InTx(ctx, claim, func(ctx context.Context) error {
-		l.err = fn(ctx)
-		return l.err
-	})
-}
-
-// TestErrorOfAResponse: a Transactor that logs what rolled it back logs the
-// status and the vote.
-func TestErrorOfAResponse(t *testing.T) {
-	for want, handler := range map[string]http.HandlerFunc{
-		"responded with 409 and an error, its transaction was rolled back": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(409) },
-		"responded with 422 and an error, its transaction was rolled back: httpfence: the handler rolled its transaction back: out of stock": func(w http.ResponseWriter, r *http.Request) {
-			Rollback(r.Context(), errors.New("out of stock"))
-			w.WriteHeader(422)
-		},
-	} {
-		tx := &lastError{fakeTx: &fakeTx{store: newStore()}}
-		newTx(tx, byPath, nil).InTx(handler).ServeHTTP(httptest.NewRecorder(), newRequest("r", "5", ""))
-		if tx.err == nil || !strings.HasSuffix(tx.err.Error(), want) {
-			t.Errorf("%v, want %s", tx.err, want)
+func timeoutAroundInTx(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		f := &fakeTx{store: newStore()}
+		timedOut, ended := make(chan struct{}), make(chan struct{})
+		if late {
+			f.commit = func() { <-timedOut }
+		}
+		inTx := newTx(f, byPath, nil).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			write(r.Context(), "work")
+			if !late {
+				<-r.Context().Done()
+			}
+			w.WriteHeader(http.StatusCreated)
+		}))
+		h := http.TimeoutHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(ended)
+			inTx.ServeHTTP(w, r)
+		}), 200*time.Millisecond, "timed out")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, newRequest("r", "10", "a"))
+		if w.Code != 503 || ErrorFrom(w.Result()) != nil {
+			t.Errorf("late %v: %d %s", late, w.Code, w.Body)
+		}
+		close(timedOut)
+		<-ended
+		if (len(f.committed) == 1) != late {
+			t.Errorf("late %v: committed %q", late, f.committed)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func TestRaise(t *testing.T) {
 		Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) }),
 	})
 	router := chi.NewRouter()
-	router.With(s.fence.Admit).Post("/acct/{id}/close", s.handler().ServeHTTP)
+	router.With(s.fence.Admit).Post("/acct/{id}/close", s.handler(nil).ServeHTTP)
 	router.HandleFunc("/acct/{id}/raise", s.fence.Raise)
 	s.Server = httptest.NewServer(router)
 	t.Cleanup(s.Close)

@@ -1,7 +1,6 @@
 package httpfence
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -54,16 +53,12 @@ var errNoError = errors.New("httpfence: Reject was called without an error")
 
 func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.Claim, err error) {
 	reason := reasonOf(err)
-	p := &problems[indexOf(reason)]
-	var body *bodyError
-	if errors.As(err, &body) {
-		p = body.problem(p)
-	}
+	p := outcomeOf(reason).problem(err, m.opts.DiscloseMark)
 	if m.opts.OnReject != nil {
 		// A hook that only counts must not turn a refusal into the empty 200
 		// that net/http sends for a handler that writes nothing.
 		hook := newHeld(w, r, m.opts.MaxBody)
-		m.opts.OnReject(hook, r, &Rejection{Reason: reason, Status: p.status, Type: typeURI(reason), Claim: claim, Err: err})
+		m.opts.OnReject(hook, r, &Rejection{Reason: reason, Status: p.Status, Type: p.Type, Claim: claim, Err: err})
 		if hook.status != 0 && hook.err == nil {
 			hook.release()
 			return
@@ -72,21 +67,19 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, claim guard.
 		maps.Copy(w.Header(), hook.Header())
 	}
 	h := w.Header()
-	if len(h) > 0 {
-		for _, name := range otherResponses {
-			delete(h, name)
-		}
+	for _, name := range otherResponses {
+		h.Del(name)
 	}
-	// One allocation for all.
-	values := [...]string{problemType, "no-store", string(reason)}
-	h["Content-Type"], h["Cache-Control"], h[ReasonHeader] = values[0:1:1], values[1:2:2], values[2:3:3]
-	if reason == guard.ReasonUnavailable {
-		if h.Get("Retry-After") == "" { // else the hook has set it
-			h.Set("Retry-After", retryAfter)
-		}
+	h.Set("Content-Type", problemType)
+	h.Set("Cache-Control", "no-store")
+	h.Set(ReasonHeader, string(reason))
+	if reason == guard.ReasonUnavailable && h.Get("Retry-After") == "" { // else the hook has set it
+		h.Set("Retry-After", retryAfter)
 	}
-	w.WriteHeader(p.status)
-	_, _ = w.Write(p.with(err, reason, m.opts.DiscloseMark)) // if this fails the client is gone, so the error is dropped
+	w.WriteHeader(p.Status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(p) // if this fails the client is gone, so the error is dropped
 }
 
 // otherResponses are fields that a handler may have set for the response that will
@@ -110,52 +103,22 @@ type problemBody struct {
 	Guarded string `json:"guarded,omitempty"`
 }
 
-// problem is a response rendered in advance. It contains nothing of the
-// request, so nothing can be injected and nothing is disclosed.
-type problem struct {
-	status int
-	parts  problemBody
-	body   []byte
-}
-
-// problems are in the order of the status table.
-var problems = func() (out [len(outcomes)]problem) {
-	for i, o := range outcomes {
-		out[i] = newProblem(problemBody{Type: typeURI(o.reason), Title: o.title, Status: o.status, Detail: o.detail})
-	}
-	return out
-}()
-
-func newProblem(parts problemBody) problem {
-	return problem{status: parts.Status, parts: parts, body: render(parts)}
-}
-
-// with renders p with the facts of err that the client may know: the mark only
-// if disclose is set. For a misdirected claim it includes both names: one is
-// what the client sent, the other is what its own path means.
-func (p *problem) with(err error, reason guard.Reason, disclose bool) []byte {
+// problem returns the response for an outcome with the facts of err that the
+// client may know: the mark only if disclose is set. For a misdirected claim it
+// includes both names: one is what the client sent, the other is what its own
+// path means. It has nothing else of the request.
+func (o *outcome) problem(err error, disclose bool) problemBody {
+	p := problemBody{Type: typeURI(o.reason), Title: o.title, Status: o.status, Detail: o.detail}
+	var body *bodyError
 	var rejected *guard.RejectedError
 	var misdirected *guard.MisdirectedError
-	parts := p.parts
 	switch {
-	case disclose && errors.As(err, &rejected) && rejected.Reason == reason && rejected.Mark.Token != guard.NoToken:
-		parts.Token = rejected.Claim.Token.String()
-		parts.Mark = rejected.Mark.Token.String()
-		parts.Floor = rejected.Mark.Floor
-	case reason == guard.ReasonMisdirected && errors.As(err, &misdirected):
-		parts.Claimed, parts.Guarded = misdirected.Claimed, misdirected.Guarded
-	default:
-		return p.body
+	case errors.As(err, &body):
+		p.Title, p.Status, p.Detail = http.StatusText(body.status), body.status, "Nothing was changed: "+body.detail+"."
+	case disclose && errors.As(err, &rejected) && rejected.Reason == o.reason && rejected.Mark.Token != guard.NoToken:
+		p.Token, p.Mark, p.Floor = rejected.Claim.Token.String(), rejected.Mark.Token.String(), rejected.Mark.Floor
+	case o.reason == guard.ReasonMisdirected && errors.As(err, &misdirected):
+		p.Claimed, p.Guarded = misdirected.Claimed, misdirected.Guarded
 	}
-	return render(parts)
-}
-
-func render(parts problemBody) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(parts); err != nil {
-		panic("httpfence: " + err.Error()) // encoding strings, an int and a bool cannot fail
-	}
-	return b.Bytes()
+	return p
 }

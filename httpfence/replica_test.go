@@ -118,20 +118,6 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 			}
 		})
 	},
-	"Admit and a fenced transaction": func(p *replica, work func(*http.Request)) http.Handler {
-		fence := p.fence()
-		return route(fence.Admit, func(w http.ResponseWriter, r *http.Request) {
-			work(r)
-			claim, _ := guard.ClaimFrom(r.Context())
-			err := p.db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, writeSQL, int64(claim.Token))
-				return err
-			})
-			if err != nil {
-				fence.Reject(w, r, err)
-			}
-		})
-	},
 	"InTx": func(p *replica, work func(*http.Request)) http.Handler {
 		fence := p.fence()
 		return route(fence.InTx, func(w http.ResponseWriter, r *http.Request) {

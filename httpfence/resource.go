@@ -111,12 +111,6 @@ func ChiParam(name string) ResourceFunc {
 		if !ok {
 			return "", fmt.Errorf("httpfence: the route has no chi parameter %q; the middleware must run behind routing (With, Group), not in a router's Use", name)
 		}
-		if rctx.RoutePath != "" && !arrived(rctx) {
-			return "", errUnfinished
-		}
-		if value != "" && strings.IndexByte(value, '%') < 0 {
-			return value, nil // the same, escaped or not
-		}
 		return unescapeOnce(rctx, r.URL, name, value)
 	}
 }
@@ -142,12 +136,7 @@ func PathValue(name string) ResourceFunc {
 		// incomplete route.
 		rctx := chi.RouteContext(r.Context())
 		if v, ok := chiParam(rctx, name); ok && v == value {
-			if rctx.RoutePath != "" && !arrived(rctx) {
-				return "", errUnfinished
-			}
-			if value == "" || strings.IndexByte(value, '%') >= 0 {
-				return unescapeOnce(rctx, r.URL, name, value)
-			}
+			return unescapeOnce(rctx, r.URL, name, value)
 		}
 		if value == "" {
 			return "", guard.Invalid(name, value, "must not be empty")
@@ -197,15 +186,19 @@ func arrived(rctx *chi.Context) bool {
 	return own <= len(values) && spells(rctx.RoutePatterns[n-1:], values[len(values)-own:], rctx.RoutePath)
 }
 
-// unescapeOnce returns value unescaped if it was cut out of the escaped path,
-// and unchanged if it was cut out of the unescaped one. chi does not record
-// which of the two it matched, so the route is spelled out with its values and
-// compared with both; a rewritten path is neither.
+// unescapeOnce returns the value of a chi parameter of a finished route, unescaped
+// if it was cut out of the escaped path, and unchanged if it was cut out of the
+// unescaped one. chi does not record which of the two it matched, so the route is
+// spelled out with its values and compared with both; a rewritten path is neither.
 func unescapeOnce(rctx *chi.Context, u *url.URL, name, value string) (string, error) {
 	values := rctx.URLParams.Values
 	switch {
+	case rctx.RoutePath != "" && !arrived(rctx):
+		return "", errUnfinished
 	case value == "":
 		return "", guard.Invalid(name, value, "must not be empty")
+	case strings.IndexByte(value, '%') < 0:
+		return value, nil // the same, escaped or not
 	case u.RawPath != "" && (rctx.RoutePath == u.RawPath || spells(rctx.RoutePatterns, values, u.RawPath)):
 		v, err := url.PathUnescape(value)
 		if err != nil {

@@ -41,17 +41,43 @@ func (r *routed) get(t testing.TB, path string) int {
 	return r.raw(t, rawPost(path)).status
 }
 
-func chiRoute(h http.Handler) http.Handler {
-	router := chi.NewRouter()
-	router.Handle("/acct/{id}/close", h)
-	return router
+// chiAt and muxAt route a pattern to a handler.
+func chiAt(pattern string) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler {
+		router := chi.NewRouter()
+		router.Handle(pattern, h)
+		return router
+	}
 }
 
-func muxRoute(h http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/acct/{id}/close", h)
-	return mux
+func muxAt(pattern string) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle(pattern, h)
+		return mux
+	}
 }
+
+// mounted is what chi mounts at a prefix.
+func mounted(prefix string, inner func(http.Handler) http.Handler) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler {
+		router := chi.NewRouter()
+		router.Mount(prefix, inner(h))
+		return router
+	}
+}
+
+// stripped is what sees a path without its prefix.
+func stripped(prefix string, inner func(http.Handler) http.Handler) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler { return http.StripPrefix(prefix, inner(h)) }
+}
+
+// around gives what inner makes of a handler to outer.
+func around(outer, inner func(http.Handler) http.Handler) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler { return outer(inner(h)) }
+}
+
+var chiRoute, muxRoute = chiAt("/acct/{id}/close"), muxAt("/acct/{id}/close")
 
 func ownChi(r *http.Request) string { return chi.URLParam(r, "id") }
 func ownMux(r *http.Request) string { return r.PathValue("id") }
@@ -196,6 +222,7 @@ func TestMalformedEscape(t *testing.T) {
 // TestUnrouted: if the route is not known yet, the server is at fault and not
 // the client; in any case nothing gets through.
 func TestUnrouted(t *testing.T) {
+	type guarded = func(f *Middleware, h http.Handler) http.Handler
 	rootUse := func(f *Middleware, h http.Handler) http.Handler {
 		r := chi.NewRouter()
 		r.Use(f.Admit)
@@ -203,62 +230,51 @@ func TestUnrouted(t *testing.T) {
 		return r
 	}
 	routeUse := func(f *Middleware, h http.Handler) http.Handler {
-		r := chi.NewRouter()
-		r.Route("/acct/{id}", func(r chi.Router) {
+		return mounted("/acct/{id}", func(h http.Handler) http.Handler {
+			r := chi.NewRouter()
 			r.Use(f.Admit)
 			r.Handle("/close", h)
+			return r
+		})(h)
+	}
+	groupUse := func(f *Middleware, h http.Handler) http.Handler {
+		r := chi.NewRouter()
+		r.Group(func(r chi.Router) {
+			r.Use(f.Admit)
+			r.Handle("/acct/{id}/close", h)
 		})
 		return r
 	}
+	behind := func(route func(http.Handler) http.Handler) guarded {
+		return func(f *Middleware, h http.Handler) http.Handler { return route(f.Admit(h)) }
+	}
+	muxes := func(f *Middleware, h http.Handler) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle("/acct/acme/close/{rest...}", f.Admit(h))
+		mux.Handle("/acct/acme/close", f.Admit(h))
+		return mux
+	}
 	for name, c := range map[string]struct {
 		resource ResourceFunc
-		build    func(fence *Middleware, h http.Handler) http.Handler
+		build    guarded
 		status   int
 	}{
 		"chi root Use":              {ChiParam("id"), rootUse, 500},
 		"chi root Use, PathValue":   {PathValue("id"), rootUse, 500},
 		"Use in a Route":            {ChiParam("id"), routeUse, 500},
 		"Use in a Route, PathValue": {PathValue("id"), routeUse, 500},
-		"chi, wrong name": {ChiParam("ID"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.With(f.Admit).Handle("/acct/{id}/close", h)
-			return r
-		}, 500},
-		"no chi":          {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler { return muxRoute(f.Admit(h)) }, 500},
-		"around ServeMux": {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler { return f.Admit(muxRoute(h)) }, 500},
-		"ServeMux, empty rest": {PathValue("rest"), func(f *Middleware, h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/acme/close/{rest...}", f.Admit(h))
-			mux.Handle("/acct/acme/close", f.Admit(h))
-			return mux
-		}, 500},
-		"chi, empty rest": {ChiParam("*"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.With(f.Admit).Handle("/acct/acme/close*", h)
-			return r
-		}, 400},
-		"control: With": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.With(f.Admit).Handle("/acct/{id}/close", h)
-			return r
-		}, 200},
-		"control: With in a Route": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Route("/acct/{id}", func(r chi.Router) { r.With(f.Admit).Handle("/close", h) })
-			return r
-		}, 200},
-		"control: Use in a Group": {ChiParam("id"), func(f *Middleware, h http.Handler) http.Handler {
-			r := chi.NewRouter()
-			r.Group(func(r chi.Router) {
-				r.Use(f.Admit)
-				r.Handle("/acct/{id}/close", h)
-			})
-			return r
-		}, 200},
+		"chi, wrong name":           {ChiParam("ID"), behind(chiRoute), 500},
+		"no chi":                    {ChiParam("id"), behind(muxRoute), 500},
+		"around ServeMux":           {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler { return f.Admit(muxRoute(h)) }, 500},
+		"ServeMux, empty rest":      {PathValue("rest"), muxes, 500},
+		"chi, empty rest":           {ChiParam("*"), behind(chiAt("/acct/acme/close*")), 400},
+		"control: behind a route":   {ChiParam("id"), behind(chiRoute), 200},
+		"control: in a Route":       {ChiParam("id"), behind(mounted("/acct/{id}", chiAt("/close"))), 200},
+		"control: Use in a Group":   {ChiParam("id"), groupUse, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &service{store: newStore()}
-			s.Server = httptest.NewServer(c.build(newFence(s.store, c.resource, nil), s.handler()))
+			s.Server = httptest.NewServer(c.build(newFence(s.store, c.resource, nil), s.handler(nil)))
 			defer s.Close()
 			a := s.raw(t, rawPost(goodPath, "X-Fencing-Token: 5"))
 			if a.status != c.status || (s.invoked.Load() == 1) != (c.status == 200) {
@@ -315,84 +331,21 @@ func TestRoutersInRouters(t *testing.T) {
 		suffix   string
 		want     map[string]string
 	}{
-		"StripPrefix around chi": {func(h http.Handler) http.Handler {
-			return http.StripPrefix("/api", chiRoute(h))
-		}, ChiParam("id"), "/api/acct/", "/close", id},
-		"StripPrefix around ServeMux": {func(h http.Handler) http.Handler {
-			return http.StripPrefix("/api", muxRoute(h))
-		}, PathValue("id"), "/api/acct/", "/close", id},
-		"chi mounts what is stripped": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Mount("/api", http.StripPrefix("/api", chiRoute(h)))
-			return root
-		}, ChiParam("id"), "/api/acct/", "/close", id},
-		"chi mounts twice": {func(h http.Handler) http.Handler {
-			root, sub := chi.NewRouter(), chi.NewRouter()
-			sub.Mount("/v1", chiRoute(h))
-			root.Mount("/api", sub)
-			return root
-		}, ChiParam("id"), "/api/v1/acct/", "/close", id},
-		"chi mounts twice, PathValue": {func(h http.Handler) http.Handler {
-			root, sub := chi.NewRouter(), chi.NewRouter()
-			sub.Mount("/v1", chiRoute(h))
-			root.Mount("/api", sub)
-			return root
-		}, PathValue("id"), "/api/v1/acct/", "/close", id},
-		"an escape elsewhere, chi": {func(h http.Handler) http.Handler {
-			router := chi.NewRouter()
-			router.Handle("/acct/{id}/{verb}", h)
-			return router
-		}, ChiParam("id"), "/acct/", "/%63lose", id},
-		"an escape elsewhere, ServeMux": {func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/{verb}", h)
-			return mux
-		}, PathValue("id"), "/acct/", "/%63lose", id},
-		"chi mounts chi": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Route("/acct/{id}", func(r chi.Router) { r.Handle("/close", h) })
-			return root
-		}, PathValue("id"), "/acct/", "/close", id},
-		"chi around ServeMux, same pattern": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/acct/{id}/close", muxRoute(h))
-			return root
-		}, PathValue("id"), "/acct/", "/close", id},
-		"chi around ServeMux without the name": {func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{other}/close", h)
-			root := chi.NewRouter()
-			root.Handle("/acct/{id}/close", mux)
-			return root
-		}, PathValue("id"), "/acct/", "/close", id},
-		"ServeMux around chi": {func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/", chiRoute(h))
-			return mux
-		}, PathValue("id"), "/acct/", "/close", id},
-		"ServeMux around chi without the name": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/acct/*", h)
-			mux := http.NewServeMux()
-			mux.Handle("/acct/{id}/close", root)
-			return mux
-		}, PathValue("id"), "/acct/", "/close", id},
-		"the rest of ServeMux": {func(h http.Handler) http.Handler {
-			mux := http.NewServeMux()
-			mux.Handle("/files/{rest...}", h)
-			return mux
-		}, PathValue("rest"), "/files/", "", rest},
-		"the rest of chi": {func(h http.Handler) http.Handler {
-			root := chi.NewRouter()
-			root.Handle("/files/*", h)
-			return root
-		}, ChiParam("*"), "/files/", "", rest},
-		"the rest of a mounted chi": {func(h http.Handler) http.Handler {
-			root, sub := chi.NewRouter(), chi.NewRouter()
-			sub.Handle("/files/*", h)
-			root.Mount("/api", sub)
-			return root
-		}, ChiParam("*"), "/api/files/", "", rest},
+		"StripPrefix around chi":               {stripped("/api", chiRoute), ChiParam("id"), "/api/acct/", "/close", id},
+		"StripPrefix around ServeMux":          {stripped("/api", muxRoute), PathValue("id"), "/api/acct/", "/close", id},
+		"chi mounts what is stripped":          {mounted("/api", stripped("/api", chiRoute)), ChiParam("id"), "/api/acct/", "/close", id},
+		"chi mounts twice":                     {mounted("/api", mounted("/v1", chiRoute)), ChiParam("id"), "/api/v1/acct/", "/close", id},
+		"chi mounts twice, PathValue":          {mounted("/api", mounted("/v1", chiRoute)), PathValue("id"), "/api/v1/acct/", "/close", id},
+		"an escape elsewhere, chi":             {chiAt("/acct/{id}/{verb}"), ChiParam("id"), "/acct/", "/%63lose", id},
+		"an escape elsewhere, ServeMux":        {muxAt("/acct/{id}/{verb}"), PathValue("id"), "/acct/", "/%63lose", id},
+		"chi mounts chi":                       {mounted("/acct/{id}", chiAt("/close")), PathValue("id"), "/acct/", "/close", id},
+		"chi around ServeMux, same pattern":    {around(chiRoute, muxRoute), PathValue("id"), "/acct/", "/close", id},
+		"chi around ServeMux without the name": {around(chiRoute, muxAt("/acct/{other}/close")), PathValue("id"), "/acct/", "/close", id},
+		"ServeMux around chi":                  {around(muxAt("/acct/{id}/"), chiRoute), PathValue("id"), "/acct/", "/close", id},
+		"ServeMux around chi without the name": {around(muxRoute, chiAt("/acct/*")), PathValue("id"), "/acct/", "/close", id},
+		"the rest of ServeMux":                 {muxAt("/files/{rest...}"), PathValue("rest"), "/files/", "", rest},
+		"the rest of chi":                      {chiAt("/files/*"), ChiParam("*"), "/files/", "", rest},
+		"the rest of a mounted chi":            {mounted("/api", chiAt("/files/*")), ChiParam("*"), "/api/files/", "", rest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRouted(t, c.build, ownMux, c.resource)

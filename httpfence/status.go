@@ -62,18 +62,16 @@ var outcomes = [...]outcome{
 		"The request failed for a reason other than its claim. The server's log has the error."},
 }
 
-// indexOf returns the row of reason; the row of [guard.ReasonOther] for a
+// outcomeOf returns the row of reason; the row of [guard.ReasonOther] for a
 // string that is not a reason, so that no refusal ever becomes a success.
-func indexOf(reason guard.Reason) int {
+func outcomeOf(reason guard.Reason) *outcome {
 	for i := range outcomes {
 		if outcomes[i].reason == reason {
-			return i
+			return &outcomes[i]
 		}
 	}
-	return len(outcomes) - 1
+	return &outcomes[len(outcomes)-1]
 }
-
-func outcomeOf(reason guard.Reason) *outcome { return &outcomes[indexOf(reason)] }
 
 // typeURI returns the problem type of reason.
 func typeURI(reason guard.Reason) string { return problemPrefix + string(reason) }

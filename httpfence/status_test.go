@@ -75,6 +75,10 @@ func TestStatusTable(t *testing.T) {
 			if reason == guard.ReasonMissing && !errors.Is(back, guard.ErrInvalid) {
 				t.Errorf("%v is not invalid", back)
 			}
+			var failed *guard.FailedError
+			if errors.As(back, &failed) && (failed.Claim.Token != 5 || failed.Op != "POST /acct/a/close") {
+				t.Errorf("claim %+v, op %q", failed.Claim, failed.Op)
+			}
 			if errors.As(back, &rejected) && (rejected.Claim.Token != 5 || rejected.Mark != guard.Mark{}) {
 				t.Errorf("claim %+v, mark %+v", rejected.Claim, rejected.Mark)
 			}

@@ -113,7 +113,7 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // lockclient's Hold, which ends with the lease.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !t.configured(r.URL) || t.sentByOthers(r) {
-		return t.base.RoundTrip(t.bare(r))
+		return t.base.RoundTrip(bare(r))
 	}
 	claim, ok := guard.ClaimFrom(r.Context())
 	if !ok {
@@ -126,10 +126,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	out := t.bare(r)
-	if out == r {
-		out = withHeader(r)
-	}
+	out := bare(r)
 	out.Header[TokenHeader] = []string{claim.Token.String()}
 	out.Header[ResourceHeader] = []string{EncodeResource(claim.Resource)}
 	if claim.LeaseID != "" {
@@ -187,8 +184,17 @@ func (e *requestError) Timeout() bool {
 // prove returns the proof of claim, "" if t sends none, or why claim must not be
 // sent.
 func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error) {
-	if err := sendable(ctx, claim); err != nil || t.proof == nil {
+	if lost := guard.Lost(ctx); lost != nil {
+		return "", lost
+	}
+	if err := claim.Validate(); err != nil {
 		return "", err
+	}
+	if strings.Trim(claim.LeaseID, " ") != claim.LeaseID {
+		return "", guard.Invalid("lease ID", claim.LeaseID, "begins or ends with a space, which a header field cannot carry")
+	}
+	if t.proof == nil {
+		return "", nil
 	}
 	return t.proof(ctx, claim)
 }
@@ -220,41 +226,18 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// sendable returns why claim must not be sent, or nil.
-func sendable(ctx context.Context, claim guard.Claim) error {
-	if lost := guard.Lost(ctx); lost != nil {
-		return lost
-	}
-	if err := claim.Validate(); err != nil {
-		return err
-	}
-	if strings.Trim(claim.LeaseID, " ") != claim.LeaseID {
-		return guard.Invalid("lease ID", claim.LeaseID, "begins or ends with a space, which a header field cannot carry")
-	}
-	return nil
-}
-
-// bare returns r without the fields of a claim and its proof, in any spelling:
-// a copy if r has such a field, else r itself.
-func (t *Transport) bare(r *http.Request) *http.Request {
-	out := r
-	for name := range r.Header {
-		switch textproto.CanonicalMIMEHeaderKey(name) {
-		case TokenHeader, LeaseHeader, ResourceHeader, proof.Header:
-			if out == r {
-				out = withHeader(r)
-			}
-			delete(out.Header, name)
-		}
-	}
-	return out
-}
-
-// withHeader returns a copy of r with its own header.
-func withHeader(r *http.Request) *http.Request {
+// bare returns a copy of r with its own header, without the fields of a claim and
+// its proof, in any spelling.
+func bare(r *http.Request) *http.Request {
 	out := r.WithContext(r.Context())
 	if out.Header = r.Header.Clone(); out.Header == nil {
 		out.Header = make(http.Header, 3)
+	}
+	for name := range out.Header {
+		switch textproto.CanonicalMIMEHeaderKey(name) {
+		case TokenHeader, LeaseHeader, ResourceHeader, proof.Header:
+			delete(out.Header, name)
+		}
 	}
 	return out
 }

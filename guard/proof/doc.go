@@ -2,24 +2,19 @@
 // request presents. Without a proof a token is only a number, and whoever can
 // send a high one locks out everyone else.
 //
-// The lock server signs each claim that it grants. It is the only one that holds
-// the private key; Identity.Audience says for whom the proofs of a caller are:
+// The lock server, and nobody else, has the private key, and signs each claim that it
+// grants. The worker sends the proof with its claim, in the field [Header]. The service
+// verifies it before its fence compares the token. examples/lockserver has all three:
 //
-//	signer, err := proof.NewSigner(key, nil)
+//	signer, err := proof.NewSigner(key, nil) // the lock server; Identity.Audience says for whom a proof is
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Signer: signer})
 //
-// The worker sends the proof with its claim, in the header field [Header]:
-//
-//	issuer, err := lockhttp.NewIssuer("https://locks.example", httpClient)
+//	issuer, err := lockhttp.NewIssuer("https://locks.example", httpClient) // the worker
 //	transport, err := httpfence.NewTransport(nil, origins, &httpfence.TransportOptions{Proof: issuer.Proof})
 //
-// The service verifies the proof before its fence compares the token:
-//
-//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil))
+//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil)) // the service
 //	verify := proof.NewVerifier(keys).Hook(audienceOfTenant)
 //	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
-//
-// examples/lockserver has all three.
 //
 // # What it guarantees
 //
@@ -55,10 +50,8 @@
 // This is the only spelling: the members in this order, without spaces, without an
 // escape that JSON does not require (except "\u2028" and "\u2029"); fen is a decimal
 // string as [guard.ParseToken] reads it, lid may be "". The parts are base64url
-// without padding. A proof has at most [MaxLen] bytes. Names in this package may
-// change until version 1; the format will not.
-//
-// It is not read by a JOSE library, because package guard has no dependencies and
-// because a library accepts more: go-jose accepts any spelling of the payload. The suite
-// internal/suites/http shows that what passes here means the same to go-jose.
+// without padding. A proof has at most [MaxLen] bytes. No JOSE library reads it here:
+// package guard has no dependencies, and a library accepts more. internal/suites/http
+// shows that go-jose reads the same in each proof. Names in this package may change
+// until version 1; the format will not.
 package proof

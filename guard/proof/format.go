@@ -19,11 +19,9 @@ const (
 	Type = "fence+jwt"
 	// MaxLen is the maximum length of a proof, in bytes.
 	MaxLen = 4096
-)
 
-// issuer is who has made a proof (iss), and algorithm how (alg). Neither can be
-// chosen: a service trusts keys, not names.
-const (
+	// issuer is who has made a proof (iss), and algorithm how (alg). Neither can be
+	// chosen: a service trusts keys, not names.
 	issuer    = "fencepost"
 	algorithm = "EdDSA"
 )
@@ -32,14 +30,13 @@ const (
 // given EdDSA over Ed25519 a name of its own, which says the same.
 func isAlgorithm(name string) bool { return name == algorithm || name == "Ed25519" }
 
-// encoding is Strict, so that the last character of a part has no unused bits
-// set.
-var encoding = base64.RawURLEncoding.Strict()
+var encoding = base64.RawURLEncoding
 
-// decode accepts only the canonical spelling: Go's decoder skips line breaks.
+// decode accepts only the spelling that encoding makes of the result: Go's decoder
+// ignores line breaks and unused bits.
 func decode(s string) ([]byte, bool) {
 	b, err := encoding.DecodeString(s)
-	return b, err == nil && !strings.ContainsAny(s, "\r\n")
+	return b, err == nil && encoding.EncodeToString(b) == s
 }
 
 // header is the first part of a proof, content the second. Their members are in
@@ -69,17 +66,16 @@ func part(v any) (string, error) {
 	return encoding.EncodeToString(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), err
 }
 
-// read decodes a part of a proof into v, a pointer to a header or a content. It
-// accepts only what part makes of v: no member twice, in other letters, of
-// another type or order, no further ones, and nothing that another reader would
-// understand in another way.
-func read(s string, v any) error {
-	if b, ok := decode(s); ok && json.Unmarshal(b, v) == nil {
+// read decodes a part of a proof. It accepts only what part makes of the result:
+// no member twice, in other letters, of another type or order, no further ones, and
+// nothing that another reader would understand in another way.
+func read[T header | content](s string) (v T, err error) {
+	if b, ok := decode(s); ok && json.Unmarshal(b, &v) == nil {
 		if own, err := part(v); err == nil && own == s {
-			return nil
+			return v, nil
 		}
 	}
-	return malformed("has a part that is not spelled as the format says")
+	return v, malformed("has a part that is not spelled as the format says")
 }
 
 // split takes a proof apart and reads its header. None of it is trusted yet
@@ -92,8 +88,8 @@ func split(compact string) (signed, payload, kid string, signature []byte, err e
 	if len(parts) != 3 {
 		return "", "", "", nil, malformed("is not a compact JWS of three parts")
 	}
-	var h header
-	if err := read(parts[0], &h); err != nil {
+	h, err := read[header](parts[0])
+	if err != nil {
 		return "", "", "", nil, err
 	}
 	signature, ok := decode(parts[2])

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -24,9 +27,7 @@ const (
 	// MaxAge is how long keys that the source could not confirm are used; after
 	// that nothing is verified ([guard.ErrUnavailable]).
 	MaxAge = time.Hour
-)
 
-const (
 	// pause is the minimum time between two requests to a source. An unknown key
 	// ID asks it before Refresh is over.
 	pause = Refresh / 10
@@ -73,25 +74,28 @@ func (k *Keys) load(ctx context.Context) error {
 	k.asked.Store(now)
 	limited, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	list, unusable, err := k.source(limited)
+	list, err := k.source(limited)
 	if err != nil {
 		return err
 	}
+	var unusable []error
 	next := make(keySet, len(list))
 	for _, key := range list {
-		if first, twice := next[key.id]; len(key.key) == 0 || twice && !first.Equal(key.key) {
+		switch first, twice := next[key.id]; {
+		case key.err != nil:
+			unusable = append(unusable, key.err)
+		case len(key.key) == 0 || twice && !first.Equal(key.key):
 			unusable = append(unusable, guard.Invalid("key", key.id, "is the zero value, or another key with this ID comes first"))
-			continue
+		default:
+			next[key.id] = key.key
 		}
-		next[key.id] = key.key
 	}
 	if text := fmt.Sprint(errors.Join(unusable...)); text != k.unusable {
 		if k.unusable = text; len(unusable) > 0 {
 			slog.LogAttrs(ctx, slog.LevelError, "proof_keys_unusable", slog.String("error", text))
 		}
 	}
-	same := func(a, b ed25519.PublicKey) bool { return a.Equal(b) }
-	if previous := k.set.Load(); previous == nil || !maps.EqualFunc(next, *previous, same) {
+	if previous := k.set.Load(); previous == nil || !reflect.DeepEqual(next, *previous) {
 		k.set.Store(&next) // what the previous set verified is verified again
 	}
 	k.checked.Store(now) // when it was asked, not when it responded
@@ -105,8 +109,6 @@ func (k *Keys) confirmed(now int64, limit time.Duration) bool {
 	return age >= 0 && age < int64(limit/time.Second)
 }
 
-var errTooOld = errors.New("the source of the keys has not confirmed them for longer than MaxAge")
-
 // current returns the keys that may be used now, in seconds since 1970. It asks
 // the source if they are too old or if one is lacking, unless that was done
 // a short while ago. It waits for another caller's request only if the keys must
@@ -115,13 +117,12 @@ func (k *Keys) current(ctx context.Context, now int64, lacking bool) (*keySet, e
 	if !lacking && k.confirmed(now, Refresh) {
 		return k.set.Load(), nil
 	}
-	if k.confirmed(now, MaxAge) {
-		select {
-		case k.asking <- struct{}{}:
-		default:
+	select {
+	case k.asking <- struct{}{}:
+	default:
+		if k.confirmed(now, MaxAge) {
 			return k.set.Load(), nil
 		}
-	} else {
 		select {
 		case k.asking <- struct{}{}:
 			now = time.Now().Unix() // another request may have asked since
@@ -139,7 +140,7 @@ func (k *Keys) current(ctx context.Context, now int64, lacking bool) (*keySet, e
 	}
 	now = max(now, k.checked.Load()) // it may just have been confirmed
 	if !k.confirmed(now, MaxAge) {
-		return nil, guard.Unavailable("verify proof", guard.Claim{}, cmp.Or(err, errTooOld))
+		return nil, guard.Unavailable("verify proof", guard.Claim{}, cmp.Or(err, errors.New("the source of the keys has not confirmed them for longer than MaxAge")))
 	}
 	return k.set.Load(), nil
 }
@@ -153,9 +154,82 @@ func (k *Keys) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	list := []jwk{}
 	for _, id := range slices.Sorted(maps.Keys(*set)) {
-		list = append(list, jwkOf(PublicKey{id, (*set)[id]}))
+		list = append(list, jwkOf(PublicKey{id: id, key: (*set)[id]}))
 	}
 	w.Header().Set("Content-Type", "application/jwk-set+json")
 	w.Header().Set("Cache-Control", "public, max-age=6")        // pause
 	_ = json.NewEncoder(w).Encode(map[string]any{"keys": list}) // if this fails the client is gone
+}
+
+// Source returns all public keys that are valid now; an error means that it does
+// not know the keys. An empty list means that no key is valid. It must be safe for
+// concurrent use. See [JWKS] and [Static].
+type Source func(context.Context) ([]PublicKey, error)
+
+// Static is a [Source] of keys that never change.
+func Static(keys ...PublicKey) Source {
+	keys = slices.Clone(keys)
+	return func(context.Context) ([]PublicKey, error) { return keys, nil }
+}
+
+// maxKeys bounds how much is read of a response, in bytes.
+const maxKeys = 1 << 20
+
+// JWKS is a [Source] that fetches a JWKS (RFC 7517, section 5), such as [Keys]
+// serves, and reads it key by key. It ignores keys of other kinds. client may be
+// nil. Redirects are not followed, and the URL must be https, or http on
+// a loopback address: whoever can change the response can issue tokens.
+//
+// Errors of the source: [guard.ErrUnavailable] if the server does not respond or
+// responds with a status other than 200, [guard.ErrInvalid] for a bad URL or
+// a response that is not a JWKS.
+func JWKS(address string, client *http.Client) Source {
+	direct := *cmp.Or(client, http.DefaultClient)
+	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return func(ctx context.Context) ([]PublicKey, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+		if err != nil || r.URL.Host == "" || r.URL.Scheme != "https" && (r.URL.Scheme != "http" || !isLoopback(r.URL.Hostname())) {
+			return nil, guard.Invalid("JWKS URL", address, "must be https, or http on a loopback address")
+		}
+		var b []byte
+		response, err := direct.Do(r)
+		if err == nil {
+			defer func() { _ = response.Body.Close() }()
+			b, err = io.ReadAll(io.LimitReader(response.Body, maxKeys))
+			if response.StatusCode != http.StatusOK {
+				err = fmt.Errorf("%s responded with %s", address, response.Status)
+			}
+		}
+		if err != nil {
+			return nil, guard.Unavailable("fetch keys", guard.Claim{}, err)
+		}
+		return parseJWKS(b)
+	}
+}
+
+func isLoopback(host string) bool {
+	return host == "localhost" || net.ParseIP(host).IsLoopback() // which is false for no IP
+}
+
+func parseJWKS(b []byte) (keys []PublicKey, err error) {
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(b, &set); err != nil || set.Keys == nil {
+		return nil, guard.Invalid("JWKS", "", "is not a JSON object with keys")
+	}
+	for i, raw := range set.Keys {
+		k, public, err := parseJWK(raw)
+		switch {
+		case k.Kty != "" && (k.Kty != "OKP" || k.Crv != "Ed25519" || k.Use != "" && k.Use != "sig"):
+			continue // RFC 7517, section 5: ignore unknown keys
+		case err == nil && k.D != "":
+			err = guard.Invalid("JWK", k.Kid, "is a private key; only the lock server may hold it")
+		}
+		if err != nil {
+			err = fmt.Errorf("key %d of the JWKS: %w", i, err)
+		}
+		keys = append(keys, PublicKey{k.Kid, public, err})
+	}
+	return keys, nil
 }

@@ -76,8 +76,8 @@ func (v *Verifier) Verify(ctx context.Context, compact, audience string, claim g
 	if !ed25519.Verify(key, []byte(signed), signature) {
 		return malformed("has a signature that is not genuine")
 	}
-	var said content
-	if err := read(payload, &said); err != nil {
+	said, err := read[content](payload)
+	if err != nil {
 		return err
 	}
 	if err := compare(&said, audience, &claim, now); err != nil {

@@ -28,8 +28,7 @@
 // whatever the handler returns. A stream that ends before its first message is
 // refused as missing. [httpfence.Options.Verify] and the observer work as in
 // httpfence; its OnReject and InsecureReportOnly do not. The services for health
-// checks and reflection pass without a claim. [InTx] puts a transaction around
-// a whole unary call.
+// checks and reflection pass without a claim.
 //
 // # What it does not
 //

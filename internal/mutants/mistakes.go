@@ -213,4 +213,54 @@ var mistakes = []mistake{
 		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
 		by:    suite("sqlfence", "^TestStore$"),
 	},
+	{
+		name: "refusal ignored", wrong: "the middleware raises the mark, and admits whom the store refused",
+		edits: []edit{{"httpfence/middleware.go", "mark, err = m.store.Admit(ctx, *claim)", "mark, _ = m.store.Admit(ctx, *claim)"}},
+		by:    unitTest("httpfence", "^TestP1NoStaleRequest$"),
+	},
+	{
+		name: "lease ID not read", wrong: "over HTTP two holders of one token look the same",
+		edits: []edit{{"httpfence/claim.go", "claim.LeaseID = lines[0]", "_ = lines[0]"}},
+		by:    unitTest("httpfence", "^TestP1NoStaleRequest$"),
+	},
+	{
+		name: "no resource named", wrong: "a claim sent to the wrong route raises the mark there if a proxy drops a field",
+		edits: []edit{{"httpfence/claim.go", "len(named) == 0 && !m.opts.InsecureAnyResource", "false"}},
+		by:    unitTest("httpfence", "^TestResourceField$"),
+	},
+	{
+		name: "second token not seen", wrong: "a proxy in front decides by one line, the fence by another",
+		edits: []edit{{"httpfence/claim.go", "lines := r.Header[TokenHeader]\n\tif len(lines) != 1 {", "lines := r.Header[TokenHeader]\n\tif len(lines) == 0 {"}},
+		by:    unitTest("httpfence", "^FuzzParseHeader$"),
+	},
+	{
+		name: "resource by the client's word", wrong: "a claim for one resource writes to another",
+		edits: []edit{{"httpfence/claim.go", "claim.Resource = resource\n", "if len(named) == 1 {\n\t\tresource, _ = url.PathUnescape(named[0])\n\t}\n\tclaim.Resource = resource\n"}},
+		by:    unitTest("httpfence", "^TestMisdirected$"),
+	},
+	{
+		name: "COMMIT behind a 4xx", wrong: "what the handler refused is written",
+		edits: []edit{{"httpfence/intx.go", "case h.response.status >= 400:", "case h.response.status >= 500:"}},
+		by:    unitTest("httpfence", "^TestInTx$"),
+	},
+	{
+		name: "request after the lease", wrong: "a holder whose lease is over sends its writes",
+		edits: []edit{{"httpfence/transport.go", "lost := guard.Lost(ctx); lost != nil", "lost := guard.Lost(ctx); lost != nil && false"}},
+		by:    unitTest("httpfence", "^TestTransportFailsLocally$"),
+	},
+	{
+		name: "body that net/http can send again", wrong: "a write that was handled is repeated, and admitted twice",
+		edits: []edit{{"httpfence/transport.go", "\tr.GetBody = nil\n", ""}},
+		by:    unitTest("httpfence", "^TestTransportIsNotReplayed$"),
+	},
+	{
+		name: "lost response called a refusal", wrong: "an unknown outcome looks like a write that was not made",
+		edits: []edit{{"httpfence/status.go", "guard.ReasonSetup, guard.ReasonOutcomeUnknown:", "guard.ReasonSetup:"}},
+		by:    unitTest("httpfence", "^TestStatusTable$"),
+	},
+	{
+		name: "proof of another resource", wrong: "whoever may lock one resource may lock out the holders of all",
+		edits: []edit{{"guard/proof/verifier.go", "case said.Resource != claim.Resource:", "case false:"}},
+		by:    unitTest("guard/proof", "^TestRefused$"),
+	},
 }
