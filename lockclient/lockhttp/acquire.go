@@ -84,7 +84,7 @@ func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBod
 	if body.Proof, err = a.s.sign(a.id, claim, body.ExpiresAt); err != nil {
 		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
 	}
-	a.s.granted.add(claim, a.TTL, body.ExpiresAt)
+	a.s.granted.add(a.id.Subject, claim, a.TTL, body.ExpiresAt)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package lockhttp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -103,6 +104,9 @@ func TestNoNotifications(t *testing.T) {
 	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, &lockhttp.Options{MaxWait: time.Second})
 	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
 		t.Errorf("%d %s", got.status, got.text)
+	}
+	if _, err := connect(t, web.URL).Watch(t.Context(), driver.Watch{Resource: "r"}, func() {}); !errors.Is(err, driver.ErrNoWatch) {
+		t.Errorf("the client's watch: %v", err)
 	}
 	lease := `{"resource":"r","leaseId":"L","ttlSeconds":30}`
 	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", lease); got.status != 200 {

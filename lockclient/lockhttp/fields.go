@@ -42,6 +42,8 @@ func read(w http.ResponseWriter, r *http.Request, name string) (*fields, error) 
 			return nil, err
 		}
 		f = parseBody(body)
+	} else if r.ContentLength != 0 { // nobody would look at it
+		return nil, guard.Invalid("body", "", "must be empty: the fields of this request are in its path and query")
 	}
 	if name != "" {
 		value := chi.URLParam(r, name)

@@ -2,7 +2,6 @@ package lockhttp
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
@@ -11,9 +10,14 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
 
-// grantedMost bounds the leases that a server remembers: some 20 MB. It asks the issuer
-// for the others.
-const grantedMost = 1 << 16
+const (
+	// grantedMost bounds the leases that a server remembers: some 40 MB, twice that with
+	// the longest names. It asks the issuer for the others.
+	grantedMost = 1 << 16
+	// grantedShare is how many of them a subject has at most, so that one does not
+	// displace the others'.
+	grantedShare = grantedMost / 8
+)
 
 // granted are the leases that this server granted or renewed, by their IDs, for requests
 // that name a lease only by its ID. An ID of a client's own may be that of several
@@ -22,46 +26,52 @@ type granted struct {
 	mu    sync.Mutex
 	by    map[string]map[string]running // by lease ID and resource
 	count int
-	swept time.Time // when room looked for leases that are over
+	of    map[string]int // how many are a subject's
+	swept time.Time      // when room looked for leases that are over
 }
 
 type running struct {
-	token guard.Token
-	ttl   time.Duration // of the grant; 0 if another server granted it and the ID does not say
-	until time.Time
+	subject string
+	token   guard.Token
+	ttl     time.Duration // of the grant; 0 if another server granted it and the ID does not say
+	until   time.Time
 }
 
 // add records a grant, or the new end of a lease that was extended, whose TTL is 0. A
 // lease that another server granted is recorded when it is first renewed here, because
 // looking for it costs the issuer more than a renewal does.
-func (g *granted) add(claim guard.Claim, ttl time.Duration, until time.Time) {
+func (g *granted) add(subject string, claim guard.Claim, ttl time.Duration, until time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	old, known := g.by[claim.LeaseID][claim.Resource]
 	switch {
 	case known && ttl == 0:
 		ttl = old.ttl
-	case !known && !g.room():
+	case !known && !g.room(subject):
 		return
 	case ttl == 0:
 		ttl = ttlOf(claim.LeaseID)
 	}
-	if !known {
-		g.count++
-	}
 	if g.by == nil {
-		g.by = map[string]map[string]running{}
+		g.by, g.of = map[string]map[string]running{}, map[string]int{}
+	}
+	if known {
+		subject = old.subject
+	} else {
+		g.count++
+		g.of[subject]++
 	}
 	if g.by[claim.LeaseID] == nil {
 		g.by[claim.LeaseID] = map[string]running{}
 	}
-	g.by[claim.LeaseID][claim.Resource] = running{claim.Token, ttl, until}
+	g.by[claim.LeaseID][claim.Resource] = running{subject, claim.Token, ttl, until}
 }
 
 // room forgets the leases that are over if there are too many. It looks at all of them,
 // so at most once a second: each grant and renewal waits for it.
-func (g *granted) room() bool {
-	if g.count < grantedMost {
+func (g *granted) room(subject string) bool {
+	free := func() bool { return g.count < grantedMost && g.of[subject] < grantedShare }
+	if free() {
 		return true
 	}
 	now := time.Now()
@@ -70,13 +80,25 @@ func (g *granted) room() bool {
 	}
 	g.swept = now
 	for id, leases := range g.by {
-		before := len(leases)
-		maps.DeleteFunc(leases, func(_ string, r running) bool { return !r.until.After(now) })
-		if g.count -= before - len(leases); len(leases) == 0 {
-			delete(g.by, id)
+		for resource, r := range leases {
+			if !r.until.After(now) {
+				g.forget(id, resource)
+			}
 		}
 	}
-	return g.count < grantedMost
+	return free()
+}
+
+// forget drops one lease.
+func (g *granted) forget(leaseID, resource string) {
+	subject := g.by[leaseID][resource].subject
+	g.count--
+	if g.of[subject]--; g.of[subject] == 0 {
+		delete(g.of, subject)
+	}
+	if delete(g.by[leaseID], resource); len(g.by[leaseID]) == 0 {
+		delete(g.by, leaseID)
+	}
 }
 
 // remove forgets a lease that is over; without a token, whichever has the claim's ID.
@@ -88,10 +110,7 @@ func (g *granted) remove(claim guard.Claim) {
 	if !known || claim.Token != guard.NoToken && claim.Token != old.token {
 		return
 	}
-	g.count--
-	if delete(g.by[claim.LeaseID], claim.Resource); len(g.by[claim.LeaseID]) == 0 {
-		delete(g.by, claim.LeaseID)
-	}
+	g.forget(claim.LeaseID, claim.Resource)
 }
 
 // claims returns the claims of the leases under an ID that may run.
@@ -107,9 +126,9 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
-// of returns what is known of a lease. Of one that this server did not grant, it is the
+// lease returns what is known of a lease. Of one that this server did not grant, it is the
 // TTL at most, which the lease ID may say.
-func (g *granted) of(claim guard.Claim) running {
+func (g *granted) lease(claim guard.Claim) running {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if r, known := g.by[claim.LeaseID][claim.Resource]; known {
@@ -156,7 +175,7 @@ func (s *Server) complete(ctx context.Context, id *Identity, claim guard.Claim) 
 	if id.limited() {
 		return claim, &httpError{kind: &kindTooMany}
 	}
-	claims, err := s.find(ctx, claim)
+	claims, err := s.find(ctx, id, claim)
 	if err == nil {
 		found, err = id.match(claim, claims)
 	}
@@ -182,7 +201,7 @@ func (id *Identity) match(want guard.Claim, claims []guard.Claim) (found guard.C
 
 // find asks the issuer which leases run under a claim's ID: on the claim's resource, or
 // on any if the issuer is a driver.Finder.
-func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, error) {
+func (s *Server) find(ctx context.Context, id *Identity, claim guard.Claim) ([]guard.Claim, error) {
 	if claim.Resource != "" {
 		held, err := s.held(ctx, claim.Resource)
 		if err == driver.ErrNoWatch {
@@ -197,15 +216,55 @@ func (s *Server) find(ctx context.Context, claim guard.Claim) ([]guard.Claim, er
 	if !ok {
 		return nil, guard.Invalid("resource", "", "is required: this server does not know the lease as one that runs, and its issuer cannot find leases by ID")
 	}
-	// One at a time: an issuer without an index of lease IDs reads all leases.
-	select {
-	case s.finding <- struct{}{}:
-		defer func() { <-s.finding }()
-	case <-ctx.Done():
-		return nil, guard.Unavailable("find", claim, context.Cause(ctx))
-	case <-time.After(s.opts.Timeout):
-		return nil, guard.Unavailable("find", claim, context.DeadlineExceeded)
+	// One at a time, since an issuer without an index of lease IDs reads all leases; and
+	// one of each subject waits for that, so that none keeps the others waiting.
+	own, leave := s.finders.join(id.Subject)
+	defer leave()
+	timeout := time.After(s.opts.Timeout)
+	for _, room := range []chan struct{}{own, s.finding} {
+		select {
+		case room <- struct{}{}:
+			defer func() { <-room }()
+		case <-ctx.Done():
+			return nil, guard.Unavailable("find", claim, context.Cause(ctx))
+		case <-timeout:
+			return nil, guard.Unavailable("find", claim, context.DeadlineExceeded)
+		}
 	}
 	claims, err := within(ctx, s, "find", claim, func(ctx context.Context) ([]guard.Claim, error) { return f.Find(ctx, claim.LeaseID) }, nil)
 	return claims, readOnly(err)
+}
+
+// finders are the requests that look for a lease by its ID, by subject. The zero value is
+// ready.
+type finders struct {
+	mu sync.Mutex
+	by map[string]*finder
+}
+
+type finder struct {
+	room  chan struct{} // for one
+	users int
+}
+
+// join returns what has room for one request of the subject, until leave.
+func (f *finders) join(subject string) (room chan struct{}, leave func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	own := f.by[subject]
+	if own == nil {
+		own = &finder{room: make(chan struct{}, 1)}
+		if f.by == nil {
+			f.by = map[string]*finder{}
+		}
+		f.by[subject] = own
+	}
+	own.users++
+	return own.room, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if own.users--; own.users == 0 {
+			delete(f.by, subject)
+		}
+	}
 }

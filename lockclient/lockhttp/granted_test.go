@@ -24,39 +24,46 @@ func TestGrantedIsBounded(t *testing.T) {
 		}
 		return false
 	}
+	add := func(i int, ttl time.Duration, until time.Time) { g.add(fmt.Sprint("subject ", i%16), claim(i), ttl, until) }
 	over, runs := time.Now().Add(-time.Second), time.Now().Add(time.Hour)
 	for i := range grantedMost {
 		until := runs
 		if i%2 == 1 {
 			until = over
 		}
-		g.add(claim(i), time.Minute, until)
+		add(i, time.Minute, until)
 	}
 	if !knows(0) || knows(1) {
 		t.Errorf("one that runs is known: %t, one that is over: %t", knows(0), knows(1))
 	}
-	g.add(claim(grantedMost), time.Minute, runs) // takes the room of those that are over
+	add(grantedMost, time.Minute, runs) // takes the room of those that are over
 	if !knows(0) || knows(1) || !knows(grantedMost) || g.count != grantedMost/2+1 {
 		t.Errorf("%d leases; the first is known: %t, one that is over: %t, the last: %t", g.count, knows(0), knows(1), knows(grantedMost))
 	}
 	for i := grantedMost + 1; i < 2*grantedMost; i++ {
-		g.add(claim(i), time.Minute, runs)
+		add(i, time.Minute, runs)
 	}
 	if g.count != grantedMost || knows(2*grantedMost-1) {
 		t.Errorf("%d leases, of %d at most", g.count, grantedMost)
 	}
 	g.remove(claim(0))
 	g.remove(claim(0))
-	g.add(claim(2*grantedMost-1), 0, runs)
-	if knows(0) || !knows(2*grantedMost-1) || g.count != grantedMost || g.of(claim(2*grantedMost-1)).ttl != 0 {
+	add(2*grantedMost-1, 0, runs)
+	if knows(0) || !knows(2*grantedMost-1) || g.count != grantedMost || g.lease(claim(2*grantedMost-1)).ttl != 0 {
 		t.Errorf("%d leases after one was removed and one added", g.count)
 	}
 	for i := range 2 * grantedMost {
 		g.remove(claim(i))
 	}
 	g.remove(claim(1)) // it is over, and went when room was made
-	if g.count != 0 || len(g.by) != 0 {
-		t.Errorf("%d leases and %d IDs are left", g.count, len(g.by))
+	if g.count != 0 || len(g.by) != 0 || len(g.of) != 0 {
+		t.Errorf("%d leases, %d IDs and %d subjects are left", g.count, len(g.by), len(g.of))
+	}
+	for i := range grantedShare + 1 {
+		g.add("one", claim(i), time.Minute, runs)
+	}
+	if g.count != grantedShare {
+		t.Errorf("%d leases of one subject, of %d at most", g.count, grantedShare)
 	}
 }
 

@@ -42,9 +42,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	err := s.ready.err
 	s.ready.mu.Unlock()
 	if err != nil {
-		k := &kindUnavailable
-		if kindOf(err) == &kindBehind {
-			k = &kindBehind
+		k := kindOf(err)
+		if k != &kindBehind && k != &kindSetup {
+			k = &kindUnavailable
 		}
 		s.fail(w, r, "", &httpError{kind: k, err: err})
 		return

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"embed"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
@@ -45,6 +43,9 @@ const (
 	formMost = 16 << 10
 )
 
+// notVerified is what the page says if credentials can be neither accepted nor refused.
+const notVerified = "Your identity could not be verified. Try again."
+
 // titles are the headings of the pages, by their templates.
 var titles = map[string]string{"sign-in": "Sign in", "locks": "Locks", "confirm": "Force-unlock", "done": "Force-unlocked"}
 
@@ -69,6 +70,7 @@ type view struct {
 	Lock                     lockBody
 	Raises                   bool
 	Actor, Reason, RequestID string
+	Repeats                  bool // the form repeats a request whose outcome is unknown
 	Done                     unlockedBody
 }
 
@@ -150,7 +152,7 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 			}
 			status := kindOf(err).status
 			if status != http.StatusUnauthorized {
-				v.Problem = "Your identity could not be verified. Try again."
+				v.Problem = notVerified
 			}
 			s.render(w, status, "sign-in", v)
 			return
@@ -163,8 +165,13 @@ func (s *Server) signedIn(assets, home string, h func(http.ResponseWriter, *http
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, formMost)
 	token := strings.TrimSpace(r.PostFormValue("token"))
-	if _, err := s.identify(withToken(r, token)); token == "" || err != nil {
+	_, err := s.identify(withToken(r, token))
+	switch status := kindOf(err).status; {
+	case token == "", err != nil && status == http.StatusUnauthorized:
 		s.render(w, http.StatusUnauthorized, "sign-in", &view{Home: "../ui", Problem: "This token is not accepted."})
+		return
+	case err != nil:
+		s.render(w, status, "sign-in", &view{Home: "../ui", Problem: notVerified})
 		return
 	}
 	setCookie(w, r, base64.RawURLEncoding.EncodeToString([]byte(token)), 0)
@@ -191,9 +198,10 @@ func (s *Server) show(name string) func(http.ResponseWriter, *http.Request, *vie
 	return func(w http.ResponseWriter, r *http.Request, v *view) {
 		status := http.StatusOK
 		if err := s.survey(r, v); err != nil {
-			status = kindOf(err).status
-			v.Problem = "The locks could not be listed: " + kindOf(err).detail
-			if status >= http.StatusInternalServerError {
+			k := kindOf(err)
+			status = k.status
+			v.Problem = "The locks could not be listed: " + k.detail
+			if k == &kindUnavailable || k == &kindUnknown {
 				v.Problem = "The issuer does not respond. Nothing is known of its locks."
 			}
 		}
@@ -258,15 +266,21 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request, v *view, resour
 	if err == nil {
 		info, err = s.lease(r.Context(), resource)
 	}
-	if err != nil {
+	if err != nil && status == http.StatusOK {
 		k := kindOf(err)
 		http.Error(w, k.detail, k.status)
 		return
+	}
+	if err != nil { // what happened before is what counts
+		info = driver.LeaseInfo{Resource: resource, State: driver.StateHeld}
 	}
 	if seen := r.URL.Query().Get("leaseId"); seen != "" && seen != info.LeaseID && v.Problem == "" {
 		v.Problem = "The lease is another one than you chose: look again before you cut it."
 	}
 	v.Lock = s.lock(info, v.Identity)
+	if v.Repeats {
+		v.Lock.LeaseID = r.PostFormValue("leaseId") // another one was not chosen
+	}
 	s.render(w, status, "confirm", v)
 }
 
@@ -281,7 +295,13 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 	}
 	// A lease that was free when it was shown has no ID to expect.
 	if r.PostFormValue("leaseId") == "" && s.mayUnlock(v.Identity, resource) == nil {
-		if info, err := s.lease(r.Context(), resource); err == nil && info.LeaseID != "" {
+		info, err := s.lease(r.Context(), resource)
+		if err != nil {
+			v.Problem = "Nothing was cut: whether the lease is still free is not known. " + kindOf(err).detail
+			s.confirm(w, r, v, resource, kindOf(err).status)
+			return
+		}
+		if info.LeaseID != "" {
 			v.Problem = "Nothing was cut: somebody has the lease by now. Look again before you cut it."
 			s.confirm(w, r, v, resource, http.StatusConflict)
 			return
@@ -289,19 +309,21 @@ func (s *Server) unlockByForm(w http.ResponseWriter, r *http.Request, v *view) {
 	}
 	done, err := s.unlock(r.Context(), v.Identity, resource, v.Actor, strings.Join(strings.Fields(v.Reason), " "),
 		&driver.ForceUnlockOptions{ExpectedLeaseID: r.PostFormValue("leaseId"), RequestID: v.RequestID})
-	switch {
-	case err == nil:
+	if err == nil {
 		v.Done = done
 		s.render(w, http.StatusOK, "done", v)
 		return
-	case errors.Is(err, guard.ErrOutcomeUnknown):
+	}
+	switch k := kindOf(err); k {
+	case &kindUnknown, &kindInternal:
+		v.Repeats = true
 		v.Problem = "It is not known whether it was done. Send the form again: it is carried out once."
-	case errors.Is(err, driver.ErrLeaseChanged):
+	case &kindChanged:
 		v.Problem = "Nothing was done: the lease is another one by now. Look again before you cut it."
-	case errors.Is(err, guard.ErrInvalid):
+	case &kindInvalid:
 		v.Problem = "Nothing was done: " + strings.TrimPrefix(err.Error(), "fencepost: ")
 	default:
-		v.Problem = "Nothing was done: " + kindOf(err).detail
+		v.Problem = "Nothing was done: " + k.detail
 	}
 	s.confirm(w, r, v, resource, kindOf(err).status)
 }

@@ -42,7 +42,7 @@ var (
 		"It arrived after the moment that its notAfter names, by the server's clock. Nothing was done."}
 	kindChanged = kind{driver.ErrLeaseChanged, "lease_changed", http.StatusConflict, guard.Unavailable, "Another lease",
 		"The resource's lease is not the expected one. Nothing was changed."}
-	kindNotFound = kind{guard.ErrNotFound, "not_found", http.StatusNotFound, guard.Unavailable, "Not found",
+	kindNotFound = kind{guard.ErrNotFound, "not_found", http.StatusNotFound, guard.Setup, "Not found",
 		"There is nothing here."}
 	kindInvalid = kind{guard.ErrInvalid, "invalid", http.StatusBadRequest, guard.Unavailable, "Invalid request",
 		"The request is malformed."}
@@ -120,6 +120,8 @@ func (k *kind) refused(op string, claim guard.Claim, field string, said error) e
 		return &guard.InvalidError{Field: field, Problem: said.Error()}
 	case &kindOver:
 		return &httpError{kind: k, err: said}
+	case &kindUnsupported: // of what the client asks, only watching may be
+		return driver.ErrNoWatch
 	case &kindLate:
 		said = driver.ErrLate
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -46,8 +47,8 @@ func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity, 
 		return err
 	}
 	if renewal.TTL == 0 {
-		if renewal.TTL = s.granted.of(renewal.Claim).ttl; renewal.TTL == 0 {
-			return guard.Invalid("ttlSeconds", "", "is required: this server did not grant the lease")
+		if renewal.TTL = s.granted.lease(renewal.Claim).ttl; renewal.TTL == 0 {
+			return guard.Invalid("ttlSeconds", "", "is required: this server does not know for how long the lease was granted")
 		}
 		if err := s.checkTTL(id, renewal.TTL); err != nil {
 			return err
@@ -138,10 +139,12 @@ func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Rene
 	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
 		results := make([]driver.Renewed, len(renewals))
 		batch := max(1, s.limits.Batch)
+		var parts sync.WaitGroup // none waits for one that halts another
 		for n := 0; n < len(renewals); n += batch {
 			end := min(n+batch, len(renewals))
-			s.issuer.Renew(ctx, renewals[n:end], results[n:end])
+			parts.Go(func() { s.issuer.Renew(ctx, renewals[n:end], results[n:end]) })
 		}
+		parts.Wait()
 		return results, nil
 	}, nil)
 	for n, r := range renewals {
@@ -174,7 +177,7 @@ func (s *Server) renewed(id *Identity, r driver.Renewal, got driver.Renewed, beg
 	}
 	b = renewedOf(r.Claim, stateExtended)
 	b.TTL, b.ExpiresAt = seconds(ttl), at.Add(ttl)
-	s.granted.add(r.Claim, 0, b.ExpiresAt)
+	s.granted.add(id.Subject, r.Claim, 0, b.ExpiresAt)
 	if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
 		err = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
 	}
@@ -189,14 +192,15 @@ func mine(id *Identity, claim guard.Claim) error {
 	return leaseID(claim.LeaseID)
 }
 
-// running reports whether the claim's lease runs, or that is not known. The release of
-// any other lease ID is stored for an hour, so it counts as an acquire.
+// running reports whether the claim's lease runs, or that is not known now. The release of
+// any other lease ID is stored for an hour, so it counts as an acquire; so does every one
+// where the issuer never says who has a lease.
 func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
-	if s.granted.of(claim).until.After(time.Now()) {
+	if s.granted.lease(claim).until.After(time.Now()) {
 		return true
 	}
 	held, err := s.held(ctx, claim.Resource)
-	return err != nil || held != nil && held.LeaseID == claim.LeaseID
+	return err != nil && !errors.Is(err, driver.ErrNoWatch) || held != nil && held.LeaseID == claim.LeaseID
 }
 
 // release releases a lease. A claim with a resource and no token is abandoned: see

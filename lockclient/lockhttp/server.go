@@ -106,6 +106,7 @@ type Server struct {
 	waits        waits
 	granted      granted
 	finding      chan struct{} // has room for the one that looks for a lease by its ID
+	finders      finders
 	waiters      waiting.Queues
 	ready        readiness
 
@@ -190,8 +191,9 @@ func (s *Server) routes() chi.Router {
 	top := chi.NewRouter()
 	top.NotFound(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, "", &httpError{kind: &kindNotFound}) })
 	top.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		path := cmp.Or(chi.RouteContext(r.Context()).RoutePath, r.URL.RawPath, r.URL.Path) // below another router
 		for _, method := range []string{"GET", "POST", "DELETE"} {
-			if top.Match(chi.NewRouteContext(), method, cmp.Or(r.URL.RawPath, r.URL.Path)) {
+			if top.Match(chi.NewRouteContext(), method, path) {
 				w.Header().Add("Allow", method)
 			}
 		}

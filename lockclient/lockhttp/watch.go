@@ -148,6 +148,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 		if err != nil && place != nil && ctx.Err() == nil {
 			place.Fail()
 		}
+		if err == driver.ErrNoWatch { // one that failed is around more
+			err = &httpError{kind: &kindUnsupported, err: err}
+		}
 		if err != nil && out == nil {
 			return err
 		}

@@ -20,7 +20,7 @@ const (
 	placesMost = 1000
 	// CallFor is how long the first try is reserved for a waiter that was notified
 	// to ask. If it does not ask, the next one has half of that, and so on, so that
-	// many that never ask do not delay those that do.
+	// many that never ask do not delay those that do; until one asks, even too late.
 	CallFor = time.Second
 	// halvings bounds how often: an eighth of CallFor is still some round trips.
 	halvings = 3
@@ -163,7 +163,14 @@ func (all *Queues) Asked(resource string, name Name) {
 func (all *Queues) Reserved(resource string, name Name) time.Duration {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	if q := all.by[resource]; q != nil && q.called != nil && q.called.name != name {
+	q := all.by[resource]
+	if q == nil {
+		return 0
+	}
+	if _, late := q.left[name]; late {
+		q.missed = 0 // it was called and asks after its time: those that are called need longer
+	}
+	if q.called != nil && q.called.name != name {
 		return max(0, q.until-driver.Now())
 	}
 	return 0

@@ -76,6 +76,7 @@ async function refresh() {
     const shown = [...live.querySelectorAll("[data-live-rows]")];
     fresh.querySelectorAll("[data-live-rows]").forEach((rows, n) => shown[n] && patchRows(rows, shown[n]));
     const now = fresh.getElementById("status").textContent;
+    document.getElementById("more").innerHTML = fresh.getElementById("more").innerHTML;
     if (!fresh.querySelector(".problem")) live.querySelector(".problem")?.remove();
     if (status.textContent !== now) status.textContent = now; // a reader says it once
     tick();

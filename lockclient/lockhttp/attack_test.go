@@ -1,0 +1,348 @@
+package lockhttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+)
+
+// far is a transport whose requests take a while to arrive.
+type far struct {
+	http.RoundTripper
+	takes time.Duration
+}
+
+func (f far) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(f.takes)
+	return f.RoundTripper.RoundTrip(r)
+}
+
+// TestFarClients: clients whose requests take longer than the shortest time that a first
+// try is reserved for are all granted, although some before them were called and never
+// asked.
+func TestFarClients(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		dead, clients int
+		takes         time.Duration
+	}{{3, 3, 150 * time.Millisecond}, {2, 6, 300 * time.Millisecond}, {4, 10, 150 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			server := memory.NewServer()
+			h := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
+			web, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
+			go web.Serve(listener)
+			connect := func(takes time.Duration) driver.Issuer {
+				return guard.Must(lockhttp.NewIssuer("http://h", &http.Client{Transport: far{&http.Transport{
+					DialContext: func(context.Context, string, string) (net.Conn, error) {
+						near, away := net.Pipe()
+						select {
+						case listener.conns <- away:
+							return near, nil
+						case <-listener.done:
+							return nil, net.ErrClosed
+						}
+					}}, takes}}))
+			}
+			held := server.Steal("r", "holder", time.Hour)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			for n := range c.dead {
+				if _, err := connect(0).Watch(ctx, driver.Watch{Resource: "r", LeaseID: fmt.Sprint("dead", n)}, func() {}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			done := make(chan error, c.clients)
+			for range c.clients {
+				time.Sleep(7 * time.Millisecond)
+				client := guard.Must(lockclient.New(connect(c.takes), "worker", nil))
+				go func() {
+					defer client.Close(context.Background())
+					lease, err := client.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute})
+					if err == nil {
+						err = lease.Release(context.Background())
+					}
+					done <- err
+				}()
+			}
+			time.Sleep(2 * time.Second)
+			record(h, "DELETE", "/v1/locks/"+held.LeaseID+"?resource=r", "", "")
+			for range c.clients {
+				if err := <-done; err != nil {
+					t.Errorf("%+v: %v", c, err)
+				}
+			}
+			cancel()
+			h.Close(context.Background())
+			web.Close()
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// admin is an operator of one lease.
+type admin struct {
+	get    func() (driver.LeaseInfo, error)
+	unlock func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error)
+}
+
+func (a admin) List(context.Context, string, *driver.ListOptions) iter.Seq2[driver.LeaseInfo, error] {
+	return func(yield func(driver.LeaseInfo, error) bool) { yield(a.get()) }
+}
+
+func (a admin) Get(context.Context, string) (driver.LeaseInfo, error) { return a.get() }
+
+func (a admin) ForceUnlock(_ context.Context, _, _, _ string, o *driver.ForceUnlockOptions) (driver.ForceUnlocked, error) {
+	return a.unlock(o)
+}
+
+func (a admin) Audit(context.Context, string, *driver.AuditOptions) iter.Seq2[driver.AuditRecord, error] {
+	return func(func(driver.AuditRecord, error) bool) {}
+}
+
+// cutForm sends the form of a force unlock.
+func cutForm(a admin, leaseID string) *httptest.ResponseRecorder {
+	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, &lockhttp.Options{Admin: a}))
+	form := url.Values{"resource": {"r"}, "confirm": {"r"}, "actor": {"ada"}, "reason": {"x"}, "leaseId": {leaseID}, "requestId": {"R1"}}
+	r := httptest.NewRequest("POST", "/ui/force-unlock", strings.NewReader(form.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// TestPageOfUnknownUnlock (P5, P6): a force unlock whose outcome is unknown is never said
+// to be not done, whether the lease can be read again or not, and the form that repeats
+// it is for the same lease.
+func TestPageOfUnknownUnlock(t *testing.T) {
+	t.Parallel()
+	successor := driver.LeaseInfo{Resource: "r", State: driver.StateHeld, LeaseID: "L2", Owner: "successor", Token: 2}
+	for name, err := range map[string]error{
+		"unknown": guard.OutcomeUnknown("force unlock", guard.Claim{}, errors.New("lost")),
+		"plain":   errors.New("an error of no kind"),
+	} {
+		for _, down := range []bool{true, false} {
+			w := cutForm(admin{
+				get: func() (driver.LeaseInfo, error) {
+					if down {
+						return driver.LeaseInfo{}, guard.Unavailable("get", guard.Claim{}, errors.New("down"))
+					}
+					return successor, nil
+				},
+				unlock: func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error) { return driver.ForceUnlocked{}, err },
+			}, "L1")
+			page := w.Body.String()
+			if w.Code != 500 || !strings.Contains(page, "not known whether") || strings.Contains(page, "Nothing was done") ||
+				!strings.Contains(page, `name="leaseId" value="L1"`) || !strings.Contains(page, `name="requestId" value="R1"`) {
+				t.Errorf("%s, the lease can be read: %t: %d\n%s", name, !down, w.Code, page)
+			}
+		}
+	}
+}
+
+// TestPageOfFreeLease (P5): the form of a lease that was free cuts nothing while it
+// cannot be seen that it still is. The control is one that is seen.
+func TestPageOfFreeLease(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]int32{guard.Unavailable("get", guard.Claim{}, errors.New("down")): 0, nil: 1} {
+		var cut atomic.Int32
+		w := cutForm(admin{
+			get: func() (driver.LeaseInfo, error) { return driver.LeaseInfo{Resource: "r", State: driver.StateFree}, err },
+			unlock: func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error) {
+				cut.Add(1)
+				return driver.ForceUnlocked{Invalidated: guard.Claim{Resource: "r", Token: 9, LeaseID: "x"}}, nil
+			},
+		}, "")
+		if cut.Load() != want || (w.Code == 200) != (want == 1) {
+			t.Errorf("the look says %v: %d, %d were cut", err, w.Code, cut.Load())
+		}
+	}
+}
+
+// TestSignInWhileNobodyKnows (P5): credentials that cannot be checked are not refused.
+func TestSignInWhileNobodyKnows(t *testing.T) {
+	t.Parallel()
+	web, _ := serve(t, memory.NewServer().Issuer(), people, nil)
+	for token, want := range map[string]int{"store down": 503, "nobody": 401} {
+		r, _ := http.NewRequest("POST", web.URL+"/ui/sign-in", strings.NewReader(url.Values{"token": {token}}.Encode()))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		if got := send(t, r); got.status != want || strings.Contains(got.text, "not accepted") != (want == 401) {
+			t.Errorf("%s: %d %s", token, got.status, got.text)
+		}
+	}
+}
+
+// TestOneFillsWhatIsRemembered: the leases of one identity do not displace those of
+// another, which renews by its lease ID as before and without what counts as an acquire.
+func TestOneFillsWhatIsRemembered(t *testing.T) {
+	t.Parallel()
+	left := 1 // of b's acquires
+	who := func(r *http.Request) (*lockhttp.Identity, error) {
+		tenant := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		id := &lockhttp.Identity{Subject: tenant, Tenant: tenant, Templates: []*guard.Template{closes}}
+		if tenant == "b" {
+			id.Limits.Acquire = func() bool { left--; return left >= 0 }
+		}
+		return id, nil
+	}
+	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), who, nil))
+	for n := range 1<<16 + 1 {
+		if w := record(h, "POST", "/v1/locks/acquire", "a", fmt.Sprintf(`{"resource":"a:billing-close:%d","leaseId":"a%d","ttlSeconds":86400}`, n, n)); w.Code != 200 {
+			t.Fatal(w.Body)
+		}
+	}
+	if w := record(h, "POST", "/v1/locks/acquire", "b", `{"resource":"b:billing-close:1","leaseId":"mine","ttlSeconds":30}`); w.Code != 200 {
+		t.Fatal(w.Body)
+	}
+	if w := record(h, "POST", "/v1/locks/mine/renew", "b", ""); w.Code != 200 {
+		t.Errorf("b's renewal: %d %s", w.Code, w.Body)
+	}
+}
+
+// halting renews fifty at a time, and waits for one of them without end.
+type halting struct{ *memory.Issuer }
+
+func (h halting) Limits() driver.Limits {
+	l := h.Issuer.Limits()
+	l.Batch = 50
+	return l
+}
+
+func (h halting) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	for n, r := range renewals {
+		if r.Claim.Resource != "r0" {
+			h.Issuer.Renew(ctx, renewals[n:n+1], results[n:n+1])
+		}
+	}
+	if renewals[0].Claim.Resource == "r0" {
+		<-ctx.Done()
+		results[0].Err = guard.OutcomeUnknown("renew", renewals[0].Claim, ctx.Err())
+	}
+}
+
+// TestOneHaltsABatch: a renewal that the issuer does not carry out keeps no other of its
+// request from being carried out, however many the issuer takes at a time.
+func TestOneHaltsABatch(t *testing.T) {
+	t.Parallel()
+	h := guard.Must(lockhttp.New(halting{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: time.Second}))
+	var items []string
+	for n := range 100 {
+		record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r%d","leaseId":"l%d","ttlSeconds":60}`, n, n))
+		items = append(items, fmt.Sprintf(`{"resource":"r%d","leaseId":"l%d","fencingToken":1,"ttlSeconds":60}`, n, n))
+	}
+	var got struct{ Results []struct{ State string } }
+	decode(t, record(h, "POST", "/v1/locks/renew", "", `{"renewals":[`+strings.Join(items, ",")+`]}`).Body.String(), &got)
+	states := map[string]int{}
+	for _, r := range got.Results {
+		states[r.State]++
+	}
+	if !maps.Equal(states, map[string]int{"extended": 99, "outcome_unknown": 1}) {
+		t.Errorf("%v", states)
+	}
+}
+
+// searching takes a while to find a lease.
+type searching struct{ *memory.Issuer }
+
+func (s searching) Find(ctx context.Context, id string) ([]guard.Claim, error) {
+	select {
+	case <-time.After(100 * time.Millisecond):
+		return s.Issuer.Find(ctx, id)
+	case <-ctx.Done():
+		return nil, guard.Unavailable("find", guard.Claim{}, ctx.Err())
+	}
+}
+
+// TestOneSearchesForMany: an identity that asks for leases that nobody has keeps no other
+// from finding its own.
+func TestOneSearchesForMany(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		issuer := searching{memory.NewServer().Issuer()}
+		h, other := guard.Must(lockhttp.New(issuer, people, nil)), guard.Must(lockhttp.New(issuer, people, nil))
+		record(other, "POST", "/v1/locks/acquire", "umbrella-1", `{"resource":"umbrella:billing-close:1","leaseId":"mine","ttlSeconds":30}`)
+		for range 50 {
+			go record(h, "DELETE", "/v1/locks/nothing", "acme-1", "")
+		}
+		time.Sleep(150 * time.Millisecond)
+		if w := record(h, "POST", "/v1/locks/mine/renew", "umbrella-1", `{"ttlSeconds":30}`); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestBodyWhereNoneIs: a body is refused where the fields are in the query, since nobody
+// would check it.
+func TestBodyWhereNoneIs(t *testing.T) {
+	t.Parallel()
+	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
+	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","leaseId":"l","ttlSeconds":30}`)
+	for _, request := range [][2]string{{"DELETE", "/v1/locks/l"}, {"GET", "/v1/locks/x"}} {
+		if w := record(h, request[0], request[1], "", `{"resource":"z","fencingToken":99}`); w.Code != 400 || !strings.Contains(w.Body.String(), "query") {
+			t.Errorf("%v: %d %s", request, w.Code, w.Body)
+		}
+	}
+	if w := record(h, "DELETE", "/v1/locks/l", "", ""); w.Code != 200 {
+		t.Errorf("the control: %d %s", w.Code, w.Body)
+	}
+}
+
+// TestAllowWhereItIsMounted: a method that a path does not have is refused with those that
+// it has, also below another router.
+func TestAllowWhereItIsMounted(t *testing.T) {
+	t.Parallel()
+	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
+	outer := chi.NewRouter()
+	outer.Mount("/{below}", h)
+	for path, handler := range map[string]http.Handler{"/v1/locks": h, "/locks/v1/locks": outer} {
+		if w := record(handler, "PUT", path, "", ""); w.Code != 405 || w.Header().Get("Allow") != "GET" {
+			t.Errorf("%s: %d, Allow %v", path, w.Code, w.Header()["Allow"])
+		}
+	}
+}
+
+// TestNamedStates (P6): what no retry cures is named so, wherever it is seen.
+func TestNamedStates(t *testing.T) {
+	t.Parallel()
+	setup := guard.Setup("x", guard.Claim{}, errors.New("no schema"))
+	web, _ := serve(t, failed{memory.NewServer().Issuer(), setup}, everybody, &lockhttp.Options{Admin: admin{
+		get: func() (driver.LeaseInfo, error) { return driver.LeaseInfo{}, setup },
+	}})
+	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 500 || got.problem() != "setup" || got.header.Get("Retry-After") != "" {
+		t.Errorf("readiness: %d %s", got.status, got.text)
+	}
+	if got := ask(t, web.URL, "", "GET", "/ui", ""); got.status != 500 || !strings.Contains(got.text, "An operator must repair") {
+		t.Errorf("the page: %d %s", got.status, got.text)
+	}
+	i := connect(t, web.URL+"/wrong")
+	_, acquired := i.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Second})
+	_, released := i.Release(t.Context(), guard.Claim{Resource: "r", LeaseID: "L", Token: 1})
+	if guard.ReasonOf(acquired) != guard.ReasonSetup || guard.ReasonOf(released) != guard.ReasonSetup {
+		t.Errorf("a wrong path: %v, %v", acquired, released)
+	}
+	web, _ = serve(t, failed{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
+	for _, path := range []string{"/v1/watch?resource=r", "/v1/locks/r"} {
+		if got := ask(t, web.URL, "", "GET", path, ""); got.status != 501 {
+			t.Errorf("%s without notifications: %d %s", path, got.status, got.text)
+		}
+	}
+}
