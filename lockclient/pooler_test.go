@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +24,18 @@ import (
 // behindPgBouncer returns a pool behind PgBouncer in transaction mode, with five
 // connections to the server. PgBouncer ends with this process.
 func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	for range 10 {
+		if pool := tryPgBouncer(t, direct); pool != nil {
+			return pool
+		}
+	}
+	t.Fatal("pgbouncer found no free port")
+	return nil
+}
+
+// tryPgBouncer returns nil if another process takes the free port.
+func tryPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
 	path := "/usr/sbin/pgbouncer"
 	if found, err := exec.LookPath("pgbouncer"); err == nil {
@@ -68,12 +81,28 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { alive.Close(); cmd.Wait() })
+	ended := make(chan struct{})
+	go func() { cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { alive.Close(); <-ended })
 	pool := dial(t, fmt.Sprintf("postgres://%s@127.0.0.1:%d/five?sslmode=disable", c.User, port), func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 		c.MaxConns = 10 // twice as many as PgBouncer has
 	})
-	eventually(t, "pgbouncer answers", func() bool { return pool.Ping(t.Context()) == nil })
+	taken := false
+	eventually(t, "pgbouncer answers", func() bool {
+		select {
+		case <-ended:
+			if taken = strings.Contains(log.String(), "in use"); !taken {
+				t.Fatalf("pgbouncer ended:\n%s", log.String())
+			}
+			return true
+		default:
+			return pool.Ping(t.Context()) == nil
+		}
+	})
+	if taken {
+		return nil
+	}
 	return pool
 }
 
