@@ -23,6 +23,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -94,7 +95,7 @@ func newService(t *testing.T) *service {
 // setting is a line of its configuration.
 var proxies = map[string]func(t *testing.T, replicas [2]string, setting string) string{
 	"nginx": func(t *testing.T, replicas [2]string, setting string) string {
-		dir, address := t.TempDir(), freeAddress(t)
+		dir, address := t.TempDir(), process.FreeAddr(t)
 		config := fmt.Sprintf(`daemon off;
 master_process off;
 pid %[1]s/pid;
@@ -118,7 +119,7 @@ http {
 		return address
 	},
 	"haproxy": func(t *testing.T, replicas [2]string, setting string) string {
-		dir, address := t.TempDir(), freeAddress(t)
+		dir, address := t.TempDir(), process.FreeAddr(t)
 		config := fmt.Sprintf(`defaults
   mode http
   timeout connect 10s
@@ -138,16 +139,6 @@ backend replicas
 		start(t, dir, address, config, "haproxy", "-db", "-f")
 		return address
 	},
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // start runs a proxy until the test ends. It fails if there is none.

@@ -21,6 +21,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -91,12 +92,7 @@ func (b box) start(t *testing.T, store string) func(o *s3.Options) {
 	if err != nil {
 		program = filepath.Join("/usr/sbin", b.program)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	own := l.Addr().String()
-	l.Close()
+	own := process.FreeAddr(t)
 	dir, err := os.MkdirTemp("/tmp", "box")
 	if err != nil {
 		t.Fatal(err)
