@@ -1,4 +1,4 @@
-package lockadmin
+package migrations
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // The next release, as a step for each component. The tables get a column, which is
@@ -32,7 +32,7 @@ const (
 // but a process of this build that starts then is refused, and says why.
 func TestTwoBuilds(t *testing.T) {
 	t.Parallel()
-	know := pglease.Schema().Version()
+	know := len(pglock.Migrations())
 	usable := fmt.Sprintf("-- Usable from version %d.\n", know)
 	this := buildWorker(t, know, "", "")
 	for what, later := range map[string]string{
@@ -106,18 +106,18 @@ func writes(t *testing.T, pool *pgxpool.Pool, resource string) (tokens string) {
 	return tokens
 }
 
-// buildWorker builds testdata/worker, with a step after the last one of each
+// buildWorker builds the worker in lockadmin's testdata, with a step after the last one of each
 // component if there is one.
 func buildWorker(t *testing.T, know int, leases, marks string) string {
 	t.Helper()
 	dir := t.TempDir()
 	program, overlay := filepath.Join(dir, "worker"), map[string]string{}
-	for folder, step := range map[string]string{"../internal/pglease/migrations": leases, "../../sqlfence/sqladmin/migrations": marks} {
+	for folder, step := range map[string]string{"lockclient/internal/pglease/migrations": leases, "sqlfence/sqladmin/migrations": marks} {
 		if step == "" {
 			continue
 		}
 		name := fmt.Sprintf("%04d_later.sql", know+1)
-		at, err := filepath.Abs(filepath.Join(folder, name))
+		at, err := filepath.Abs(filepath.Join("../../..", folder, name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,8 @@ func buildWorker(t *testing.T, know int, leases, marks string) string {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./testdata/worker")
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./lockclient/lockadmin/testdata/worker")
+	build.Dir = "../../.."
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
