@@ -24,7 +24,9 @@ func TestGrantedIsBounded(t *testing.T) {
 		}
 		return false
 	}
-	add := func(i int, ttl time.Duration, until time.Time) { g.add(fmt.Sprint("subject ", i%16), claim(i), ttl, until) }
+	add := func(i int, ttl time.Duration, until time.Time) {
+		g.add(fmt.Sprint("subject ", i%16), claim(i), ttl, until)
+	}
 	over, runs := time.Now().Add(-time.Second), time.Now().Add(time.Hour)
 	for i := range grantedMost {
 		until := runs
