@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ func TestLogLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 2 * time.Second // each request
 		var log leasetest.Text
+		var mu sync.Mutex
 		var seen []guard.Event
 		i := &answering{}
 		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
@@ -52,11 +54,21 @@ func TestLogLines(t *testing.T) {
 				}
 				return a
 			}})),
-			Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { seen = append(seen, e) }),
+			Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				seen = append(seen, e)
+			}),
 		})
 		try := func(resource string) *Lease {
 			l, _ := client.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: time.Minute, LeaseID: "id"})
 			return l
+		}
+		reset := func() {
+			mu.Lock()
+			defer mu.Unlock()
+			log.Reset()
+			seen = nil
 		}
 		expect := func(step string, line string, ops ...guard.Event) {
 			t.Helper()
@@ -65,6 +77,8 @@ func TestLogLines(t *testing.T) {
 				t.Errorf("%s: logged\n%s, want\n%s", step, got, line)
 			}
 			log.Reset()
+			mu.Lock()
+			defer mu.Unlock()
 			if len(seen) != len(ops) {
 				t.Fatalf("%s: observed %+v", step, seen)
 			}
@@ -129,17 +143,15 @@ func TestLogLines(t *testing.T) {
 			guard.Event{Op: guard.OpRelease, Claim: claim("reclaimed", 7), Reason: ok, Duration: slow})
 		lease = try("stuck")
 		synctest.Wait()
-		log.Reset()
-		seen = nil
+		reset()
 		lease.Release(t.Context())
 		expect("not released", "level=WARN msg=lock_release_failed"+attrs("stuck", "7")+` ttlSeconds=60`+failed+`release: `+guard.ErrUnavailable.Error()+`: for \"stuck\": simulated"`,
 			guard.Event{Op: guard.OpRelease, Claim: claim("stuck", 7), Reason: down, Duration: slow})
 		lease = try("lost")
 		synctest.Wait()
-		log.Reset()
-		seen = nil
+		reset()
 		time.Sleep(time.Hour)
-		lease.Err()
+		synctest.Wait()
 		expect("lost", "level=WARN msg=lock_lost"+attrs("lost", "7")+` ttlSeconds=60 heldSeconds=57.94`+failed+ErrLeaseLost.Error()+`: token 7 for \"lost\": `+errUnkept.Error()+`"`,
 			guard.Event{Op: guard.OpLost, Claim: claim("lost", 7), Reason: guard.ReasonLeaseLost, Duration: 57940 * time.Millisecond})
 	})

@@ -97,4 +97,10 @@
 // raise survives a crash once it has returned.
 //
 // Until version 1 exported names may change; the schema is migrated forward only.
+//
+// # Where to read on
+//
+// tx.go has InTx; backend.go and pgx.go send what it says; enter and verdict in
+// sqladmin/migrations/0001_marks.sql decide. raise.go raises, wait.go waits and ends
+// sessions. Then enter.go and present.go (transactions of others), store.go, resolve.go.
 package sqlfence

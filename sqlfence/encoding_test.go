@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -26,6 +27,18 @@ func TestClientEncoding(t *testing.T) {
 		} {
 			if guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("%s: %v", what, err)
+			}
+		}
+		e.createPairs()
+		for what, in := range map[string]func(ctx context.Context, tx testTx) error{
+			"Enter":   func(ctx context.Context, tx testTx) error { return tx.enter(ctx, claim) },
+			"Present": func(ctx context.Context, tx testTx) error { return tx.present(ctx, claim) },
+			"Update": func(ctx context.Context, tx testTx) error {
+				return e.table("pairs", []string{"b"}, nil).Update(ctx, tx.in(), claim, Key{"ü"}, Set{"v": "x"})
+			},
+		} {
+			if err := db.plain(t.Context(), in); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "client_encoding") {
+				t.Errorf("%s in a transaction of the caller's: %v", what, err)
 			}
 		}
 		if n := e.int("SELECT count(*) FROM fencepost.marks"); n != 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-const enterRowSQL = "SELECT fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
+const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 
 // Enter fences a transaction that was begun elsewhere, by sqlc, gorm or the
 // driver itself: from here to its end no claim above these can be raised on
@@ -175,8 +175,11 @@ func inlined(s statement) string {
 	}
 }
 
-// enterFailure is schemaFailure for transactions that the caller began.
+// enterFailure is sqlkit.SchemaFailure for transactions that the caller began.
 func enterFailure(claim guard.Claim, err error) error {
+	if sqlkit.NotEncoded(err) {
+		return invalidUse{sqlkit.ErrEncoding, err}
+	}
 	switch pgerr.State(err) {
 	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}

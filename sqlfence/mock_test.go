@@ -109,10 +109,11 @@ func TestFailureOfInTx(t *testing.T) {
 			m.ExpectCommit().WillReturnError(errInjected)
 		}},
 		"raised for ever": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
-			for range maxEnter {
+			for range maxEnter - 1 {
 				refused(m, state(pgerr.MustRaise))
 				raised(m)
 			}
+			refused(m, state(pgerr.MustRaise)) // and raises no more
 		}},
 		"marker":              {guard.ReasonUnavailable, true, unmarked(errInjected, nil)}, // the COMMIT was not sent
 		"marker, 57P01":       {guard.ReasonUnavailable, true, unmarked(state("57P01"), nil)},

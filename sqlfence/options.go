@@ -48,8 +48,8 @@ type Options struct {
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
 	// off by default. Set it before triggers refuse, since they see no claim without it.
 	PresentClaims bool
-	// Observer receives an event for every fenced write, transaction, raise and
-	// admission; nil means none.
+	// Observer receives an event for every fenced transaction and raise, and for each
+	// raise that has waited for half a second (OpContend); nil means none.
 	Observer guard.Observer
 }
 

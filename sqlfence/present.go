@@ -14,8 +14,8 @@ import (
 )
 
 // presentSQL adds claims to those that the transaction has already presented.
-const presentSQL = `SELECT pg_catalog.count(fencepost.present(c OPERATOR(pg_catalog.->>) 'resource',
-		(c OPERATOR(pg_catalog.->>) 'token')::bigint, coalesce(c OPERATOR(pg_catalog.->>) 'leaseId', '')))
+const presentSQL = `SELECT CASE WHEN ` + sqlkit.EncodedSQL + ` IS NOT NULL THEN pg_catalog.count(fencepost.present(c OPERATOR(pg_catalog.->>) 'resource',
+		(c OPERATOR(pg_catalog.->>) 'token')::bigint, coalesce(c OPERATOR(pg_catalog.->>) 'leaseId', ''))) END
 	FROM pg_catalog.jsonb_array_elements($1::pg_catalog.text::pg_catalog.jsonb) c`
 
 // claimsSetting is the value of the setting fencepost.claims, in which the
@@ -47,6 +47,9 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 	}
 	var n int64
 	_, err := sqlkit.Row(ctx, d.backend.in(tx), presentSQL, []any{claimsSetting(claims...)}, &n)
+	if sqlkit.NotEncoded(err) {
+		return invalidUse{sqlkit.ErrEncoding, err}
+	}
 	return sqlkit.SchemaFailure("present", guard.Claim{}, err)
 }
 

@@ -29,9 +29,9 @@ func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 // [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
 	opts, _ := (*TxOptions)(nil).resolve() // the default is valid
-	return t.db.inTx(ctx, []guard.Claim{claim}, opts, func(ctx context.Context, tx Tx) error {
+	return sqlkit.Interrupted(ctx, t.db.inTx(ctx, []guard.Claim{claim}, opts, func(ctx context.Context, tx Tx) error {
 		return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx))
-	})
+	}))
 }
 
 // InsecureTx runs fn in a transaction that nothing fences: it looks at no
@@ -51,10 +51,10 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 		return sqlkit.SchemaFailure(op, guard.Claim{}, err)
 	}
 	committing, _, err := t.db.call(ctx, op, c, nil, func(ctx context.Context, tx Tx) error { return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx)) })
-	if !committing {
-		return err
+	if committing {
+		err = sqlkit.Failure("commit of an "+op, guard.Claim{}, err, true)
 	}
-	return sqlkit.Failure("commit of an "+op, guard.Claim{}, err, true)
+	return sqlkit.Interrupted(ctx, err)
 }
 
 // TxFrom returns the transaction in which a function of d's [Transactor] runs,

@@ -177,16 +177,16 @@ func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.
 	case err == nil:
 		return nil
 	case !committing && strings.HasPrefix(pgerr.State(err), "SF"): // a statement of fn's own, refused by a trigger
-		return d.succeeded(ctx, sorted, ErrorFrom(err), gone)
+		return d.superseded(ctx, sorted, ErrorFrom(err), gone)
 	case !committing:
-		return d.succeeded(ctx, sorted, err, gone)
+		return d.superseded(ctx, sorted, err, gone)
 	case opts.Resolve && err != errEnded && !errors.Is(err, pgerr.ErrUnreplicated):
 		err = &lostCommit{id: id, error: err}
 	}
 	err = sqlkit.Failure("commit of a fenced transaction", first, err, true)
 	switch reason := guard.ReasonOf(err); {
 	case reason == guard.ReasonUnavailable:
-		return d.succeeded(ctx, sorted, err, false)
+		return d.superseded(ctx, sorted, err, false)
 	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
 		return d.resolved(ctx, first, sorted, err)
 	}
@@ -210,11 +210,11 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 	return true, false, c.commit(ctx, d.commits)
 }
 
-// succeeded handles the error of a transaction that committed nothing because
+// superseded handles the error of a transaction that committed nothing because
 // its session was ended; gone says that it was, which err may hide, unless the end
 // of ctx explains it. If there is a newer holder's mark, its raise ended the
-// session, and succeeded returns the refusal by that mark.
-func (d *DB[Tx]) succeeded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
+// session, and superseded returns the refusal by that mark.
+func (d *DB[Tx]) superseded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
 	if !sessionLost(err) && (!gone || ctx.Err() != nil) || errors.As(err, new(*guard.RejectedError)) {
 		return err
 	}
@@ -264,7 +264,9 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 		if pgerr.State(err) != pgerr.MustRaise {
 			return nil, sqlkit.SchemaFailure(op, refusedClaim(claims, err), err)
 		}
-		tries++
+		if tries++; tries == maxEnter { // another raise would be for nobody
+			break
+		}
 		for _, claim := range claims {
 			if err := d.raise(ctx, claim, false); err != nil {
 				return nil, err

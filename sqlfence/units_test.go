@@ -131,6 +131,10 @@ func TestHolderTimes(t *testing.T) {
 	if _, idle := times.see("0", 30*time.Minute); idle < 30*time.Minute {
 		t.Errorf("idle for %v, which is less than the server says", idle)
 	}
+	// It works between two looks, and is idle at each.
+	if _, idle := times.see("0", 20*time.Millisecond); idle > time.Minute {
+		t.Errorf("idle for %v, which is more than the server says", idle)
+	}
 	if working, idle := times.see("0", -1); working < time.Hour || idle != 0 {
 		t.Errorf("working again: for %v, idle for %v", working, idle)
 	}

@@ -62,7 +62,7 @@ func TestVerifyTable(t *testing.T) {
 			{"ALTER TABLE jobs DROP id", "key column id is missing"},
 			{"CREATE TABLE jobs_child () INHERITS (jobs)", "inheritance children"},
 			{"ALTER TABLE jobs RENAME TO other", "the table does not exist"},
-			{"ALTER TABLE jobs RENAME TO other; CREATE VIEW jobs AS SELECT * FROM other", "is not a table"},
+			{"ALTER TABLE jobs RENAME TO other; CREATE VIEW jobs AS SELECT * FROM other", "is or has a view"},
 		} {
 			e.exec(c.sql)
 			found, err := e.db.Verify(t.Context(), verify("jobs", "id"))
@@ -72,6 +72,13 @@ func TestVerifyTable(t *testing.T) {
 			e.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP %s IF EXISTS %s CASCADE', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass), '; ' ORDER BY relkind DESC)
 				FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('v', 'r')); END $$;
 				CREATE TABLE jobs (id int PRIMARY KEY, a text, b text, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')`)
+		}
+		e.exec(`CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing;
+			CREATE TABLE far (id int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '') PARTITION BY LIST (id);
+			CREATE FOREIGN TABLE far_1 PARTITION OF far FOR VALUES IN (1) SERVER nowhere`)
+		found, err := e.db.Verify(t.Context(), verify("far", "id"))
+		if err != nil || !strings.Contains(fmt.Sprint(found), "foreign table") {
+			t.Errorf("a foreign partition: %v, %v", found, err)
 		}
 	})
 }

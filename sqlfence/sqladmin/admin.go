@@ -72,12 +72,15 @@ func (a *Admin) single() bool {
 }
 
 // transact runs do in a transaction and, unless it is read-only, commits it. failed
-// turns an error of do, after which nothing is committed, into one of guard's. The
+// turns an error before COMMIT, of the driver's, into one of guard's. The
 // transaction is detached from ctx: database/sql would roll back by itself when ctx
 // ends, even in the middle of a COMMIT.
 func (a *Admin) transact(ctx context.Context, op string, readOnly bool, do func(q sqlkit.Querier) error, failed func(error) error) error {
 	for try := 1; ; try++ {
 		c, err := a.conn(ctx, op)
+		if err != nil && guard.ReasonOf(err) != guard.ReasonOther {
+			return err // it says all already
+		}
 		if err != nil {
 			return failed(err)
 		}

@@ -14,7 +14,7 @@
 //
 // # What it guarantees
 //
-// Every call is one transaction and takes effect whole or not at all. [Admin.Migrate],
+// Every call that changes something takes effect whole or not at all. [Admin.Migrate],
 // [Admin.InstallTrigger] and [Admin.MigrateRoles] are idempotent, and safe when several
 // replicas start at once. A mark is lowered only by [Admin.Reset] and a floor only by
 // [Admin.ResetFloor], each by compare-and-set and with a record of who did it and why.

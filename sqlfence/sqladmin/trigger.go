@@ -129,8 +129,8 @@ const (
 // again: older triggers go on working as they did, and are reported.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
-// with the reason; ErrUnavailable: nothing was changed (also if the role lacks
-// the rights); ErrOutcomeUnknown: call it again.
+// with the reason; ErrSetup: the role lacks the rights, and the text says which;
+// ErrUnavailable: nothing was changed; ErrOutcomeUnknown: call it again.
 func (a *Admin) InstallTrigger(ctx context.Context, trigger Trigger) error {
 	name, parts, err := trigger.check()
 	if err != nil {
@@ -196,7 +196,7 @@ const administers = "it takes a member of the role that owns schema fencepost, w
 // caller's, which may be missing too.
 func administerFailure(op string, err error) error {
 	switch pgerr.State(err) {
-	case "22023", "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
+	case pgerr.InvalidParameter, "42P01", "42602": // install_guard's refusals, no such table, a name no table can have
 		return fmt.Errorf("sqlfence: %s: %w: %w", op, guard.ErrInvalid, err)
 	case pgerr.Privilege:
 		return guard.Setup(op, guard.Claim{}, fmt.Errorf("%w; %s", err, administers))

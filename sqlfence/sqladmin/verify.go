@@ -39,7 +39,7 @@ type Verification struct {
 	WithoutSchema bool
 }
 
-// Verify compares the database with what the promises of this package need
+// Verify compares the database with what the promises of sqlfence and sqlrow need
 // and returns what is wrong, or nothing. It changes nothing. It is for start-up
 // and for users' own tests, and needs the rights of RoleNames.Reader, or the
 // owner's.
@@ -99,7 +99,7 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 			if err := ask(verifyTableSQL, names[i], t.Token, t.Lease, sqlkit.JSON(t.Key), t.Deleted); err != nil {
 				return err
 			}
-			if err := ask(verifyKeySQL, names[i], t.Bound, t.Token); err != nil {
+			if err := ask(verifyFirstUseSQL, names[i], t.Bound, t.Token); err != nil {
 				return err
 			}
 		}

@@ -23,12 +23,7 @@ const verifyTableSQL = `
 	key AS (SELECT array_agg(attnum) AS columns FROM t JOIN pg_attribute ON attrelid = t.oid WHERE attname = ANY (ARRAY(SELECT json_array_elements_text($4::text::json))) AND attnum > 0 AND NOT attisdropped)
 	SELECT $1::text, 'the table does not exist' FROM t WHERE oid IS NULL
 	UNION ALL
-	SELECT $1::text, format('it is not a table, so its rows have no mark of their own') FROM t JOIN pg_class c USING (oid) WHERE relkind NOT IN ('r', 'p')
-	UNION ALL
 	SELECT c.oid::regclass::text, 'it is unlogged or temporary: a crash or the end of a session empties it, and the marks with it' FROM tree JOIN pg_class c USING (oid) WHERE relkind = 'r' AND relpersistence <> 'p'
-	UNION ALL
-	SELECT $1::text, format('it has the rule %I, which may write something else and be counted as a write of the row', rulename) FROM t JOIN pg_class c USING (oid)
-		JOIN pg_rewrite ON ev_class = c.oid WHERE relkind IN ('r', 'p') AND ev_type IN ('2', '3') AND ev_enabled <> 'D'
 	UNION ALL
 	SELECT g.tgrelid::regclass::text, format('the trigger %I runs before the row is written and puts a value of its own into the column %I, so that older claims may be admitted', tgname, col)
 		FROM tree JOIN pg_trigger g ON g.tgrelid = tree.oid JOIN pg_proc p ON p.oid = tgfoid, unnest(ARRAY[$2::text, nullif($3::text, '')]) col,
@@ -38,8 +33,6 @@ const verifyTableSQL = `
 				OR encode(convert_to(col, getdatabaseencoding()), 'escape') = ANY (string_to_array(encode(tgargs, 'escape'), E'\\000')))
 	UNION ALL
 	SELECT $1::text, format('the token column %I is missing', $2::text) FROM t WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM token)
-	UNION ALL
-	SELECT $1::text, format('the token column %I is of type %s and must be bigint', $2::text, format_type(atttypid, atttypmod)) FROM token WHERE atttypid <> 'int8'::regtype
 	UNION ALL
 	SELECT $1::text, format('the column %I is generated and cannot be written', attname) FROM (SELECT * FROM token UNION ALL SELECT * FROM lease UNION ALL SELECT * FROM gone) AS a WHERE attgenerated <> '' OR attidentity = 'a'
 	UNION ALL
@@ -68,15 +61,16 @@ const verifyTableSQL = `
 	SELECT $1::text, format('no unique index covers the key (%s), so that one claim could write several rows', array_to_string(ARRAY(SELECT json_array_elements_text($4::text::json)), ', ')) FROM t, key
 		WHERE oid IS NOT NULL AND cardinality(key.columns) = cardinality(ARRAY(SELECT json_array_elements_text($4::text::json))) AND NOT EXISTS (
 			SELECT FROM pg_index i WHERE i.indrelid = t.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
-				AND (i.indkey::int2[])[0:i.indnkeyatts - 1] <@ key.columns)
-	UNION ALL
-	SELECT $1::text, 'it has inheritance children, across which no index keeps the key unique' FROM t
-		WHERE EXISTS (SELECT FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = t.oid AND NOT c.relispartition)`
+				AND (i.indkey::int2[])[0:i.indnkeyatts - 1] <@ key.columns)`
 
-// verifyKeySQL reports what the first use of a table refuses: key columns in which
-// different values are equal or have other texts than a resource's name is built from.
-const verifyKeySQL = "SELECT $1::text, format('the first use refuses its key: %s, which is not the type of the variable; {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation', unfit) FROM (" +
-	sqlrow.LookSQL + ") AS look(obstacle, there, unfit, inexact) WHERE unfit <> ''"
+// verifyFirstUseSQL reports what the first use of a table refuses: a relation that keeps no
+// marks, another type of the token, and key columns in which different values are equal
+// or have other texts than a resource's name is built from.
+const verifyFirstUseSQL = `SELECT $1::text, problem FROM (` + sqlrow.LookSQL + `) AS look(obstacle, there, unfit, inexact), LATERAL (VALUES
+	(CASE WHEN obstacle <> '' THEN 'the first use refuses it: it ' || obstacle END),
+	(CASE WHEN inexact <> '' THEN format('the first use refuses its token column %I, which is of type %s and must be bigint', $3::text, inexact) END),
+	(CASE WHEN unfit <> '' THEN format('the first use refuses its key: %s, which is not the type of the variable; {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation', unfit) END)) AS found(problem)
+	WHERE problem IS NOT NULL`
 
 // verifyGuardSQL checks a table that triggers must guard: $1 its quoted name,
 // $2 the parts, $3 report-only.

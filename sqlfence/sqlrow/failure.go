@@ -10,7 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// failure is failure for a statement on the table, which is the caller's.
+// failure is sqlkit.Failure for a statement on the table, which is the caller's.
 func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) error {
 	var argument sqlkit.Unsendable
 	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {

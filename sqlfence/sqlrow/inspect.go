@@ -4,7 +4,11 @@ import (
 	"context"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
+
+// otherEncoding is the obstacle of a session that takes a key for other characters.
+const otherEncoding = "is used in a session whose client_encoding is not UTF8"
 
 // LookSQL says what a table, $1, is, whether it has rules or inheritance children,
 // and whether one of its partitions or children is a foreign table. It names
@@ -22,7 +26,8 @@ const LookSQL = `WITH RECURSIVE tree AS (
 		NOT c.relispartition AND c.oid OPERATOR(pg_catalog.<>) pg_catalog.to_regclass($1::pg_catalog.text) AS inherits
 	FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid
 )
-SELECT CASE WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
+SELECT CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.<>) ALL (ARRAY['UTF8', 'SQL_ASCII']) THEN '` + otherEncoding + `'
+		WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
 		WHEN pg_catalog.bool_or(ruled) THEN 'has rules'
 		WHEN pg_catalog.bool_or(inherits) THEN 'has inheritance children, across which no index keeps the key unique' ELSE '' END,
 	pg_catalog.count(*) OPERATOR(pg_catalog.>) 0,
@@ -58,6 +63,8 @@ func (d *DB[Tx]) guardable(ctx context.Context, q Querier, t *Table) error {
 	switch {
 	case err != nil:
 		return t.failure("look at "+t.label, guard.Claim{}, err, false)
+	case obstacle == otherEncoding:
+		return sqlkit.ErrEncoding
 	case obstacle != "":
 		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
 	case inexact != "":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,6 +24,18 @@ var ErrOnly = guard.Invalid("connection", "", "is the pool's only one, and the e
 // UTF-8, and the server would take a resource's bytes for other characters, and so
 // compare with the mark of another resource.
 var ErrEncoding = guard.Invalid("client_encoding", "", "must be UTF8: drivers send UTF-8, and under another setting a resource's name becomes another")
+
+// EncodedSQL is an expression that fails in a session whose client_encoding is another,
+// for transactions of a caller's that do not show it. NotEncoded recognises its error by
+// the name of a setting that nobody has, whatever the server's language.
+const (
+	EncodedSQL = "pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.=) ANY (ARRAY['UTF8', 'SQL_ASCII'])" +
+		" THEN 'client_encoding' ELSE '" + notEncodedText + "' END)"
+	notEncodedText = "fencepost: the client_encoding is another"
+)
+
+// NotEncoded reports the error of EncodedSQL.
+func NotEncoded(err error) bool { return err != nil && strings.Contains(err.Error(), notEncodedText) }
 
 // Encoded returns ErrEncoding for a session that converts what it is sent.
 func Encoded(c *pgx.Conn) error {

@@ -6,7 +6,7 @@ import (
 )
 
 // Querier runs statements. Errors are the driver's own, possibly wrapped in a
-// notSent, an Unsendable or an Unreadable.
+// pgerr.NotSent, an Unsendable or an Unreadable.
 type Querier interface {
 	Exec(ctx context.Context, sql string, args []any) (rows int64, err error)
 	// Query calls each for each row that a statement returns. An error from

@@ -10,7 +10,7 @@
 -- else's code: names are resolved in pg_catalog only.
 
 -- Marks: the highest claim that each resource has admitted. Only the functions
--- below touch this table. The row whose resource is '' is the floor: the
+-- below write this table. The row whose resource is '' is the floor: the
 -- highest token among the marks that were retired.
 CREATE TABLE fencepost.marks (
   resource  text COLLATE "C" PRIMARY KEY CHECK (octet_length(resource) <= 512),
@@ -79,7 +79,7 @@ BEGIN
 END $$;
 
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
--- that compares a claim with a mark, except for the first check in enter:
+-- that compares a claim with a mark, except for the first check in enter and enter_row:
 -- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
 -- raised). A NULL mark means none. A floor has no lease: a token that equals it
 -- is stale.
