@@ -147,7 +147,7 @@ func TestLogLines(t *testing.T) {
 		lease.Release(t.Context())
 		expect("not released", "level=WARN msg=lock_release_failed"+attrs("stuck", "7")+` ttlSeconds=60`+failed+`release: `+guard.ErrUnavailable.Error()+`: for \"stuck\": simulated"`,
 			guard.Event{Op: guard.OpRelease, Claim: claim("stuck", 7), Reason: down, Duration: slow})
-		lease = try("lost")
+		try("lost")
 		synctest.Wait()
 		reset()
 		time.Sleep(time.Hour)
