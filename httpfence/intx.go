@@ -298,10 +298,13 @@ func (h *handling) handle(ctx context.Context) error {
 // place, so that middleware in front does not find it either. A server may ignore
 // it (RFC 9110, section 7.8), and a held response must; chi's Recoverer sets no
 // status for such a request, as if it were upgraded, and a client could have a
-// panic pass as a success. What else Connection names, net/http has seen to.
+// panic pass as a success. What else Connection names stays: a reverse proxy removes it.
 func ignoreUpgrade(header http.Header) {
-	if strings.Contains(strings.ToLower(strings.Join(header["Connection"], ",")), "upgrade") {
-		delete(header, "Connection")
+	others := slices.DeleteFunc(strings.Split(strings.Join(header["Connection"], ","), ","), func(field string) bool {
+		return field == "" || strings.EqualFold(strings.TrimSpace(field), "Upgrade")
+	})
+	if delete(header, "Connection"); len(others) > 0 {
+		header["Connection"] = []string{strings.Join(others, ",")}
 	}
 }
 

@@ -171,8 +171,10 @@ func TestUpgrade(t *testing.T) {
 					fence := newTx(f, byPath, nil)
 					h := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						write(r.Context(), "row")
-						if got := r.Header["Connection"]; got != nil && fields[0] != "X-Other" {
-							t.Errorf("the handler got %q", got)
+						// A reverse proxy removes the fields that are named.
+						got := strings.Join(r.Header["Connection"], ",")
+						if strings.Contains(strings.ToLower(got), "upgrade") || strings.Contains(got, "X-Other") != strings.Contains(strings.Join(fields, ","), "X-Other") {
+							t.Errorf("%q: the handler got %q", fields, got)
 						}
 						if first != 0 {
 							w.WriteHeader(first)

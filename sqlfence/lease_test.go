@@ -41,6 +41,9 @@ func TestContextOfALostLease(t *testing.T) {
 				if guard.ReasonOf(err) != want || !errors.Is(err, over) {
 					t.Errorf("%s: %v, want %s with the cause", what, err, want)
 				}
+				if strings.Count(err.Error(), "store unavailable") > 1 {
+					t.Errorf("%s says it twice: %v", what, err)
+				}
 				if lost := new(guard.LostError); !lease.valid && (!errors.As(err, &lost) || lost.Claim != lease.claim || !strings.Contains(err.Error(), "nothing was sent")) {
 					t.Errorf("%s: %v does not say which lease was lost and that nothing was sent", what, err)
 				}
@@ -59,6 +62,8 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 		e.createWritten()
 		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old', 0)`)
 		table, over := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}), errors.New("the hold ended")
+		e.exec("CREATE TABLE work (token bigint, slept text DEFAULT pg_sleep(60)::text)")
+		transactor, insert := e.transactor()
 		e.holding(claimOf("r", 5))
 		sleep := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, "SELECT pg_sleep(60)"); return err }
 		blocked := func() { e.waitForBlocked(1) }
@@ -71,9 +76,15 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				wait func()
 				want guard.Reason // with a lost lease
 			}{
-				"Raise":    {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 6)) }, blocked, guard.ReasonLeaseLost},
-				"Admit":    {func(ctx context.Context) error { _, err := e.db.Admit(ctx, claimOf("r", 6)); return err }, blocked, guard.ReasonLeaseLost},
-				"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 6), nil) }, blocked, guard.ReasonLeaseLost},
+				"Raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 6)) }, blocked, guard.ReasonLeaseLost},
+				"Admit": {func(ctx context.Context) error { _, err := e.db.Admit(ctx, claimOf("r", 6)); return err }, blocked, guard.ReasonLeaseLost},
+				"InTx":  {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 6), nil) }, blocked, guard.ReasonLeaseLost},
+				"Transactor": {func(ctx context.Context) error {
+					return transactor.InTx(ctx, claimOf("s", 6), func(ctx context.Context) error { return insert(ctx, 6) })
+				}, asleep, guard.ReasonLeaseLost},
+				"InsecureTx": {func(ctx context.Context) error {
+					return transactor.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 6) })
+				}, asleep, guard.ReasonLeaseLost},
 				"callback": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("s", 6), sleep) }, asleep, guard.ReasonLeaseLost},
 				"Update": {func(ctx context.Context) error {
 					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
@@ -103,6 +114,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 					t.Errorf("%s: reason %s", what, got)
 				}
 				row.Rollback(t.Context())
+				e.waitFor("nobody asleep", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
 			}
 		}
 		// What has another reason keeps it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -91,6 +92,14 @@ func (i *Issuer) attempt(ctx context.Context, from, timeout time.Duration) (clie
 	return lease.ID, nil
 }
 
+// drop lets the next request have an attempt of its own: this one has ended, perhaps
+// because the cluster lost it.
+func (i *Issuer) drop(lease clientv3.LeaseID) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	maps.DeleteFunc(i.attempts, func(_ int64, a attempt) bool { return a.lease == lease })
+}
+
 // put puts the resource's key, attached to the etcd lease, if nobody has the lease. If
 // the lease ID has it already, what it returns is attached to another etcd lease.
 func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clientv3.LeaseID) (*held, error) {
@@ -119,6 +128,7 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 			clientv3.OpGet(floorKey),
 		).Commit()
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			i.drop(attempt)
 			return nil, sequence.Unwritten{Err: fmt.Errorf("%w: %w", driver.ErrLate, err)}
 		}
 		if err != nil {

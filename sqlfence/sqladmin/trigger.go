@@ -110,7 +110,7 @@ const (
 // InstallTrigger puts the table under triggers, its partitions and inheritance
 // children too. It is idempotent, safe when several replicas start at once, and
 // takes no lock on the table if everything is in place; else it waits for
-// writers, until ctx ends and at most 5 s. A table that cannot be fully guarded is
+// writers, where it replaces triggers for readers too, until ctx ends and at most 5 s. A table that cannot be fully guarded is
 // refused.
 //
 // It runs in one transaction, as a role that owns the table and what [Admin.Migrate]
