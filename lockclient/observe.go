@@ -51,7 +51,7 @@ func (c *Client) Holders(ctx context.Context, resource string) iter.Seq2[Holder,
 			}
 			stepped := c.steps()
 			woken := make(chan struct{}, 1)
-			watching, err := c.issuer.Watch(ctx, driver.Watch{Resource: full}, func() {
+			watching, err := c.watch(ctx, driver.Watch{Resource: full}, func() {
 				select {
 				case woken <- struct{}{}:
 				default:

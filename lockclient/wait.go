@@ -32,7 +32,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 	var last error      // the last try's error
 	w := &waiting.Waiter{
 		Resource: r.Resource, LeaseID: r.LeaseID, First: r.given, Poll: c.limits.Poll, Nap: c.set.PollInterval,
-		Watch: c.issuer.Watch, Steps: c.steps, Closed: c.open.Done(),
+		Watch: c.watch, Steps: c.steps, Closed: c.open.Done(),
 		Heard: func(h *HeldError) {
 			if held == nil {
 				c.events.contended(ctx, r, h)
@@ -68,6 +68,14 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 		err = fmt.Errorf("%w; before that: %v", err, held) // it is no longer known to be held
 	}
 	return lease, err
+}
+
+// watch is the issuer's Watch as one call with its own end: the waiter polls if it
+// gets no response.
+func (c *Client) watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.set.OpTimeout)
+	defer cancel() // which does not end the watch
+	return c.issuer.Watch(ctx, w, wake)
 }
 
 // ended is the error of a wait that ended between two tries; last is what is known of

@@ -96,8 +96,9 @@ type Issuer interface {
 	// Watch returns who has the lease and calls wake, at most once, when it is
 	// worth asking again: the lease was released, or that is not known. wake
 	// may be called spuriously, late or never, from any goroutine, and must not
-	// block; lockclient also asks on its own. An error means that this issuer
-	// cannot watch for now: the waiter polls.
+	// block; lockclient also asks on its own. ctx is that of the call: the watch
+	// goes on when it ends, until Stop. An error means that this issuer cannot
+	// watch for now: the waiter polls.
 	//
 	// A watch with a lease ID is a waiter's and has a place in the queue with those of
 	// other processes: if it can, an issuer wakes the longest waiting first. A

@@ -98,8 +98,8 @@ type Options struct {
 	// have "{" or "}".
 	Prefix string
 	// Subscribe listens on a channel and calls message with every payload until
-	// stop is called, even if ctx has ended. message does not block. nil means
-	// that waiters poll.
+	// stop is called, even if ctx has ended. Like Do it need not return when ctx
+	// ends. message does not block. nil means that waiters poll.
 	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
 	// Prompt says that Do returns soon after its context's end: rueidis does,
 	// go-redis with ContextTimeoutEnabled and a ReadTimeout of a second or two
@@ -155,7 +155,7 @@ func New(do Do, opts *Options) (*Issuer, error) {
 	}
 	if !i.opts.Prompt {
 		i.do = func(ctx context.Context, args ...any) (any, error) {
-			return within(ctx, func() (any, error) { return do(ctx, args...) })
+			return within(ctx, func() (any, error) { return do(ctx, args...) }, func(any) {})
 		}
 	}
 	if strings.ContainsAny(i.opts.Prefix, "{}") {
@@ -165,22 +165,29 @@ func New(do Do, opts *Options) (*Issuer, error) {
 }
 
 // within is f, but returns when ctx ends: few Redis clients notice that a
-// context is cancelled while they wait for a response.
-func within(ctx context.Context, f func() (any, error)) (any, error) {
+// context is cancelled while they wait for a response. What f brings after that is
+// given to late.
+func within[T any](ctx context.Context, f func() (T, error), late func(T)) (v T, err error) {
 	type result struct {
-		response any
-		err      error
+		v   T
+		err error
 	}
-	done := make(chan result, 1)
+	done := make(chan result)
 	go func() {
-		response, err := f()
-		done <- result{response, err}
+		v, err := f()
+		select {
+		case done <- result{v, err}:
+		case <-ctx.Done(): // the caller gives up
+			if err == nil {
+				late(v)
+			}
+		}
 	}()
 	select {
 	case r := <-done:
-		return r.response, r.err
+		return r.v, r.err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return v, context.Cause(ctx)
 	}
 }
 
@@ -214,6 +221,8 @@ func (i *Issuer) wakeups() string { return i.opts.Prefix + ":wake:" }
 // Acquire grants or refuses.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	from := driver.Now()
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
 	if err := i.learn(ctx, r.Resource); err != nil {
 		return driver.Grant{}, unsent("acquire", r.Claim(), err) // only the time was requested
 	}
@@ -364,7 +373,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 func (i *Issuer) listen(ctx context.Context, w driver.Watch, wake func()) (stop func(), err error) {
 	var once sync.Once
 	if w.LeaseID == "" {
-		return i.opts.Subscribe(ctx, i.changes(w.Resource), func(string) { once.Do(wake) })
+		return i.subscription(ctx, i.changes(w.Resource), func(string) { once.Do(wake) })
 	}
 	f := func() { once.Do(wake) }
 	if err := i.subscribe(ctx); err != nil {
@@ -400,29 +409,27 @@ func (i *Issuer) subscribe(ctx context.Context) error {
 	if listens {
 		return nil
 	}
-	_, err := within(ctx, func() (any, error) {
-		stop, err := i.opts.Subscribe(ctx, i.wakeups()+i.process, i.wake)
-		if err == nil {
-			err = i.subscribed(ctx, stop)
-		}
-		return nil, err
-	})
-	return err
-}
-
-// subscribed keeps a subscription, or ends one that has come too late.
-func (i *Issuer) subscribed(ctx context.Context, stop func()) error {
+	stop, err := i.subscription(ctx, i.wakeups()+i.process, i.wake)
+	if err != nil {
+		return err
+	}
 	i.mu.Lock()
-	late := i.closed || i.stop != nil || ctx.Err() != nil
-	if !late {
+	closed := i.closed
+	if !closed {
 		i.stop = stop
 	}
 	i.mu.Unlock()
-	if late {
+	if closed {
 		stop()
-		return errors.New("the subscription was confirmed too late")
+		return errors.New("the issuer is closed")
 	}
 	return nil
+}
+
+// subscription is Options.Subscribe, but returns when ctx ends. A subscription
+// that is confirmed later is ended.
+func (i *Issuer) subscription(ctx context.Context, channel string, message func(string)) (stop func(), err error) {
+	return within(ctx, func() (func(), error) { return i.opts.Subscribe(ctx, channel, message) }, func(stop func()) { stop() })
 }
 
 func (i *Issuer) wake(resource string) {
