@@ -204,15 +204,14 @@ func TestEnterAfterRollback(t *testing.T) {
 // controls are the same statements on the transaction, and after it.
 func TestTableInsideInTx(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
-		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
+		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		claim := claimOf("n:1", 5)
 		calls := map[string]func(ctx context.Context, q Querier) error{
 			"Update":   func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
 			"Upsert":   func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
 			"Takeover": func(ctx context.Context, q Querier) error { return table.Raise(ctx, q, claim, Key{1}, nil) },
 		}
-		calls["Delete"] = func(ctx context.Context, q Querier) error { return table.Delete(ctx, q, claim, Key{1}, nil) }
 		var after context.Context
 		err := e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
 			after = ctx

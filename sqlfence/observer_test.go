@@ -18,8 +18,7 @@ func TestObserver(t *testing.T) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
 		table := e.table("pairs", []string{"a", "b"}, nil)
-		opts := TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}
-		e.exec("ALTER TABLE pairs ADD deleted_at timestamptz")
+		opts := TableOptions{Rule: guard.SameOrNewer}
 		rows := e.table("pairs", []string{"a", "b"}, &opts)
 		failed := errors.New("failed")
 		nothing := func(context.Context, testTx) error { return nil }
@@ -43,7 +42,6 @@ func TestObserver(t *testing.T) {
 			"invalid update":      {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
 			"upsert":              {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
 			"takeover":            {guard.OpRaise, mark, func() error { return rows.Raise(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
-			"delete":              {guard.OpWrite, mark, func() error { return rows.Delete(t.Context(), db, ok, Key{2, "x"}, nil) }, 1},
 			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Raise(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
@@ -58,7 +56,6 @@ func TestObserver(t *testing.T) {
 			}, 2},
 		} {
 			e.exec("UPDATE pairs SET last_fencing_token = $1", map[bool]int{true: 5, false: 0}[what == "stale update"])
-			e.exec("INSERT INTO pairs (a, b) VALUES (2, 'x') ON CONFLICT (a, b) DO UPDATE SET deleted_at = NULL")
 			if err := e.db.Raise(t.Context(), ok); err != nil {
 				t.Fatal(err)
 			}

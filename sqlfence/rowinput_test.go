@@ -19,7 +19,7 @@ func TestInvalidRows(t *testing.T) {
 	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
-		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
+		opts := TableOptions{LeaseColumn: "last_lease_id", Rule: guard.SameOrNewer}
 		table := e.table("pairs", []string{"a", "b"}, &opts)
 		take := func(dest Dest) error { return table.Raise(t.Context(), closed, claim, key, dest) }
 		once := e.table("pairs", []string{"a", "b"}, nil)
@@ -28,9 +28,7 @@ func TestInvalidRows(t *testing.T) {
 			field, shown string
 		}{
 			"takeover, once per token":    {once.Raise(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
-			"delete without its column":   {once.Delete(t.Context(), closed, claim, key, nil), "TableOptions.DeletedColumn", "must be set"},
-			"delete sets the column":      {table.Delete(t.Context(), closed, claim, key, Set{"deleted_at": 1}), "set column", "deleted column"},
-			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
+			"update sets the token":       {table.Update(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
 			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
 			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
 			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": sqlrow.Raw("(1")}), "set column v", "parenthesis"},
@@ -41,16 +39,15 @@ func TestInvalidRows(t *testing.T) {
 			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
 			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
 			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
-			"a deleted column of 0":       {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":        {newTableError(&TableOptions{DeletedColumn: "last_fencing_token"}), "deleted column", "token column"},
-			"deleted is the key":          {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
+			"a lease column of 0":         {newTableError(&TableOptions{LeaseColumn: "a\x00"}), "lease column", `a\x00`},
+			"the lease is the token":      {newTableError(&TableOptions{LeaseColumn: "last_fencing_token"}), "lease column", "token column"},
+			"the lease is the key":        {newTableError(&TableOptions{LeaseColumn: "id"}), "key column", "lease column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
 		}
 		// The control: good input does reach the closed pool.
 		for what, err := range map[string]error{
-			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
-			"Takeover": take(Dest{"v": &n}),
+			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Takeover": take(Dest{"v": &n}),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)
@@ -70,7 +67,7 @@ func TestUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		e.exec("INSERT INTO docs VALUES (1, 'text', NULL)")
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		var n int
 		var s string
 		var p *string
@@ -87,16 +84,6 @@ func TestUnreadable(t *testing.T) {
 			if err != nil || p != nil {
 				t.Errorf("the transaction is of no use any more: %v", err)
 			}
-		}
-		// A tombstone's NULL does not reach the caller.
-		if err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := table.Raise(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}); guard.ReasonOf(err) != guard.ReasonNotFound {
-			t.Errorf("a tombstone: got %v, want ErrNotFound", err)
-		}
-		if n := e.int("SELECT last_fencing_token FROM docs"); n != 6 {
-			t.Errorf("the tombstone's mark is %d", n)
 		}
 		// Arguments that the driver cannot send.
 		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)

@@ -18,15 +18,15 @@ func TestRowSecurity(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		role, db := e.as("rls")
 		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, tenant text NOT NULL DEFAULT 'mine', v int, secret int,
-				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz);
+				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '');
 			INSERT INTO docs (id, tenant) VALUES (1, 'mine'), (2, 'shown'), (3, 'hidden'), (4, 'mine');
 			ALTER TABLE docs ENABLE ROW LEVEL SECURITY;
 			CREATE POLICY sees ON docs FOR SELECT USING (tenant <> 'hidden');
 			CREATE POLICY writes ON docs FOR UPDATE USING (tenant = 'mine');
 			CREATE POLICY adds ON docs FOR INSERT WITH CHECK (tenant = 'mine');
-			GRANT SELECT (id, v, last_fencing_token, lease, deleted_at), UPDATE (v, last_fencing_token, lease, deleted_at),
+			GRANT SELECT (id, v, last_fencing_token, lease), UPDATE (v, last_fencing_token, lease),
 				INSERT (id, v, last_fencing_token, lease) ON docs TO ` + role)
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease", DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
 		var v *int
 		ways := []struct {
 			name string
@@ -37,7 +37,6 @@ func TestRowSecurity(t *testing.T) {
 				return table.Raise(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
 			}},
 			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
-			{"Delete", func(id int) error { return table.Delete(t.Context(), db, claimOf("r", 5), Key{id}, nil) }},
 		}
 		for id, want := range map[int]guard.Reason{1: guard.ReasonNone, 2: guard.ReasonSetup, 3: guard.ReasonNotFound} {
 			for _, way := range ways {

@@ -84,13 +84,6 @@ func upsertStep(ctx context.Context, s *steps, q Querier, claim guard.Claim, id 
 	return s.table.Upsert(ctx, q, claim, Key{id}, set)
 }
 
-func upsertThenDelete(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
-		return err
-	}
-	return s.table.Delete(ctx, q, claim, Key{id}, nil)
-}
-
 func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
 		return err

@@ -20,9 +20,9 @@ func TestKeyTypes(t *testing.T) {
 			CREATE TYPE mood AS ENUM ('good', 'bad');
 			CREATE TABLE "My ""schema"."select.from" (u uuid, d date, n numeric, j jsonb, p period, m mood, t timestamptz, b bytea,
 				"a.b" int NOT NULL DEFAULT 0, twice int GENERATED ALWAYS AS ("a.b" * 2) STORED, tags text[], note period,
-				mark bigint NOT NULL DEFAULT 0, gone timestamptz, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
+				mark bigint NOT NULL DEFAULT 0, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
 		table, err := anyTable([]string{`My "schema`, "select.from"}, []string{"u", "d", "n", "j", "p", "m", "t", "b"},
-			&TableOptions{TokenColumn: "mark", DeletedColumn: "gone", Rule: guard.SameOrNewer})
+			&TableOptions{TokenColumn: "mark", Rule: guard.SameOrNewer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,9 +51,6 @@ func TestKeyTypes(t *testing.T) {
 		if u != key[0] || n != 21 || twice != 42 || note != "2026-06" || day.Format(time.DateOnly) != "2026-04-30" {
 			t.Errorf("read %q, %d, %d, %q, %v", u, n, twice, note, day)
 		}
-		if err := table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil); err != nil {
-			t.Error(err)
-		}
 		// Errors that only the server can detect: nothing is written, and the
 		// claim is not used up.
 		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": sqlrow.Raw("1")}, "no column": {"none": 1}} {
@@ -80,16 +77,15 @@ func TestKeyTypes(t *testing.T) {
 // columns, or with NULL in them.
 func TestUnfitTables(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE unfit (id int, v int, last_fencing_token bigint, deleted_at timestamptz, txt text);
+		e.exec(`CREATE TABLE unfit (id int, v int, last_fencing_token bigint, txt text);
 			INSERT INTO unfit VALUES (1, 0, NULL), (2, 0, 0), (2, 0, 0)`)
 		opts := func(o TableOptions) *Table {
 			o.Rule = guard.SameOrNewer
 			return e.table("unfit", []string{"id"}, &o)
 		}
-		good := opts(TableOptions{DeletedColumn: "deleted_at"})
+		good := opts(TableOptions{})
 		for way, err := range map[string]error{
 			"Update":   good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Delete":   good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
 			"Takeover": good.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnfenced {
@@ -102,13 +98,11 @@ func TestUnfitTables(t *testing.T) {
 			t.Errorf("Upsert without the key's index: %v", err)
 		}
 		for what, table := range map[string]*Table{
-			"no token column":         opts(TableOptions{TokenColumn: "token"}),
-			"no lease column":         opts(TableOptions{LeaseColumn: "lease"}),
-			"no deleted column":       opts(TableOptions{DeletedColumn: "gone"}),
-			"a token column of text":  opts(TableOptions{TokenColumn: "txt"}),
-			"a deleted column of int": opts(TableOptions{DeletedColumn: "v"}),
+			"no token column":        opts(TableOptions{TokenColumn: "token"}),
+			"no lease column":        opts(TableOptions{LeaseColumn: "lease"}),
+			"a token column of text": opts(TableOptions{TokenColumn: "txt"}),
 		} {
-			err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{2}, nil)
+			err := table.Update(t.Context(), e.db, claimOf("r", 5), Key{2}, Set{"v": 1})
 			if guard.ReasonOf(err) != guard.ReasonInvalid {
 				t.Errorf("%s: %v", what, err)
 			}

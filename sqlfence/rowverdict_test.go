@@ -11,9 +11,9 @@ import (
 
 // rowCase is a row and a claim for it; the row's key is its index.
 type rowCase struct {
-	state string // "there", "deleted", "absent"
-	mark  guard.Mark
-	claim guard.Claim
+	absent bool
+	mark   guard.Mark
+	claim  guard.Claim
 }
 
 // rowWays are the statements on rows. Each returns the verdicts of all cases.
@@ -23,9 +23,6 @@ var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error
 	}),
 	"Upsert": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
 		return t.Upsert(ctx, q, claim, key, set)
-	}),
-	"Delete": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-		return t.Delete(ctx, q, claim, key, set)
 	}),
 	"Takeover": takeCases,
 }
@@ -56,18 +53,18 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 // more.
 func fewer(token guard.Token) bool { return token != 3 && token != guard.MaxToken-1 }
 
-// rowCases are all small marks and claims on rows in each state.
+// rowCases are all small marks and claims on rows that are there or not.
 func rowCases(rule guard.Rule, leases bool) (cases []rowCase) {
-	for _, state := range []string{"there", "deleted", "absent"} {
+	for _, absent := range []bool{false, true} {
 		for _, mark := range someMarks() {
-			if !leases && mark.LeaseID != "" || state == "absent" && mark != (guard.Mark{}) || !fewer(mark.Token) {
+			if !leases && mark.LeaseID != "" || absent && mark != (guard.Mark{}) || !fewer(mark.Token) {
 				continue
 			}
 			for _, claim := range someClaims("r") {
 				if !fewer(claim.Token) {
 					continue
 				}
-				cases = append(cases, rowCase{state, mark, claim})
+				cases = append(cases, rowCase{absent, mark, claim})
 			}
 		}
 	}
@@ -82,7 +79,7 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 			if way == "Takeover" && rule == guard.OncePerToken {
 				continue
 			}
-			table := e.table("docs", []string{"id"}, &TableOptions{Rule: rule, LeaseColumn: lease, DeletedColumn: "deleted_at"})
+			table := e.table("docs", []string{"id"}, &TableOptions{Rule: rule, LeaseColumn: lease})
 			cases := rowCases(rule, lease != "")
 			e.fillDocs(cases)
 			verdicts, err := rowWays[way](q, table, cases)
@@ -105,17 +102,14 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 
 func (e *env) createDocs() {
 	e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text NOT NULL, w text DEFAULT 'default', last_fencing_token bigint NOT NULL DEFAULT 0,
-		last_lease_id text NOT NULL DEFAULT '', deleted_at timestamptz)`)
+		last_lease_id text NOT NULL DEFAULT '')`)
 }
 
 func (e *env) fillDocs(cases []rowCase) {
 	var b strings.Builder
 	for i, c := range cases {
-		if deleted := "NULL"; c.state != "absent" {
-			if c.state == "deleted" {
-				deleted = "'2001-01-01'"
-			}
-			fmt.Fprintf(&b, ", (%d, 'old', 'w%d', %d, '%s', %s)", i, i, c.mark.Token, c.mark.LeaseID, deleted)
+		if !c.absent {
+			fmt.Fprintf(&b, ", (%d, 'old', 'w%d', %d, '%s')", i, i, c.mark.Token, c.mark.LeaseID)
 		}
 	}
 	e.exec("DELETE FROM docs")
@@ -124,8 +118,7 @@ func (e *env) fillDocs(cases []rowCase) {
 
 func (e *env) docs(n int) []string {
 	rows := make([]string, n)
-	all, err := e.admin.Query(context.Background(), `SELECT id, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.', CASE
-		WHEN deleted_at = '2001-01-01' THEN 'was deleted' WHEN deleted_at > now() - interval '1 hour' THEN 'deleted' END) FROM docs`)
+	all, err := e.admin.Query(context.Background(), `SELECT id, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.') FROM docs`)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -151,28 +144,16 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 		}
 	}
 	was := fmt.Sprintf("old w%d %d %s.", id, c.mark.Token, c.mark.LeaseID)
-	if c.state == "deleted" {
-		was += " was deleted"
-	}
 	mark := fmt.Sprintf("%d %s.", c.claim.Token, written)
 	want, wantRow := guard.Decide(rule, shown, c.claim), was
 	switch {
-	case c.state == "absent" && way == "Upsert":
+	case c.absent && way == "Upsert":
 		want, wantRow = nil, "new default "+mark
-	case c.state == "absent":
+	case c.absent:
 		want, wantRow, shown = &guard.RejectedError{Reason: guard.ReasonNotFound}, "", guard.Mark{}
 	case want != nil:
-	case way == "Upsert":
-		wantRow = fmt.Sprintf("new w%d %s", id, mark)
-	case way == "Takeover" && c.state == "deleted":
-		shown = guard.Mark{Token: c.claim.Token, LeaseID: c.claim.LeaseID}
-		want, wantRow = &guard.RejectedError{Reason: guard.ReasonNotFound}, fmt.Sprintf("old w%d %s was deleted", id, mark)
 	case way == "Takeover":
 		wantRow = fmt.Sprintf("old w%d %s", id, mark)
-	case c.state == "deleted":
-		want = &guard.RejectedError{Reason: guard.ReasonNotFound}
-	case way == "Delete":
-		wantRow = fmt.Sprintf("new w%d %s deleted", id, mark)
 	default:
 		wantRow = fmt.Sprintf("new w%d %s", id, mark)
 	}
@@ -186,7 +167,7 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 }
 
 // TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, on
-// existing, deleted and absent rows, each statement admits what guard.Decide
+// existing and absent rows, each statement admits what guard.Decide
 // admits, gives its reason and facts, and changes the row accordingly.
 func TestRowsDecide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -209,20 +190,15 @@ func TestRowsDecideControls(t *testing.T) {
 			"no comparison": func(s string) string { return s[:strings.LastIndex(s, " WHERE ")] },
 			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"equal refused": cut(`OPERATOR(pg_catalog.=) "docs"."last_fencing_token"`, `< "docs"."last_fencing_token"`),
-			"stays deleted": cut(`, "deleted_at" = NULL`, ""),
 			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "docs"."v"`),
 			"the token":     cut(`"last_fencing_token" = $2::bigint,`, `"last_fencing_token" = "docs"."last_fencing_token",`),
 		},
-		"Delete": {
-			"no tombstone":  cut(`, "deleted_at" = pg_catalog.clock_timestamp()`, ""),
-			"deleted again": cut(` AND "deleted_at" IS NULL`, ""),
+		"Update": {
 			"no comparison": cut(`$2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
 		},
 		"Takeover": {
-			"no raise":      cut(`SET "last_fencing_token" = $2::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
-			"deleted found": cut(`"deleted_at" IS NOT NULL`, "false"),
-			"deleted stays": cut(`WHERE `, `WHERE "deleted_at" IS NULL AND `),
-			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"no raise":  cut(`SET "last_fencing_token" = $2::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
+			"any lease": cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 		},
 	}
 	someDriver(t, func(t *testing.T, e *env) {

@@ -16,7 +16,7 @@ import (
 func TestWhere(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		open := table.Where(sqlrow.Raw("docs.v = $2 OR docs.v = $1", "open", "new")).Where(sqlrow.Raw("docs.w IS NULL OR docs.w <> $1", "never"))
 		writes := map[string]func(q Querier, token guard.Token) error{
 			"Update": func(q Querier, token guard.Token) error {
@@ -24,9 +24,6 @@ func TestWhere(t *testing.T) {
 			},
 			"Upsert": func(q Querier, token guard.Token) error {
 				return open.Upsert(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
-			},
-			"Delete": func(q Querier, token guard.Token) error {
-				return open.Delete(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
 			},
 			"Takeover": func(q Querier, token guard.Token) error {
 				return open.Raise(t.Context(), q, claimOf("r", token), Key{1}, nil)
