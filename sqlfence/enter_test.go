@@ -224,7 +224,6 @@ func TestInTxAll(t *testing.T) {
 		wantInvalid(t, "twice", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5), claimOf("r", 6)}, nil, nothing), "claims", `"r"`)
 		wantInvalid(t, "too many", e.db.fencedAll(t.Context(), slices.Repeat([]guard.Claim{claimOf("r", 5)}, maxClaims+1), nil, nothing), "claims", `"65"`)
 		wantInvalid(t, "level", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: 9}, nothing), "TxOptions.Isolation", "9")
-		wantInvalid(t, "retries", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Retries: -1}, nothing), "TxOptions.Retries", "-1")
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -39,11 +40,7 @@ func otherEnter(ctx context.Context, other fence, tx testTx, claim guard.Claim) 
 	if x, ok := tx.(pgxTx); ok {
 		return other.(pgxFence).Enter(ctx, x.tx, claim)
 	}
-	x := tx.(stdTx)
-	if err := other.(stdFence).Enter(ctx, x.tx, claim); err != nil {
-		return err
-	}
-	return other.(stdFence).EnterOn(ctx, x.tx, claim)
+	return other.(stdFence).Enter(ctx, tx.(stdTx).tx, claim)
 }
 
 // TestEnterAddsToPresented: a claim that is entered is presented beside those that
@@ -79,49 +76,43 @@ func TestEnterAddsToPresented(t *testing.T) {
 	})
 }
 
+// sentBackend keeps the arguments of statements in transactions of others.
+type sentBackend struct {
+	stdBackend
+	args [][]any
+}
+
+func (b *sentBackend) in(*sql.Tx) sqlkit.Querier { return b }
+
+func (b *sentBackend) Exec(_ context.Context, _ string, args []any) (int64, error) {
+	b.args = append(b.args, args)
+	return 1, nil
+}
+
+func (b *sentBackend) Query(context.Context, string, []any, sqlkit.EachRow) error { return nil }
+
 // TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
 // square: each statement presents its own claim.
 func TestEnterPresentsOnce(t *testing.T) {
 	for _, present := range []bool{false, true} {
-		d := &DB[*sql.Tx]{opts: Options{PresentClaims: present}}
+		sent := &sentBackend{}
+		d := &DB[*sql.Tx]{backend: sent, opts: Options{PresentClaims: present}}
 		claims := make([]guard.Claim, 64)
 		for n := range claims {
 			claims[n] = claimOf(fmt.Sprint("r", n), 5)
 		}
-		var sent []int
-		d.enterRows(claims, func(s statement) error {
-			n, text := 0, inlined(s)
-			for _, other := range claims {
-				n += strings.Count(text, `"`+other.Resource+`"`)
+		if err := d.Enter(t.Context(), nil, claims...); err != nil || len(sent.args) != len(claims) {
+			t.Fatalf("%d statements, %v", len(sent.args), err)
+		}
+		for n, args := range sent.args {
+			presented := 0
+			for _, claim := range claims {
+				presented += strings.Count(fmt.Sprint(args...), `"`+claim.Resource+`"`)
 			}
-			sent = append(sent, n)
-			return nil
-		})
-		for n, presented := range sent {
-			if len(sent) != len(claims) || presented != map[bool]int{true: 1}[present] {
-				t.Fatalf("PresentClaims %t: statement %d of %d presents %d claims", present, n, len(sent), presented)
+			if presented != map[bool]int{true: 1}[present] {
+				t.Fatalf("PresentClaims %t: statement %d presents %d claims", present, n, presented)
 			}
 		}
-	}
-}
-
-// TestEnterOnInside: inside InTx, EnterOn takes the claims of the InTx alone, whose
-// transaction it may be in.
-func TestEnterOnInside(t *testing.T) {
-	e := newEnvOf(t, "std")
-	e.createWritten()
-	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-		x := tx.(stdTx)
-		for _, claim := range []guard.Claim{claimOf("s", 5), claimOf("r", 6), claimOf("r", 4)} {
-			wantInvalid(t, claim.Resource+claim.Token.String(), x.db.EnterOn(ctx, x.tx, claim), "claim", "InTx")
-		}
-		if err := x.db.EnterOn(ctx, x.tx, claimOf("r", 5)); err != nil {
-			t.Error(err)
-		}
-		return write5(ctx, tx)
-	})
-	if marks := e.text("SELECT string_agg(resource || token, ' ') FROM fencepost.marks"); err != nil || e.written() != 1 || marks != "r5" {
-		t.Errorf("%v, %d rows, marks %s", err, e.written(), marks)
 	}
 }
 

@@ -2,12 +2,10 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -46,69 +44,5 @@ func TestReturning(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonOther {
 			t.Errorf("the same in a transaction: %v", err)
 		}
-	})
-}
-
-// opaque hides everything of a transaction except ExecContext.
-type opaque struct{ tx Execer }
-
-func (o opaque) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	return o.tx.ExecContext(ctx, query, args...)
-}
-
-// TestEnterOn (P1): a transaction that can only run statements is fenced,
-// whatever text is in the claim, and anything that is not a transaction is
-// refused. The control is the same without EnterOn: a raise does not wait for
-// it.
-func TestEnterOn(t *testing.T) {
-	t.Run("std", func(t *testing.T) {
-		e := newEnvOf(t, "std")
-		db := e.db.(stdFence)
-		ctx, impatient := t.Context(), e.open(&Options{RaiseTimeout: 200 * 1e6, TerminateAfter: -1})
-		for _, resource := range []string{"r", `it's \' $1 ? é`} {
-			old, newer := claimOf(resource, 5), claimOf(resource, 6)
-			for _, fenced := range []bool{true, false} {
-				e.exec("DELETE FROM fencepost.marks")
-				if err := db.Raise(ctx, old); err != nil {
-					t.Fatal(err)
-				}
-				tx, err := db.pool.BeginTx(ctx, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if fenced {
-					if err := db.EnterOn(ctx, opaque{tx}, old); err != nil {
-						t.Errorf("%q: %v", resource, err)
-					}
-				}
-				err = impatient.Raise(ctx, newer)
-				if waited := pgerr.State(err) == pgerr.LockTimeout; waited != fenced {
-					t.Errorf("%q, fenced %v: the raise got %v", resource, fenced, err)
-				}
-				tx.Rollback()
-			}
-			if err := db.Raise(ctx, newer); err != nil {
-				t.Fatal(err)
-			}
-			tx, err := db.pool.BeginTx(ctx, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var rejected *guard.RejectedError
-			if err := db.EnterOn(ctx, opaque{tx}, old); !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 {
-				t.Errorf("%q: a stale one: %v", resource, err)
-			}
-			tx.Rollback()
-			wantInvalid(t, "a pool", db.EnterOn(ctx, db.pool, newer), "Execer", "sql.DB")
-		}
-		tx, err := db.pool.BeginTx(ctx, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback()
-		if _, err := tx.Exec("SAVEPOINT s"); err != nil {
-			t.Fatal(err)
-		}
-		wantInvalid(t, "in a savepoint", db.EnterOn(ctx, opaque{tx}, claimOf("r", 6)), "Enter", "savepoint")
 	})
 }

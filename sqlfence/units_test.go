@@ -107,17 +107,6 @@ func TestEnterSetsTimeouts(t *testing.T) {
 	})
 }
 
-// TestInlined: literals mean the same whatever standard_conforming_strings is.
-func TestInlined(t *testing.T) {
-	for value, want := range map[any]string{
-		int64(5): "SELECT f(5, $)", "a": "SELECT f('a', $)", "it's $1": "SELECT f('it''s $1', $)", `a\'b`: `SELECT f( E'a\\''b', $)`,
-	} {
-		if got := inlined(statement{sql: "SELECT f($1, $2)", args: []any{value, "$"}}); got != strings.Replace(want, "$)", "'$')", 1) {
-			t.Errorf("%v: %s", value, got)
-		}
-	}
-}
-
 // TestHolderTimes: the first sight of a transaction is kept from one raise to the
 // next, and so is since when it has been idle, which ends when it works; the number
 // of those that are kept is bounded.

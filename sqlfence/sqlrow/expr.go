@@ -25,7 +25,7 @@ func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
 
 // exprTokens are the pieces of an expression that render looks at: texts and quoted
 // names, words, which may have a dollar in them, placeholders, parentheses. A doubled
-// quote reads as two texts, a quote alone is open.
+// quote reads as two texts.
 var exprTokens = regexp.MustCompile(`'[^']*'?|"[^"]*"?|[\w\x{80}-\x{10FFFF}][\w$\x{80}-\x{10FFFF}]*|\$[\w$]*|[()]`)
 
 // render writes the expression in parentheses, with its placeholders moved up by
