@@ -54,7 +54,7 @@ func (e *env) openWrapped() stdFence {
 	}
 	pool := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config)})
 	e.Cleanup(func() { pool.Close() })
-	f, err := stdSessions{pool}.fence(&e.defaults)
+	f, err := stdSessions{pool: pool}.fence(&e.defaults)
 	if err != nil {
 		e.Fatal(err)
 	}

@@ -94,10 +94,12 @@ func TestResetCompares(t *testing.T) {
 		if err := e.db.Reset(over, "r", mark, to, 9, "op", "why"); guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("a context that is over: %v", err)
 		}
-		err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
-			return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
-		})
-		wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
+		if e.driver == "pgx" { // on database/sql the operators' pool is another one
+			err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
+				return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
+			})
+			wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
+		}
 		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
 			t.Errorf("%d resets are on record", n)
 		}
@@ -272,4 +274,35 @@ func collect[Entry any](all iter.Seq2[Entry, error]) (entries []Entry, err error
 		entries = append(entries, entry)
 	}
 	return entries, nil
+}
+
+// TestLostReset (P5): a reset that loses its connection at its statement changed
+// nothing; at its COMMIT nobody knows.
+func TestLostReset(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	p, through := e.newProxy()
+	db := e.open(nil, through)
+	for what, c := range map[string]struct {
+		rule func(string) fate
+		want guard.Reason
+		to   int64
+	}{
+		"the statement":    {on("fencepost.reset(", cutBefore), guard.ReasonUnavailable, 5},
+		"COMMIT, not sent": {onCommit(cutBefore), guard.ReasonOutcomeUnknown, 5},
+		"COMMIT":           {onCommit(cutAfter), guard.ReasonOutcomeUnknown, 4},
+	} {
+		e.exec("DELETE FROM fencepost.marks")
+		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
+			t.Fatal(err)
+		}
+		p.set(c.rule)
+		err := db.Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
+		p.set(nil)
+		if guard.ReasonOf(err) != c.want {
+			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
+		if n := int64(e.int("SELECT token FROM fencepost.marks WHERE resource = 'r'")); n != c.to {
+			t.Errorf("%s: the mark is %d, want %d", what, n, c.to)
+		}
+	}
 }

@@ -224,5 +224,5 @@ func (s stdSessions) forget(ctx context.Context) error {
 			return nil
 		})
 	}
-	return ctx.Err()
+	return s.admin.forget(ctx)
 }

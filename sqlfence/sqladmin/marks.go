@@ -134,7 +134,6 @@ func page[Entry any](ctx context.Context, a *Admin, op, sql string, args []any) 
 
 const (
 	resetSQL      = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
-	oneMarkSQL    = "SELECT token, lease_id FROM fencepost.marks WHERE resource = $1::text"
 	retireSQL     = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
 	resetFloorSQL = "SELECT fencepost.reset_floor($1::bigint, $2::bigint, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text, $6::int)"
 )
@@ -178,7 +177,7 @@ func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query str
 	}
 	err := a.change(ctx, op, was, query, args)
 	if pgerr.State(err) == pgerr.NotTheMark {
-		return a.notTheMark(ctx, was, err)
+		return notTheMark(was, err)
 	}
 	return err
 }
@@ -203,8 +202,7 @@ func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Toke
 // but it knows the issuer, and refuses, and changes nothing, if the floor would come
 // to be above issuersLast, the highest token that the issuer ever issued. The error
 // is then a [*guard.RejectedError] with ErrMarkAhead and the mark that is ahead, which
-// [Admin.Reset] repairs; with other drivers than pgx it does not name the mark. It
-// needs the rights of RoleNames.Operator.
+// [Admin.Reset] repairs. It needs the rights of RoleNames.Operator.
 func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
 	if err := issuersLast.Validate(); err != nil {
 		return guard.Retired{}, err
@@ -248,19 +246,8 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 }
 
 // notTheMark distinguishes the ways in which a mark is not the one to be reset.
-// Only pgx passes on the facts of a refusal; with other drivers the mark is
-// read once more.
-func (a *Admin) notTheMark(ctx context.Context, was guard.Claim, err error) error {
+func notTheMark(was guard.Claim, err error) error {
 	f := sqlkit.FactsOf(err)
-	if f.Resource == "" && f.Mark.Token == guard.NoToken {
-		markErr := a.inspect(ctx, "reset", nothing, func(q sqlkit.Querier) error {
-			_, err := sqlkit.Row(ctx, q, oneMarkSQL, []any{was.Resource}, &f.Mark.Token, &f.Mark.LeaseID)
-			return err
-		})
-		if markErr != nil {
-			return markErr
-		}
-	}
 	e := &guard.RejectedError{Reason: guard.ReasonConflict, Claim: was, Mark: f.Mark, Cause: err}
 	switch {
 	case f.Mark.Token == guard.NoToken:
