@@ -126,7 +126,7 @@ func TestApplicationRole(t *testing.T) {
 		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
 		for _, call := range []string{
 			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
-			"fencepost.check_primary()", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
+			"fencepost.check_level('read committed')", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
 		} {
 			if _, err := db.Exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
 				t.Errorf("PUBLIC may call %s: %v", call, err)
@@ -141,7 +141,7 @@ func TestApplicationRole(t *testing.T) {
 		}
 		for _, sql := range []string{
 			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
-			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_primary()",
+			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_level('read committed')",
 		} {
 			if _, err := db.Exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
 				t.Errorf("the role may %s: %v", sql, err)

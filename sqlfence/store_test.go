@@ -41,8 +41,8 @@ func TestStoreControls(t *testing.T) {
 		// mark before the first of them writes one.
 		"no lock, read before written": {{"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM ("},
 			{"raise", "INSERT INTO fencepost.marks", "PERFORM pg_sleep(0.2) WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
-		"retire forgets the floor": {{"retire_up_to", "ELSIF retired > 0", "ELSIF false"}},
-		"retire lowers the floor":  {{"retire_up_to", "greatest(f.token, excluded.token)", "excluded.token"}},
+		"retire forgets the floor": {{"retire", "ELSIF retired > 0", "ELSIF false"}},
+		"retire lowers the floor":  {{"retire", "greatest(f.token, excluded.token)", "excluded.token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			someDriver(t, func(t *testing.T, e *env) {
@@ -120,7 +120,7 @@ func TestRetireTogether(t *testing.T) {
 func TestRetireTogetherControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.db = e.serverDefault("deadlock_timeout", "50ms")
-		e.mutate("retire_up_to", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		if err := e.crossRetire(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "40P01") {
 			t.Errorf("without the lock: got %v, want a deadlock", err)
 		}

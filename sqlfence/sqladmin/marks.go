@@ -133,9 +133,8 @@ func page[Entry any](ctx context.Context, a *Admin, op, sql string, args []any) 
 }
 
 const (
-	resetSQL      = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
-	retireSQL     = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
-	resetFloorSQL = "SELECT fencepost.reset_floor($1::bigint, $2::bigint, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text, $6::int)"
+	resetSQL  = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
+	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
 )
 
 // maxReason is how long the reason of a reset may be, in bytes.
@@ -163,19 +162,18 @@ const maxReason = 1024
 // ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
 // read the mark.
 func (a *Admin) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
-	if err := checkReset(was, from, to, issuersLast, actor, reason); err != nil {
+	if err := checkReset(resource, from, to, issuersLast, actor, reason); err != nil {
 		return err
 	}
-	return a.reset(ctx, "reset", was, resetSQL, resource, int64(from.Token), from.LeaseID,
-		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
+	return a.reset(ctx, "reset", resource, from, to, issuersLast, actor, reason)
 }
 
-func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query string, args ...any) error {
+func (a *Admin) reset(ctx context.Context, op, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	if sqlkit.InTx(ctx, a.pool) {
-		return guard.Invalid("Reset", was.Resource, "is called inside InTx")
+		return guard.Invalid("Reset", resource, "is called inside InTx")
 	}
-	err := a.change(ctx, op, was, query, args)
+	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
+	err := a.change(ctx, op, was, resetSQL, []any{resource, int64(from.Token), from.LeaseID, int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout)})
 	if pgerr.State(err) == pgerr.NotTheMark {
 		return notTheMark(was, err)
 	}
@@ -190,11 +188,11 @@ func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query str
 // resource whose mark was retired, are admitted again. The errors are those of
 // Reset; ErrInvalid if from or to is not a token.
 func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
-	named := guard.Claim{Resource: "floor", Token: from} // a claim must have a resource
-	if err := checkReset(named, guard.Mark{Token: from}, guard.Mark{Token: to}, issuersLast, actor, reason); err != nil {
+	was, becomes := guard.Mark{Token: from}, guard.Mark{Token: to}
+	if err := checkReset("floor", was, becomes, issuersLast, actor, reason); err != nil { // a claim has a name
 		return err
 	}
-	return a.reset(ctx, "reset the floor", guard.Claim{Token: from}, resetFloorSQL, int64(from), int64(to), int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
+	return a.reset(ctx, "reset the floor", "", was, becomes, issuersLast, actor, reason)
 }
 
 // Retire removes the marks that were last raised before a time, by the server's
@@ -218,7 +216,7 @@ func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
 
-func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+func checkReset(resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	for _, mark := range []struct {
 		field string
 		guard.Mark
@@ -226,7 +224,7 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 		if mark.Floor {
 			return guard.Invalid(mark.field, mark.Token.String(), "is a floor, not a mark of the resource")
 		}
-		if err := (guard.Claim{Resource: was.Resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
+		if err := (guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,7 @@ const probeTimeout = 10 * time.Second
 // before it; the server is PostgreSQL 13 or newer. Servers that only speak its
 // protocol may accept the statements and do nothing. [Admin.Migrate] and
 // [Admin.Verify] do this first. It changes nothing, and says nothing of a standby, which
-// fences refuse. The second session is a connection of its own, beside the pool.
+// fences refuse. It opens a second session, which is not one of the pool.
 //
 // The errors: ErrSetup names the property that the server does not have;
 // ErrUnavailable.

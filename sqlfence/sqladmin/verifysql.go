@@ -117,6 +117,6 @@ const verifyRoleSQL = `
 		UNION ALL SELECT relowner, 'table ' || oid::regclass, relnamespace FROM pg_class WHERE relkind = 'r') AS o, pg_namespace n
 		WHERE NOT rolsuper AND n.oid = o.schema AND nspname = 'fencepost' AND owner <> nspowner AND pg_has_role(r.oid, owner, 'MEMBER')
 	UNION ALL
-	SELECT 'role ' || rolname, format('may call fencepost.%s, and so %s', proname, CASE WHEN starts_with(proname, 'reset') THEN 'lower a mark' ELSE 'raise the floor' END) FROM r, pg_proc p
-		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname IN ('reset', 'reset_floor', 'retire', 'retire_up_to')
+	SELECT 'role ' || rolname, format('may call fencepost.%s, and so %s', proname, CASE proname WHEN 'reset' THEN 'lower a mark' ELSE 'raise the floor' END) FROM r, pg_proc p
+		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname IN ('reset', 'retire')
 			AND EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))`

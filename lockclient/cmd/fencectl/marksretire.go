@@ -127,5 +127,5 @@ const maxBlockers = 5
 
 // pg_stat_activity shows no more than this of another role's session.
 const blockersSQL = `SELECT h.pid, coalesce(a.usename, '')::text, coalesce(a.application_name, '')
-FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = h.pid
+FROM fencepost.holders($1::text, $2::bigint, $3::text) h LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = h.pid WHERE h.pid IS NOT NULL
 ORDER BY a.xact_start NULLS LAST, h.pid LIMIT $4`
