@@ -9,6 +9,8 @@
 -- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
 -- else's code: names are resolved in pg_catalog only.
 
+-- ==== Tables, names and lock keys ====
+
 -- Marks: the highest claim that each resource has admitted. Only the functions
 -- below write this table. The row whose resource is '' is the floor: the
 -- highest token among the marks that were retired.
@@ -78,6 +80,8 @@ BEGIN
   RETURN name;
 END $$;
 
+-- ==== The rule ====
+
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
 -- that compares a claim with a mark, except for the first check in enter and enter_row:
 -- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
@@ -132,6 +136,8 @@ BEGIN
   RETURN NULL; -- not reached
 END $$;
 
+-- ==== Checks and settings of a transaction ====
+
 -- check_level refuses transactions with an isolation level that is not safe for
 -- the caller. Reading a mark under its lock needs READ COMMITTED: only there
 -- does a statement that follows the lock see what was committed before it. It also
@@ -182,6 +188,8 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
 END $$;
+
+-- ==== Raising and entering ====
 
 -- raise replaces a lower mark with a claim. It waits until every transaction
 -- that entered under the lower mark has ended, so that these cannot overwrite
@@ -316,6 +324,8 @@ BEGIN
   END IF;
 END $$;
 
+-- ==== For operators: who is in the way, retirement, resets ====
+
 -- holders lists what keeps a claim above the mark from being raised: sessions and
 -- prepared transactions (PREPARE TRANSACTION), which only a person can end. Sessions
 -- that entered also have a lock on the table of marks, which only the functions here
@@ -436,6 +446,8 @@ BEGIN
   INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
     VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
 END $$;
+
+-- ==== For triggers ====
 
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.

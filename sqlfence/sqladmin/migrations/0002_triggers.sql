@@ -30,6 +30,8 @@
 -- their output function (see guard_body), because the triggers run with their
 -- owner's rights.
 
+-- ==== What triggers call ====
+
 -- require refuses a write to the resource unless the transaction presented a
 -- claim for it and the claim is the resource's mark, and keeps it so until the
 -- transaction ends. It keeps no state from one statement to the next: a lock
@@ -76,6 +78,8 @@ BEGIN
     DETAIL = json_build_object('resource', '', 'table', p_table)::text,
     HINT = 'Delete the rows of a resource under its claim.';
 END $$;
+
+-- ==== What triggers are: their functions, conditions and tables ====
 
 -- guarded lists the tables that were put under triggers, so that missing
 -- triggers, or a partition added later, can be detected. guard is the name of a
@@ -261,6 +265,8 @@ RETURNS int2[] LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT ARRAY(SELECT a.attnum FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
     JOIN pg_attribute a ON a.attrelid = p_table AND a.attname = part ->> 'column' ORDER BY n)
 $$;
+
+-- ==== Installation, its checks and its removal ====
 
 -- guard_obstacle returns why a table cannot be guarded as described; NULL if it
 -- can.
