@@ -91,8 +91,11 @@ func (a *app) forceUnlock(ctx context.Context, cmd *cli.Command) error {
 	if !result.Raised {
 		result.Warning = stillWrites(done.Cut) + ": " + again
 	}
-	printing := a.printUnlocked(cmd, result)
-	if raising != nil {
+	printing := a.printUnlocked(cmd, result, raising)
+	switch {
+	case errors.Is(raising, guard.ErrOutcomeUnknown):
+		return fmt.Errorf("the token is invalidated, and it is not known whether the mark was raised: %w; go on with: %s", raising, again)
+	case raising != nil:
 		return &coded{exitPartial, "partial", fmt.Errorf("the token is invalidated and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
 	}
 	return printing
@@ -175,7 +178,7 @@ func (s *session) raiseInvalidated(ctx context.Context, cmd *cli.Command, invali
 	return nil, err
 }
 
-func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
+func (a *app) printUnlocked(cmd *cli.Command, u unlocked, raising error) error {
 	if asJSON(cmd) {
 		return a.printJSON(u)
 	}
@@ -184,8 +187,11 @@ func (a *app) printUnlocked(cmd *cli.Command, u unlocked) error {
 		was += " for " + span(u.At.Sub(u.Cut.AcquiredAt))
 	}
 	mark := "not raised"
-	if u.Mark != nil {
+	switch {
+	case u.Mark != nil:
 		mark = u.Mark.Token.String() + ": every older claim is refused"
+	case errors.Is(raising, guard.ErrOutcomeUnknown):
+		mark = "not known"
 	}
 	repeated := orNothing(u.Repeated, " (done before, under the same request ID)")
 	if err := fields(a.out,

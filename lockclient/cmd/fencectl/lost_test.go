@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -160,6 +161,39 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 	hold(t, pool, "worker-2", "billing", time.Hour)
 	u.Host = newLossy(t, server, "no such word", false).listener.Addr().String()
 	must(t, u.String(), unlock...)
+}
+
+// P5: a force-unlock that cuts and does not learn whether the mark was raised says so,
+// with the exit code of an unknown outcome: it does not say that the mark was not
+// raised. The command that it prints settles it. The control is a mark that cannot be
+// raised (TestForceUnlockThatCannotRaise).
+func TestP5RaiseOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	database, pool := database(t)
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := u.Host
+	for timeout := 1500 * time.Millisecond; ; timeout *= 4 {
+		hold(t, pool, "worker-1", "billing", time.Hour)
+		p := newLossy(t, server, "commit\x00", false)
+		u.Host = p.listener.Addr().String()
+		r := fencectl(t, u.String(), "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--yes", "--timeout", timeout.String())
+		if p.count() == 0 { // a busy machine does not get that far in the time
+			if timeout > time.Minute {
+				t.Fatalf("nothing was lost within %v: %+v", timeout, r)
+			}
+			exec1(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
+			continue
+		}
+		_, again, found := strings.Cut(strings.TrimSpace(r.errOut), "go on with: fencectl ")
+		if r.code != exitUnknown || strings.Contains(r.errOut, "not raised") || !found {
+			t.Fatalf("%+v", r)
+		}
+		must(t, database, append(strings.Fields(again), "--yes")...)
+		return
+	}
 }
 
 // The program gives up after --timeout if the server stops answering, at
