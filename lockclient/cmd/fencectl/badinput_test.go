@@ -146,14 +146,26 @@ func TestSchemaVersions(t *testing.T) {
 		have, want   int64
 		reason, says string
 	}{{0, 2, "schema_missing", "run fencectl migrate"}, {1, 2, "schema_older", "has lockclient version 1, this build needs 2"}, {3, 2, "schema_newer", "use a newer fencectl"}} {
-		err := compare(leasesComponent, c.have, c.want)
+		err := compare(leasesComponent, schemaVersion{c.have, c.have}, c.want)
 		if code, reason := classify(err); code != exitSchema || reason != c.reason || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%d, wanted %d: %d, %s, %v", c.have, c.want, code, reason, err)
 		}
 	}
-	if err := compare(leasesComponent, known(leasesComponent), known(leasesComponent)); err != nil || known(leasesComponent) == 0 || known(marksComponent) == 0 {
+	if err := compare(leasesComponent, schemaVersion{known(leasesComponent), known(leasesComponent)}, known(leasesComponent)); err != nil || known(leasesComponent) == 0 || known(marksComponent) == 0 {
 		t.Errorf("this build's own: %v", err)
 	}
+}
+
+// TestNewerSchemaThatAllowsThisBuild: after a deploy was rolled back, the operators'
+// build works on the schema that the newer one left, if that allows it.
+func TestNewerSchemaThatAllowsThisBuild(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "w", "r", time.Hour)
+	exec1(t, pool, `INSERT INTO fencepost.migrations (component, version, name, usable_from)
+		SELECT component, max(version) + 1, 'later', max(version) FROM fencepost.migrations GROUP BY component`)
+	must(t, url, "list")
+	must(t, url, "force-unlock", "r", "--actor", "a", "--reason", "r", "--raise", "--yes")
 }
 
 // check runs the command, and reports its error to people and to programs.

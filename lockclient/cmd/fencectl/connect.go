@@ -190,29 +190,35 @@ func (s *session) checkSchema(ctx context.Context, needed []string) error {
 	return nil
 }
 
-func compare(component string, have, want int64) error {
+// schemaVersion is what is recorded of a component: the version that was applied, and
+// the one that a build must know to use it.
+type schemaVersion struct{ applied, usableFrom int64 }
+
+func compare(component string, schema schemaVersion, want int64) error {
+	have := schema.applied
 	switch {
 	case have == 0:
 		return &coded{exitSchema, "schema_missing", fmt.Errorf("the database has no schema of %s: run fencectl migrate", component)}
 	case have < want:
 		return &coded{exitSchema, "schema_older", fmt.Errorf("the database has %s version %d, this build needs %d: run fencectl migrate", component, have, want)}
-	case have > want:
+	case schema.usableFrom > want:
 		return &coded{exitSchema, "schema_newer", fmt.Errorf("the database has %s version %d, this build knows %d: use a newer fencectl", component, have, want)}
 	}
 	return nil
 }
 
 // versions reads the applied versions, by component; none if there is no
-// schema.
-func (s *session) versions(ctx context.Context) (map[string]int64, error) {
+// schema. The record may be from a build that did not know of usable_from.
+func (s *session) versions(ctx context.Context) (map[string]schemaVersion, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	found := map[string]int64{}
-	rows, err := s.pool.Query(ctx, "SELECT component, max(version)::bigint FROM fencepost.migrations GROUP BY component")
+	found := map[string]schemaVersion{}
+	rows, err := s.pool.Query(ctx, `SELECT component, max(version)::bigint, max(coalesce((to_jsonb(m) ->> 'usable_from'::text)::bigint, version))::bigint
+FROM fencepost.migrations m GROUP BY component`)
 	if err == nil {
 		var name string
-		var version int64
-		_, err = pgx.ForEachRow(rows, []any{&name, &version}, func() error { found[name] = version; return nil })
+		var v schemaVersion
+		_, err = pgx.ForEachRow(rows, []any{&name, &v.applied, &v.usableFrom}, func() error { found[name] = v; return nil })
 	}
 	if missing(err) {
 		err = nil

@@ -112,13 +112,13 @@ func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
 			f.add(name, checkWarn, "this role may not read fencepost.migrations")
 		case err != nil:
 			f.add(name, checkFail, "%v", err)
-		case wrong != nil && component == marksComponent && have[component] == 0:
+		case wrong != nil && component == marksComponent && have[component].applied == 0:
 			f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
 		case wrong != nil:
 			f.add(name, checkFail, "%v", wrong)
 			ready = ready && component != leasesComponent
 		default:
-			f.add(name, checkOK, "version %d", have[component])
+			f.add(name, checkOK, "version %d", have[component].applied)
 		}
 	}
 	return ready

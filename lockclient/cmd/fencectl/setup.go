@@ -60,10 +60,10 @@ func (a *app) migrate(ctx context.Context, cmd *cli.Command) error {
 	for _, name := range components {
 		was := "nothing to do"
 		if before[name] != after[name] {
-			was = fmt.Sprintf("was %d", before[name])
+			was = fmt.Sprintf("was %d", before[name].applied)
 		}
-		result := object{"component": name, "before": before[name], "version": after[name]}
-		if err := a.print(cmd, result, "%s: version %d, %s\n", name, after[name], was); err != nil {
+		result := object{"component": name, "before": before[name].applied, "version": after[name].applied}
+		if err := a.print(cmd, result, "%s: version %d, %s\n", name, after[name].applied, was); err != nil {
 			return err
 		}
 	}
