@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -40,7 +41,7 @@ func TestDoctorTriesTheServer(t *testing.T) {
 			m.Data = bytes.ReplaceAll(m.Data, []byte("pg_catalog."+lock), []byte("pg_catalog.abs"+strings.Repeat(" ", len(lock)-4)+"("))
 		}
 	})
-	if r := fencectl(t, u.String(), "doctor"); r.code != exitUnhealthy || !lack.MatchString(r.out) {
+	if r := fencectl(t, u.String(), "doctor"); r.code != opcmd.ExitUnhealthy || !lack.MatchString(r.out) {
 		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // lossy is a proxy that forwards everything to the server and, once the client
@@ -146,7 +147,7 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 		t.Fatalf("%v: %+v", err, r)
 	}
 	id := regexp.MustCompile(`--request-id (\S+),`).FindStringSubmatch(said.Message)
-	if r.code != exitUnknown || said.Code != exitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
+	if r.code != opcmd.ExitUnknown || said.Code != opcmd.ExitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
 		t.Fatalf("%+v", r)
 	}
 	out := must(t, database, append(unlock, "--request-id", id[1])...)
@@ -188,7 +189,7 @@ func TestP5RaiseOutcomeUnknown(t *testing.T) {
 			continue
 		}
 		_, again, found := strings.Cut(strings.TrimSpace(r.errOut), "go on with: fencectl ")
-		if r.code != exitUnknown || strings.Contains(r.errOut, "not raised") || !found {
+		if r.code != opcmd.ExitUnknown || strings.Contains(r.errOut, "not raised") || !found {
 			t.Fatalf("%+v", r)
 		}
 		must(t, database, append(strings.Fields(again), "--yes")...)
@@ -214,7 +215,7 @@ func TestServerThatStopsAnswering(t *testing.T) {
 		"-- ping":                {"doctor"},
 		"fencepost.migrations":   {"list"},
 		"FROM fencepost.marks":   {"marks", "list"},
-		"fencepost.marks m ON":   {"marks", "show", "billing"},
+		"fencepost.marks m ON":   {"marks", "reset", "billing", "--from", "2", "--to", "1", "--actor", "ana", "--reason", "it hangs", "--yes"},
 		"resource IN (":          {"show", "billing"},
 		"clock_timestamp() - $1": {"marks", "retire", "--older-than", "1ms", "--yes"},
 		"token <= $1":            {"marks", "retire", "--older-than", "1ms", "--yes"},
@@ -226,11 +227,11 @@ func TestServerThatStopsAnswering(t *testing.T) {
 				p := newLossy(t, server, word, true)
 				at := *u
 				at.Host = p.listener.Addr().String()
-				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: exitUnavailable, reason: "unavailable"}
+				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: opcmd.ExitUnavailable, reason: "unavailable"}
 				if word == "token <= $1" { // by then the floor is raised
 					fencectl(t, at.String(), c.args...)
 					if p.count() > 0 {
-						c.code, c.reason = exitPartial, "partial"
+						c.code, c.reason = opcmd.ExitPartial, "partial"
 					}
 				}
 				c.check(t, at.String())

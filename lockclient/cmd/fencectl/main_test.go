@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -99,7 +100,7 @@ func TestProcess(t *testing.T) {
 	cmd := program(t, env, "lits")
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != opcmd.ExitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
 		t.Errorf("%v: %s", err, errOut.String())
 	}
 	if runtime.GOOS == "windows" {
@@ -125,7 +126,7 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, out)
-		if cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
+		if cmd.Wait(); cmd.ProcessState.ExitCode() != opcmd.ExitInterrupted {
 			t.Errorf("%v: %v", signal, cmd.ProcessState)
 		}
 	}
@@ -135,7 +136,7 @@ func TestProcess(t *testing.T) {
 func must(t testing.TB, url string, args ...string) string {
 	t.Helper()
 	r := fencectl(t, url, args...)
-	if r.code != exitOK {
+	if r.code != opcmd.ExitOK {
 		t.Fatalf("%q: exit code %d\n%s", args, r.code, r.errOut)
 	}
 	return r.out

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // With -o json standard error has an error and nothing else, even from a
@@ -16,7 +18,7 @@ func TestRetireWaitsQuietlyForPrograms(t *testing.T) {
 	hold(t, pool, "worker-1", "billing", time.Minute)
 	exec1(t, pool, "INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('gone', 3, '2000-01-01')")
 	args := []string{"marks", "retire", "--older-than", "1h", "--wait", "300ms", "--yes"}
-	if r := fencectl(t, url, args...); r.code != exitPartial || !strings.Contains(r.errOut, "waiting for 1 lease") {
+	if r := fencectl(t, url, args...); r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, "waiting for 1 lease") {
 		t.Errorf("exit code %d, people are not told what it waits for:\n%s", r.code, r.errOut)
 	}
 	r := fencectl(t, url, append(args, "-o", "json")...)
@@ -24,7 +26,7 @@ func TestRetireWaitsQuietlyForPrograms(t *testing.T) {
 		Code    int
 		Message string
 	}
-	if err := json.Unmarshal([]byte(r.errOut), &said); err != nil || said.Code != exitPartial || r.code != exitPartial || !strings.Contains(said.Message, "no mark was retired") {
+	if err := json.Unmarshal([]byte(r.errOut), &said); err != nil || said.Code != opcmd.ExitPartial || r.code != opcmd.ExitPartial || !strings.Contains(said.Message, "no mark was retired") {
 		t.Errorf("%v, exit code %d:\n%s", err, r.code, r.errOut)
 	}
 }
