@@ -212,10 +212,6 @@ func TestFindings(t *testing.T) {
 		"an old snapshot":  {func(in *inspection) { in.snapshot, in.snapshotAge = 4711, time.Minute+1 }, []string{"warning old snapshot"}, "process 4711 has a snapshot for 1m0s"},
 		"a snapshot":       {func(in *inspection) { in.snapshot, in.snapshotAge = 4711, time.Minute }, nil, ""},
 		"a clock set back": {func(in *inspection) { in.ahead = 3 }, []string{"warning clock set back"}, ": 3;"},
-		"clocks":           {func(in *inspection) { in.clockAhead = -1001 * time.Millisecond }, []string{"warning clock"}, "is 1.001s behind this"},
-		"clocks, as told":  {func(in *inspection) { in.clockAhead = time.Second }, nil, ""},
-		"clocks, unsure":   {func(in *inspection) { in.clockAhead, in.clockError = 3*time.Second, 2*time.Second }, nil, ""},
-		"clocks, sure":     {func(in *inspection) { in.clockAhead, in.clockError = 3*time.Second+1, 2*time.Second }, []string{"warning clock"}, "is 3s ahead of this"},
 		"several":          {func(in *inspection) { in.pooled, in.schema, in.ahead, in.fsync = true, 0, 1, "off" }, []string{"error schema lockclient", "warning pooler", "error fsync", "warning clock set back"}, "no schema"},
 	} {
 		in := fine()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -81,9 +80,8 @@ type inspection struct {
 	lockerWaitsFor         []int32
 	snapshot               int // process with the oldest snapshot
 	snapshotAge            time.Duration
-	rowSecurity            []string      // tables that have it
-	ahead                  int64         // leases granted later than the server's clock shows
-	clockAhead, clockError time.Duration // of this machine's, plus or minus
+	rowSecurity            []string // tables that have it
+	ahead                  int64    // leases granted later than the server's clock shows
 }
 
 const settingsSQL = `SELECT substring(version() FROM '^\S+ \S+'), current_database()::text, current_user::text,
@@ -166,33 +164,9 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 		see(false, aheadSQL, &in.ahead),
 	)
 	in.snapshotAge = time.Duration(age) * time.Microsecond
-	if in.hidden = strings.Join(hidden, "; "); err == nil {
-		err = inspectClock(ctx, conn, &in)
-	}
+	in.hidden = strings.Join(hidden, "; ")
 	return in, err
 }
-
-// inspectClock compares the clocks by the fastest of a few round trips: the
-// server read its clock somewhere within it.
-func inspectClock(ctx context.Context, conn *pgx.Conn, in *inspection) error {
-	fastest := time.Duration(math.MaxInt64)
-	for range 5 {
-		var at time.Time
-		sent := time.Now()
-		if err := conn.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&at); err != nil {
-			return err
-		}
-		if took := time.Since(sent); took < fastest {
-			fastest, in.clockError = took, took/2
-			in.clockAhead = at.Sub(sent.Add(took / 2))
-		}
-	}
-	return nil
-}
-
-// skewWorthTelling is how far apart clocks may be before the logs of two
-// machines are hard to compare.
-const skewWorthTelling = time.Second
 
 // findings says of each thing that was read whether it is as it should be.
 func (in *inspection) findings() (found []Finding) {
@@ -245,14 +219,6 @@ func (in *inspection) findings() (found []Finding) {
 	check("clock set back", "no", SeverityWarning, in.ahead > 0,
 		fmt.Sprintf("leases granted later than the server's clock shows: %d; it was set back, and they last for longer by that", in.ahead),
 		"let them be renewed or released; force-unlock those whose holders are gone; keep the server's clock from stepping")
-	direction := " ahead of"
-	if in.clockAhead < 0 {
-		direction = " behind"
-	}
-	within := max(in.clockAhead.Abs(), in.clockError, time.Millisecond).Round(time.Millisecond)
-	check("clock", "within "+within.String()+" of this machine's", SeverityWarning, in.clockAhead.Abs() > skewWorthTelling+in.clockError,
-		"the server's clock is "+in.clockAhead.Abs().Round(time.Millisecond).String()+direction+" this machine's",
-		"leases do not depend on it; set the clocks, so that logs can be compared")
 	return found
 }
 
