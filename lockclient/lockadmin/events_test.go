@@ -12,6 +12,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestOperatorEvents: each call that changes something is reported once, by its
@@ -152,6 +154,18 @@ func TestUnanswered(t *testing.T) {
 			got, err := o.Epoch(ctx)
 			return got.SystemIdentifier, err
 		},
+		"raise epoch": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.RaiseEpoch(ctx)
+			return got.SystemIdentifier, err
+		},
+		"advance": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.Advance(ctx, "r", 5)
+			return got != guard.NoToken, err
+		},
+		"advance floor": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.AdvanceFloor(ctx, 5)
+			return got != guard.NoToken, err
+		},
 		"purge": func(ctx context.Context, o *Operator) (any, error) {
 			got, err := o.Purge(ctx, nil)
 			return got.Count != 0, err
@@ -166,10 +180,23 @@ func TestUnanswered(t *testing.T) {
 			"cancelled": func() (any, error) { return call(cancelled, ended) },
 		} {
 			value, err := got()
-			if !errors.Is(err, guard.ErrUnavailable) || value != "" && value != false || (what == "cancelled") != errors.Is(err, cause) {
+			if !errors.Is(err, guard.ErrUnavailable) || value != "" && value != false || (what == "cancelled") != errors.Is(err, cause) || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s, %s: %v, %v", name, what, value, err)
 			}
 		}
+	}
+	repeatable := newRoleOperator(t, dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+	}))
+	_, raised := repeatable.RaiseEpoch(t.Context())
+	_, advanced := repeatable.Advance(t.Context(), "r", 5)
+	for _, err := range []error{raised, advanced} {
+		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "isolation") {
+			t.Errorf("repeatable read: %v", err)
+		}
+	}
+	if n := countRows(t, pool); n != 0 {
+		t.Errorf("%d rows were written", n)
 	}
 	mustExec(t, pool, "DROP SCHEMA fencepost CASCADE")
 	if _, err := newRoleOperator(t, pool).Get(t.Context(), "r"); !errors.Is(err, guard.ErrSetup) || pglease.Error(err) == nil {

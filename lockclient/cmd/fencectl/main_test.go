@@ -91,7 +91,7 @@ func onDatabase(url string, args []string) []string {
 }
 
 // The program as a process: its environment, its exit code, and an interrupt, which ends
-// a command that waits.
+// a command that waits and says how far it got.
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -125,10 +125,13 @@ func TestProcess(t *testing.T) {
 		if err := cmd.Process.Signal(signal); err != nil {
 			t.Fatal(err)
 		}
-		io.Copy(io.Discard, out)
-		if cmd.Wait(); cmd.ProcessState.ExitCode() != opcmd.ExitInterrupted {
-			t.Errorf("%v: %v", signal, cmd.ProcessState)
+		rest, err := io.ReadAll(out)
+		if cmd.Wait(); cmd.ProcessState.ExitCode() != opcmd.ExitInterrupted || err != nil || !strings.Contains(string(rest), "no mark was retired") {
+			t.Errorf("%v: %v, %v: %s", signal, cmd.ProcessState, err, rest)
 		}
+	}
+	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 1 {
+		t.Errorf("%d marks", n)
 	}
 }
 

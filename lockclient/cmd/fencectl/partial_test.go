@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -48,9 +49,19 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 		exec1(t, pool, "UPDATE fencepost.marks SET raised_at = '2000-01-01'")
 		hold(t, pool, "w", "r", time.Minute)
 		before := floor()
-		r := fencectl(t, url, "marks", "retire", "--wait", "0s", "--yes")
-		if after := floor(); after == before || r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, "no mark was retired") {
+		waits := []string{"marks", "retire", "--wait", "1s", "--yes"}
+		r := fencectl(t, url, waits...)
+		if after := floor(); after == before || r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, "waiting for 1 lease") || !strings.Contains(r.errOut, "no mark was retired") {
 			t.Errorf("exit code %d, want %d; the floor went from %d to %d: %s", r.code, opcmd.ExitPartial, before, after, r.errOut)
+		}
+		// With -o json standard error has the error and nothing else.
+		r = fencectl(t, url, append(waits, "-o", "json")...)
+		var said struct {
+			Code    int
+			Message string
+		}
+		if err := json.Unmarshal([]byte(r.errOut), &said); err != nil || said.Code != opcmd.ExitPartial || !strings.Contains(said.Message, "no mark was retired") {
+			t.Errorf("%v, exit code %d: %s", err, r.code, r.errOut)
 		}
 		// The store fails: the floor is raised, and the marks are there.
 		exec1(t, pool, "UPDATE fencepost.leases SET lease_id = NULL WHERE resource = 'r'")

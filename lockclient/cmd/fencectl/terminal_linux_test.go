@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
@@ -71,27 +70,5 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	}
 	if err := successor.Renew(t.Context()); err != nil {
 		t.Errorf("the successor lost its lease: %v", err)
-	}
-}
-
-// A waiting command ends at Ctrl-C and says so; one whose change has been made
-// says how far it got.
-func TestInterrupted(t *testing.T) {
-	t.Parallel()
-	url, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Hour)
-	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "other", Token: 7}); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(10 * time.Millisecond)
-	term := onTerminal(t, url, "marks", "retire", "--older-than", "1ms", "--yes", "--wait", "1m")
-	term.sees("waiting for 1 lease")
-	term.keys("\x03")
-	if code := term.ends(); code != opcmd.ExitInterrupted {
-		t.Errorf("exit code %d\n%s", code, term.screen())
-	}
-	term.sees("no mark was retired")
-	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 1 {
-		t.Errorf("%d marks", n)
 	}
 }
