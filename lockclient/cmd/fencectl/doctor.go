@@ -74,9 +74,11 @@ func (c *call) doctor(ctx context.Context) error {
 		return failed("connect", err) // nothing else can be checked
 	}
 	f.checks = append(f.checks, check{"connect", checkOK, c.target(), time.Since(began).Seconds()})
-	ready := f.settings(ctx, c.session)
-	f.marks(ctx, c.session)
-	if ready {
+	usable := f.settings(ctx, c.session)
+	if f.marks(ctx, c.session) {
+		f.guarded(ctx, c.session)
+	}
+	if usable {
 		f.endToEnd(ctx, c.session)
 	} else {
 		f.add("end to end", checkWarn, "not tried without the schema")
@@ -111,15 +113,14 @@ func (s *session) ping(ctx context.Context) error {
 	return s.pool.Ping(ctx)
 }
 
-// settings looks at what leases need. It reports whether they can be granted with this
-// build's schema.
-func (f *findings) settings(ctx context.Context, s *session) (ready bool) {
+// settings looks at what leases need. It reports whether this build may use the
+// schema, as far as that is known.
+func (f *findings) settings(ctx context.Context, s *session) (usable bool) {
 	found, err := s.op.Inspect(ctx)
 	if err != nil {
 		f.add("settings", checkFail, "%v", err)
-		return false
 	}
-	ready = true
+	usable = true
 	for _, in := range found {
 		switch in.Severity {
 		case lockadmin.SeverityOK:
@@ -128,60 +129,69 @@ func (f *findings) settings(ctx context.Context, s *session) (ready bool) {
 			f.add(in.Setting, checkWarn, "%s; %s", in.Detail, in.Remedy)
 		default:
 			f.add(in.Setting, checkFail, "%s; %s", in.Detail, in.Remedy)
-			ready = ready && in.Setting != lockadmin.SettingSchema
+			usable = usable && in.Setting != lockadmin.SettingSchema
 		}
 	}
-	return ready
+	return usable
 }
 
-// marks looks at the schema of marks, for a server on which no fence works, and for
-// tables that were given triggers and are no longer guarded, or not fully.
-func (f *findings) marks(ctx context.Context, s *session) {
-	const schema, tables = "schema " + marksComponent, "guarded tables"
+// marks looks at what marks need: a server on which a fence works, and their schema.
+// It reports whether the schema is there.
+func (f *findings) marks(ctx context.Context, s *session) (there bool) {
+	const name = "schema " + marksComponent
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	switch have, err := s.versions(ctx); {
-	case sqlState(err) == "42501":
-		f.add(schema, checkWarn, "this role may not read fencepost.migrations")
-	case err != nil:
-		f.add(schema, checkFail, "%v", err)
-	case have[marksComponent].applied == 0:
-		f.add(schema, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
-		return
-	default:
-		if wrong := unusable(marksComponent, have[marksComponent]); wrong != nil {
-			f.add(schema, checkFail, "%v", wrong)
-		} else {
-			f.add(schema, checkOK, "version %d", have[marksComponent].applied)
-		}
-	}
 	switch err := s.admin.Probe(ctx); {
 	case errors.Is(err, guard.ErrSetup):
 		f.add("locks and snapshots", checkFail, "%v", err)
 	case err != nil:
 		f.add("locks and snapshots", checkWarn, "not looked at: %v", err)
 	}
-	guarded, err := s.admin.Triggers(ctx)
+	have, err := s.versions(ctx)
+	wrong := unusable(marksComponent, have[marksComponent])
 	switch {
 	case sqlState(err) == "42501":
-		f.add(tables, checkWarn, "not looked at: %v", err)
+		f.add(name, checkWarn, "this role may not read fencepost.migrations")
+	case err != nil:
+		f.add(name, checkFail, "%v", err)
+	case have[marksComponent].applied == 0:
+		f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
+		return false
+	case wrong != nil:
+		f.add(name, checkFail, "%v", wrong)
+	default:
+		f.add(name, checkOK, "version %d", have[marksComponent].applied)
+	}
+	return true
+}
+
+// guarded looks for tables that were given triggers and are no longer guarded, or not
+// fully.
+func (f *findings) guarded(ctx context.Context, s *session) {
+	const name = "guarded tables"
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	tables, err := s.admin.Triggers(ctx)
+	switch {
+	case sqlState(err) == "42501":
+		f.add(name, checkWarn, "not looked at: %v", err)
 		return
 	case err != nil:
-		f.add(tables, checkFail, "%v", err)
+		f.add(name, checkFail, "%v", err)
 		return
 	}
 	whole := 0
-	for _, t := range guarded {
+	for _, t := range tables {
 		for _, found := range t.Findings {
-			f.add(tables, checkFail, "%s", found)
+			f.add(name, checkFail, "%s", found)
 		}
 		if t.Trigger.InsecureReportOnly {
-			f.add(tables, checkWarn, "%s: reports only, refuses nothing; %s", strings.Join(t.Trigger.Table, "."), refusals(t.Refusals))
+			f.add(name, checkWarn, "%s: reports only, refuses nothing; %s", strings.Join(t.Trigger.Table, "."), refusals(t.Refusals))
 		} else if len(t.Findings) == 0 {
 			whole++
 		}
 	}
-	f.add(tables, checkOK, "%d with all their triggers refuse writes without a claim", whole)
+	f.add(name, checkOK, "%d with all their triggers refuse writes without a claim", whole)
 }
 
 // refusals says what triggers in report-only mode would have refused.
