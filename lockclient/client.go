@@ -3,9 +3,6 @@ package lockclient
 import (
 	"cmp"
 	"context"
-	"errors"
-	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +23,6 @@ type Client struct {
 	set       Options
 	grace     time.Duration
 	clock     func() time.Duration
-	events    *events
 	namespace input.Namespace
 	// whereabouts is the metadata of leases without any; empty where there is no
 	// room for it.
@@ -80,7 +76,6 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	if c.limits.MetadataBytes >= len(whereabouts()) {
 		c.whereabouts = whereabouts()
 	}
-	c.events = &events{c: c, trouble: map[string]*trouble{}}
 	c.keeper.c = c
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
@@ -89,7 +84,6 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 			c.offStep()
 		}
 		c.keeper.close()
-		defer c.events.close()
 		return c.issuer.Close() // statements in flight end by their own timeouts
 	})
 	if own, ok := issuer.(driver.Clock); ok {
@@ -125,16 +119,11 @@ func (c *Client) steps() <-chan struct{} {
 // call. A release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. A Hold's function that calls
-// Close waits for itself: without a deadline in ctx, Close gives up after a minute there.
+// Close waits for itself, unless it passes the context that it got.
 // Closing again waits for what is left. With PostgreSQL, [Lease.Release] also works
 // after Close, since the caller's pool is open.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
-	if _, ok := ctx.Deadline(); !ok && insideHold() {
-		bounded, cancel := context.WithTimeoutCause(ctx, closeMost, errInsideHold)
-		defer cancel()
-		ctx = bounded
-	}
 	err := c.work.Drain(ctx)
 	if err != nil {
 		err = guard.Unavailable("close", guard.Claim{}, err)
@@ -147,31 +136,6 @@ func (c *Client) Close(ctx context.Context) error {
 		return cmp.Or(err, failed)
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-	}
-}
-
-// closeMost is how long Close waits inside of a Hold's function if its context does
-// not say.
-const closeMost = time.Minute
-
-var errInsideHold = errors.New("Close was called in the function of a Hold and waits for that function: call Close after Hold has returned")
-
-// insideHold reports whether the caller's goroutine runs the function of a Hold, of any
-// client.
-func insideHold() bool {
-	var pcs [64]uintptr
-	for skip := 0; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs[:])
-		frames := runtime.CallersFrames(pcs[:n])
-		for more := n > 0; more; {
-			var f runtime.Frame
-			if f, more = frames.Next(); strings.HasSuffix(f.Function, "/lockclient.(*Client).holdWith") {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
-		}
 	}
 }
 

@@ -3,9 +3,7 @@ package lockclient_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -160,221 +158,6 @@ func TestKeepAlive(t *testing.T) {
 	})
 }
 
-// TestHolders: a follower sees the holder, then nobody, then the next holder.
-func TestHolders(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		follower, server := locktest.New(t, nil)
-		worker := server.Client(t, "worker", nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		seen := make(chan lockclient.Holder)
-		go func() {
-			defer close(seen)
-			for h, err := range follower.Holders(ctx, "r") {
-				if err != nil {
-					t.Error(err)
-				}
-				seen <- h
-			}
-		}()
-		if h := <-seen; h != (lockclient.Holder{}) {
-			t.Errorf("nobody has it: %+v", h)
-		}
-		for range 2 {
-			lease, err := worker.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute, Metadata: "m"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if h := <-seen; h.Claim != lease.Claim() || h.Owner != "worker" || h.Metadata != "m" {
-				t.Errorf("seen %+v", h)
-			}
-			lease.Release(t.Context())
-			if h := <-seen; h != (lockclient.Holder{}) {
-				t.Errorf("released: %+v", h)
-			}
-		}
-		cancel()
-		if _, more := <-seen; more {
-			t.Error("the loop goes on")
-		}
-		for _, err := range follower.Holders(t.Context(), "") {
-			if !errors.Is(err, guard.ErrInvalid) {
-				t.Error(err)
-			}
-		}
-	})
-}
-
-// TestFailuresAreToldOnceAMinute: a hundred leases whose renewals fail for
-// three minutes cause a few log lines, with how many were left out.
-func TestFailuresAreToldOnceAMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		var seen leasetest.Tally
-		client, server := locktest.New(t, &lockclient.Options{Observer: &seen, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		for n := range 100 {
-			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
-			if err == nil {
-				err = lease.KeepAlive(time.Second)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(5 * time.Second)
-		server.FailRenewals(1 << 20)
-		time.Sleep(3 * time.Minute)
-		synctest.Wait()
-		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
-			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
-		}
-		if failed := seen.Failed(guard.OpRenew); failed < 1000 {
-			t.Errorf("%d failed renewals", failed)
-		}
-	})
-}
-
-// TestEveryLossIsTold: a hundred leases that are lost at once cause a line or two,
-// which count them all; also if the client is closed before the second.
-func TestEveryLossIsTold(t *testing.T) {
-	for _, closed := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var log leasetest.Text
-			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-			var leases []*lockclient.Lease
-			for n := range 100 {
-				lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: time.Minute})
-				if err == nil {
-					err = lease.KeepAlive(time.Second)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				leases = append(leases, lease)
-			}
-			server.FailRenewals(1 << 20)
-			for _, lease := range leases {
-				<-lease.Done()
-			}
-			if closed {
-				if err := client.Close(t.Context()); err != nil {
-					t.Error(err)
-				}
-			} else {
-				time.Sleep(2 * time.Second)
-			}
-			synctest.Wait()
-			told := 0
-			for line := range strings.Lines(log.String()) {
-				if !strings.Contains(line, "lock_lost") {
-					continue
-				}
-				told++
-				if _, n, ok := strings.Cut(strings.TrimSpace(line), "suppressed="); ok {
-					others, err := strconv.Atoi(n)
-					if err != nil {
-						t.Error(err)
-					}
-					told += others
-				}
-			}
-			if told != 100 || strings.Count(log.String(), "lock_lost") > 3 {
-				t.Errorf("closed %t: %d losses are told, in %d lines", closed, told, strings.Count(log.String(), "lock_lost"))
-			}
-		})
-	}
-}
-
-// TestOneThatFailsAmongOthers: a lease that cannot be renewed beside others that can
-// is one failure that lasts.
-func TestOneThatFailsAmongOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		opts := &lockclient.AcquireOptions{TTL: time.Hour}
-		failing, err := client.TryAcquire(t.Context(), "failing", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		healthy, err := client.TryAcquire(t.Context(), "healthy", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 15 {
-			server.FailRenewals(1)
-			if err := failing.Renew(t.Context()); err == nil {
-				t.Fatal("it was renewed")
-			}
-			if err := healthy.Renew(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(2 * time.Second)
-		}
-		synctest.Wait()
-		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 1 {
-			t.Errorf("%d lines in half a minute", lines)
-		}
-		failing.Renew(t.Context())
-		time.Sleep(time.Minute)
-		server.FailRenewals(1)
-		failing.Renew(t.Context())
-		synctest.Wait()
-		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 3 { // the last of those left out, and the new one
-			t.Errorf("%d lines after it had been renewed and failed again:\n%s", lines, log.String())
-		}
-	})
-}
-
-// TestRecoveriesAreNoticed: a failure after a success is new, and is logged at
-// once; one after a failure is not.
-func TestRecoveriesAreNoticed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		opts := &lockclient.AcquireOptions{TTL: time.Hour}
-		kept, err := client.TryAcquire(t.Context(), "kept", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		acquire := func() *lockclient.Lease {
-			n++
-			lease, _ := client.TryAcquire(t.Context(), fmt.Sprint("r", n), opts)
-			return lease
-		}
-		for event, c := range map[string]struct {
-			fail func(int)
-			call func()
-		}{
-			"lock_acquire_failed": {server.FailAcquires, func() { acquire() }},
-			"lock_renew_failed":   {server.FailRenewals, func() { kept.Renew(t.Context()) }},
-			"lock_release_failed": {server.FailReleases, func() { acquire().Release(t.Context()) }},
-		} {
-			logged := func(fails ...bool) int {
-				synctest.Wait() // for what is logged in the background
-				log.Reset()
-				for _, fail := range fails {
-					if fail {
-						c.fail(1)
-					}
-					c.call()
-					time.Sleep(2 * time.Second)
-				}
-				synctest.Wait()
-				return strings.Count(log.String(), event)
-			}
-			if lines := logged(true, false, true, false); lines != 2 {
-				t.Errorf("%s: %d lines of two failures with a success between", event, lines)
-			}
-			time.Sleep(2 * time.Minute)
-			if lines := logged(true, true, false); lines != 1 {
-				t.Errorf("%s: %d lines of two failures without one", event, lines)
-			}
-		}
-	})
-}
-
 // TestLossAtReleaseIsObserved: a release that finds nothing, though the lease
 // was thought to be held, returns ErrLeaseLost and is observed as a loss.
 func TestLossAtReleaseIsObserved(t *testing.T) {
@@ -397,7 +180,7 @@ func TestLossAtReleaseIsObserved(t *testing.T) {
 	})
 }
 
-// TestNamespace: a client with a namespace leases and observes names within it, joined as by guard.JoinResource, and no others.
+// TestNamespace: a client with a namespace leases names within it, joined as by guard.JoinResource, and no others.
 func TestNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu"})
@@ -408,12 +191,6 @@ func TestNamespace(t *testing.T) {
 		const full = "acme%3Aeu:jobs:close"
 		if claim, _, held := server.Holder(full); !held || claim != lease.Claim() || claim.Resource != full {
 			t.Errorf("held %v, %+v; the claim is %+v", held, claim, lease.Claim())
-		}
-		for holder, err := range client.Holders(t.Context(), "jobs:close") {
-			if err != nil || holder.Claim != lease.Claim() {
-				t.Errorf("%+v, %v", holder, err)
-			}
-			break
 		}
 	})
 }

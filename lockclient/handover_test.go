@@ -23,11 +23,10 @@ import (
 // sleepers finds waiters that slept through a release. A waiter that asks on its
 // own, as every waiter does after a while, and finds the lease free must have been
 // woken, since it had set a mark; on a busy machine the notification is read after
-// it asks, and the time that a wait takes proves nothing. Of several processes
-// those that are not named hold back: there the notification must have arrived.
+// it asks, and the time that a wait takes proves nothing. It is for the waiters of
+// one process: of several, those that are not named hold back.
 type sleepers struct {
 	driver.Issuer
-	several  bool
 	patience time.Duration
 	mu       sync.Mutex
 	asleep   map[string]*sleep // by lease ID
@@ -65,14 +64,6 @@ func (s *sleepers) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 func (s *sleepers) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	before := s.over(w.LeaseID)
 	now := &sleep{}
-	onlooker := func() {}
-	if s.several {
-		o, err := s.Issuer.Watch(ctx, driver.Watch{Resource: w.Resource}, func() { now.woken.Store(true) })
-		if err != nil {
-			return o, err
-		}
-		onlooker = o.Stop
-	}
 	watching, err := s.Issuer.Watch(ctx, w, func() { now.woken.Store(true); wake() })
 	if before != nil {
 		s.looked.Add(1)
@@ -87,14 +78,11 @@ func (s *sleepers) Watch(ctx context.Context, w driver.Watch, wake func()) (driv
 		before.stop()
 	}
 	if err == nil && watching.Held != nil {
-		stop := watching.Stop
-		now.stop = func() { stop(); onlooker() }
+		now.stop = watching.Stop
 		s.mu.Lock()
 		s.asleep[w.LeaseID] = now
 		s.mu.Unlock()
 		watching.Stop = func() {}
-	} else {
-		onlooker()
 	}
 	return watching, err
 }
@@ -131,8 +119,8 @@ func listens(t *testing.T, c *Client) {
 }
 
 // TestHandOver: 2 and 8 waiters, in one client and in one client each, pass a
-// lease around. Every waiter is notified: none asks on its own and finds the
-// lease free. The time depends on the machine; at least half of the waiters must
+// lease around. Every waiter of one client is notified: none asks on its own and
+// finds the lease free. The time depends on the machine; at least half of the waiters must
 // not wait as long as a waiter that asks on its own. Polls come after more than
 // five seconds here, so that no hand-over is due to one; the control has nothing
 // else.
@@ -185,12 +173,14 @@ func TestHandOver(t *testing.T) {
 func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (took []time.Duration, missed int64) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	crew, sleeping := make([]*Client, clients), make([]*sleepers, clients)
+	crew := make([]*Client, clients)
 	for i := range crew {
 		crew[i] = newTuned(t, pool, pglock.Options{RenewConns: 1}, &Options{PollInterval: time.Minute})
 		listens(t, crew[i]) // before anybody waits
-		sleeping[i] = watchSleepers(crew[i])
-		sleeping[i].several = clients > 1
+	}
+	var sleeping *sleepers
+	if clients == 1 {
+		sleeping = watchSleepers(crew[0])
 	}
 	var mu sync.Mutex
 	var released time.Time
@@ -233,9 +223,9 @@ func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) (
 	if len(took) < handOvers {
 		t.Fatalf("%d hand-overs", len(took))
 	}
-	for _, s := range sleeping {
-		s.close()
-		missed += s.missed.Load()
+	if sleeping != nil {
+		sleeping.close()
+		missed = sleeping.missed.Load()
 	}
 	slices.Sort(took)
 	return took, missed

@@ -275,8 +275,9 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 		l.renewAt = answered + min(pause.Backoff(l.failures+2), max((l.deadline-answered)/4, time.Millisecond))
 	}
 	next = l.nextLook()
+	failures := l.failures
 	l.mu.Unlock()
-	c.events.renewed(ctx, l, err, answered-began)
+	c.renewed(ctx, l, err, answered-began, failures)
 	return next
 }
 

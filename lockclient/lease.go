@@ -60,8 +60,6 @@ type Lease struct {
 	next  time.Duration // when the keeper looks, guarded by its mutex
 	place int           // in its heap; -1 if in none
 
-	failing bool // the last renewal failed, guarded by the mutex of events
-
 	releasing sync.Mutex // one release at a time: each returns what it found
 	freed     bool       // one got its response
 }
@@ -170,7 +168,7 @@ func (l *Lease) end(err error) bool {
 		onEnd(err)
 	}
 	if err != ErrReleased {
-		l.client.events.lost(context.Background(), l, err)
+		l.client.lost(context.Background(), l, err)
 	}
 	return true
 }
@@ -371,13 +369,13 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		switch {
 		case found == notFound && wasHeld:
 			err = &LostError{Claim: l.claim, Cause: l.client.why(ctx, l.claim, whyTimeout)}
-			l.client.events.lost(ctx, l, err)
+			l.client.lost(ctx, l, err)
 			return err
 		case found == notFound && errors.Is(l.Err(), ErrLeaseLost):
 			return nil // reported as lost already
 		}
 	}
-	l.client.events.released(ctx, l, err)
+	l.client.released(ctx, l, err)
 	return err
 }
 

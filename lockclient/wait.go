@@ -35,7 +35,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 		Watch: c.watch, Steps: c.steps, Closed: c.open.Done(),
 		Heard: func(h *HeldError) {
 			if held == nil {
-				c.events.contended(ctx, r, h)
+				c.contended(ctx, r, h)
 			}
 			held = h
 		},

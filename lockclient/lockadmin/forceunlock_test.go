@@ -68,7 +68,11 @@ func TestForceUnlock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ear.Exec(t.Context(), `LISTEN "`+pglease.Channel+`.onlookers"`); err != nil {
+		var process string
+		if err := ear.QueryRow(t.Context(), "SELECT waiters[1] FROM fencepost.leases WHERE resource = $1", how).Scan(&process); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ear.Exec(t.Context(), `LISTEN "`+pglease.Channel+`.`+process+`"`); err != nil {
 			t.Fatal(err)
 		}
 		done, err := o.ForceUnlock(t.Context(), how, "Ada", "worker-7 hangs, INC-42", &ForceUnlockOptions{ExpectedLeaseID: lease.ID()})

@@ -59,7 +59,6 @@ type place struct {
 type watch struct {
 	issuer   *Issuer
 	resource string
-	waiter   bool
 	wake     func()
 }
 
@@ -154,7 +153,6 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 		l.expires = until
 	}
 	grant.Token, grant.AcquiredAt = l.token, l.acquired
-	s.wake(r.Resource, func(w *watch) bool { return !w.waiter })
 	return grant, nil
 }
 
@@ -212,7 +210,7 @@ func (s *Server) free(resource string, l *row, now time.Time) {
 		}
 		l.line = l.line[1:]
 	}
-	s.wake(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
+	s.wake(resource, func(w *watch) bool { return w.issuer == l.keptFor })
 }
 
 // wake calls the chosen watches of a resource and ends them.
@@ -225,14 +223,18 @@ func (s *Server) wake(resource string, chosen func(*watch) bool) {
 	}
 }
 
-// Watch returns who has the lease, and calls wake at its release.
+// Watch returns who has the lease, and calls wake at its release unless it only
+// looks, without a lease ID.
 func (i *Issuer) Watch(_ context.Context, r driver.Watch, wake func()) (driver.Watching, error) {
 	s := i.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held := s.holder(r.Resource, r.LeaseID)
-	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", wake: wake}
-	if l := s.rows[r.Resource]; l != nil && w.waiter {
+	if r.LeaseID == "" {
+		return driver.Watching{Held: held, Stop: func() {}}, nil
+	}
+	w := &watch{issuer: i, resource: r.Resource, wake: wake}
+	if l := s.rows[r.Resource]; l != nil {
 		if held == nil && l.keptFor != nil && l.keptFor != i && s.now().Before(l.keptUntil) {
 			held = s.kept(r.Resource, l)
 		}
@@ -354,7 +356,6 @@ func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 	l.token++
 	l.leaseID, l.owner, l.metadata = "stolen-"+l.token.String(), owner, ""
 	l.acquired, l.expires = now, now.Add(ttl)
-	s.wake(resource, func(w *watch) bool { return !w.waiter })
 	return guard.Claim{Resource: resource, Token: l.token, LeaseID: l.leaseID}
 }
 

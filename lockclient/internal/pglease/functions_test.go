@@ -66,7 +66,7 @@ func newFunctionTests(t *testing.T) *functionTests {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
-	for _, name := range []string{"", ".onlookers", ".p", ".q", ".s", ".u", ".v"} {
+	for _, name := range []string{"", ".p", ".q", ".s", ".u", ".v"} {
 		if _, err := conn.Exec(t.Context(), `LISTEN "fencepost.leases`+name+`"`); err != nil {
 			t.Fatal(err)
 		}

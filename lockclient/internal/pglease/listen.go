@@ -56,8 +56,7 @@ const (
 // are notified of their places.
 //
 // Nobody else is notified of a release, since each notification takes time from
-// the process whose turn it is: each process has a channel of its own. Watchers
-// have another, on which a process listens from its first watcher on, and
+// the process whose turn it is: each process has a channel of its own, and
 // [Channel] wakes everybody when no process is named.
 type listener struct {
 	// connect opens a connection, notify sends a notification on another one.
@@ -93,16 +92,14 @@ type listener struct {
 	closed  bool
 	up      bool
 	opening chan struct{} // closed when a connection that is being opened listens or failed; nil if none is
-	all     bool          // watchers are notified as well
-	wakeUp  func()        // makes the connection check whether they want to be
 	used    time.Time     // when somebody waited last
 	told    bool          // of a failure
 }
 
-// subscription is one watch.
+// subscription is one waiter's watch.
 type subscription struct {
 	resource, topic string
-	leaseID         string // of a waiter; a watcher has none
+	leaseID         string
 	wake            func()
 	turn            *time.Timer // until those before it in the queue have had their time
 }
@@ -181,9 +178,6 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
-	if leaseID == "" && !l.all && l.wakeUp != nil {
-		l.wakeUp()
-	}
 	if !l.running && !l.closed && l.wake != WakePoll {
 		l.running, l.opening = true, make(chan struct{})
 		l.wg.Go(l.run)
@@ -194,7 +188,7 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 func (l *listener) unsubscribe(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, waits := l.subs[s]; waits && s.leaseID != "" {
+	if _, waits := l.subs[s]; waits {
 		l.left(s)
 	}
 	delete(l.subs, s)
@@ -232,10 +226,10 @@ func (l *listener) left(s *subscription) {
 	})
 }
 
-// waits reports whether a waiter of this process watches the topic; the mutex is held.
+// waits reports whether this process watches the topic; the mutex is held.
 func (l *listener) waits(topic string) bool {
 	for s := range l.subs {
-		if s.topic == topic && s.leaseID != "" {
+		if s.topic == topic {
 			return true
 		}
 	}
@@ -383,8 +377,9 @@ func (l *listener) session() (worked bool, err error) {
 			return false, errors.Join(err, errPooler)
 		}
 	}
-	if err := listen(connecting, conn, Channel, processChannel(l.process)); err != nil {
-		return false, err
+	listen := fmt.Sprintf("LISTEN %q; LISTEN %q", Channel, processChannel(l.process))
+	if _, err := conn.PgConn().Exec(connecting, listen).ReadAll(); err != nil {
+		return false, fmt.Errorf("listening: %w", err)
 	}
 	if err := l.selfTest(conn); err != nil {
 		return false, err
@@ -396,21 +391,10 @@ func (l *listener) session() (worked bool, err error) {
 	defer l.lost()
 	for {
 		heard, err := l.receive(conn, l.quiet, "")
-		switch {
-		case err != nil:
+		if err != nil || l.unused() {
 			return true, err
-		case l.unused():
-			return true, nil
-		case heard:
-			continue
-		case l.watchers(false):
-			listening, cancel := context.WithTimeout(l.ctx, l.timeout)
-			err := listen(listening, conn, onlookersChannel)
-			cancel()
-			if err != nil {
-				return true, err
-			}
-			l.watchers(true)
+		}
+		if heard {
 			continue
 		}
 		// Silence: the server has nothing to send, or the connection died
@@ -419,36 +403,6 @@ func (l *listener) session() (worked bool, err error) {
 			return true, err
 		}
 	}
-}
-
-// listen subscribes the connection to channels.
-func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
-	sql := `LISTEN "` + strings.Join(channels, `"; LISTEN "`) + `"`
-	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
-	return nil
-}
-
-// watchers reports whether there are watchers that are not notified yet. With notify
-// they are notified from now on, and are woken once, because they may have
-// looked before.
-func (l *listener) watchers(notify bool) (waiting bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.all {
-		return false
-	}
-	l.all = notify
-	for s := range l.subs {
-		if s.leaseID == "" {
-			waiting = true
-			if notify {
-				s.wake()
-			}
-		}
-	}
-	return waiting
 }
 
 // isPooled compares the server process with the one that the handshake named,
@@ -466,7 +420,7 @@ func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 func (l *listener) lost() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.up, l.all, l.opening = false, false, make(chan struct{})
+	l.up, l.opening = false, make(chan struct{})
 	for s := range l.subs {
 		s.wake()
 	}
@@ -490,18 +444,10 @@ func (l *listener) selfTest(conn *pgx.Conn) error {
 }
 
 // receive passes on one notification, or all up to the payload until; heard is
-// false if the time passed first. Without until, a first watcher also ends it.
+// false if the time passed first.
 func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, atMost)
 	defer cancel()
-	if until == "" {
-		l.mu.Lock()
-		l.wakeUp = cancel
-		l.mu.Unlock()
-		if l.watchers(false) { // it came before
-			return false, nil
-		}
-	}
 	for {
 		n, err := conn.WaitForNotification(ctx)
 		switch {
@@ -513,20 +459,18 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 		default:
 			return false, fmt.Errorf("the listening connection: %w", err)
 		}
-		if n.Payload == until {
-			return true, nil
+		if n.Payload != until {
+			l.heard(n.Payload)
 		}
-		l.heard(n.Channel, n.Payload)
-		if until == "" {
+		if n.Payload == until || until == "" {
 			return true, nil
 		}
 	}
 }
 
-// heard wakes those that watch a topic: watchers, or everybody if no process
-// is named, or the waiters of this process. If other processes are before it in
+// heard wakes those that watch a topic. If other processes are before this one in
 // the queue, its waiters look after the lease has been kept for each of those.
-func (l *listener) heard(channel, payload string) {
+func (l *listener) heard(payload string) {
 	topic, line, _ := strings.Cut(payload, " ")
 	turn := max(0, slices.Index(strings.Fields(line), l.process))
 	l.mu.Lock()
@@ -534,9 +478,6 @@ func (l *listener) heard(channel, payload string) {
 	for s := range l.subs {
 		switch {
 		case s.topic != topic:
-		case s.leaseID == "":
-			s.wake()
-		case channel == onlookersChannel:
 		case turn > 0:
 			s.wait(time.Duration(turn)*keepFor, func() { l.look(s) })
 		default:
