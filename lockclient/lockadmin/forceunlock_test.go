@@ -285,8 +285,8 @@ func TestAuditRequiresActorAndReason(t *testing.T) {
 		{" \t\n", "stuck", "audit_actor"},
 		{"Ada", "\t\t", "audit_reason"},
 	} {
-		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
-			VALUES ('force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
+		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (id, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES (1, 'force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
 		if pg := pglease.Error(err); test.constraint == "" && err != nil || test.constraint != "" && (pg == nil || pg.ConstraintName != test.constraint) {
 			t.Errorf("actor %q, reason %q: %v, want %q", test.actor, test.reason, err, test.constraint)
 		}

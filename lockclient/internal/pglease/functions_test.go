@@ -43,6 +43,8 @@ const frozenClock = `CREATE TABLE clock (t timestamptz NOT NULL);
 	ALTER TABLE fencepost.spent ALTER until SET DEFAULT public.frozen() + interval '1 hour';
 	ALTER TABLE fencepost.audit DISABLE TRIGGER USER;
 	ALTER TABLE fencepost.audit ALTER at SET DEFAULT public.frozen();
+	CREATE SEQUENCE records;
+	ALTER TABLE fencepost.audit ALTER id SET DEFAULT nextval('public.records');
 	DELETE FROM fencepost.epoch;
 	INSERT INTO clock VALUES ('epoch')`
 

@@ -86,7 +86,7 @@ func TestReenterFails(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
 	i.Entered().Started = i.Entered().Started.Add(-time.Hour)
-	mustExec(t, pool, "ALTER FUNCTION fencepost.enter_epoch RENAME TO gone")
+	mustExec(t, pool, "ALTER FUNCTION fencepost.adopt_epoch RENAME TO gone")
 	_, err := i.Acquire(t.Context(), ask("s", "a"))
 	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" {
 		t.Errorf("got %v", err)

@@ -208,8 +208,6 @@ var epochCases = []functionCase{
 	{name: "adopted beside a grant", before: epochRow("0, " + own), locked: "LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE", call: "SELECT o_epoch FROM fencepost.adopt_epoch(5000)", answer: "epoch=0"},
 	{name: "adopted", before: epochRow("1, "+own) + floor41, call: "SELECT o_epoch, o_base, o_timeline, o_floor, o_moved, o_raised, o_hidden, o_started = pg_postmaster_start_time() AS started, o_leases = LEASES AS leases FROM fencepost.adopt_epoch(5000)",
 		answer: "leases=true base=1 epoch=1 floor=1099511627776 moved=false raised=true timeline=1 started=true"},
-	{name: "entered", before: epochRow("1, "+own) + floor41, call: "SELECT o_epoch, o_base, o_timeline, o_floor, o_moved, o_raised, o_hidden, o_started = pg_postmaster_start_time() AS started, o_leases = LEASES AS leases FROM fencepost.enter_epoch(5000)",
-		answer: "leases=true base=1 epoch=1 floor=1099511627776 moved=false raised=true timeline=1 started=true"},
 }
 
 // TestOperatorFunctions: the same for the functions that an operator calls.
