@@ -303,13 +303,6 @@ func (c *child) line(t testing.TB) string {
 	return c.out.Text()
 }
 
-func (c *child) say(t testing.TB, line string) {
-	t.Helper()
-	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // blocked waits until n connections of the database wait for a lock.
 func blocked(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()

@@ -100,6 +100,9 @@ var releaseCases = []functionCase{
 	{name: "no topic", before: leaseRow("r", mine+"'T+1m'") + line + "'T+1s'" + lineOfFive,
 		call: "SELECT * FROM fencepost.release('{r}', '{mine}', '{5}', ARRAY[''], '5000')", answer: "resource=r told=false",
 		after: `acquired_at=T-1m0s expires_at=T kept_for=p owner=o resource=r token=5 waiters=["q", "s", "u", "v"] wake_until=T+1s`},
+	{name: "marked meanwhile", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET wake_until = 'T+5s', waiters = '{p}'", call: releases,
+		answer: `resource=r told=true
+			fencepost.leases.p: topic p`},
 	{name: "renewed meanwhile", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET expires_at = 'T+2m'; UPDATE clock SET t = 'T+1s'", call: releases,
 		answer: "resource=r told=false", after: "acquired_at=T-1m0s expires_at=T+1s owner=o resource=r token=5"},
 }

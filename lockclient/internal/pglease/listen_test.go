@@ -299,43 +299,6 @@ func (s *schedule) behind(watch func() error, sql string, args ...any) {
 	s.must(<-watched)
 }
 
-// TestReleaseBehindMark: a release that waits for the row of a mark that has not
-// committed sees the mark, and notifies.
-func TestReleaseBehindMark(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	holder := newIssuer(t, pool, nil)
-	for mark, quiet := range map[string]bool{pglease.WatchSQL: false, "SELECT $1::text, $2::text, $3::text, $4::text FROM fencepost.leases WHERE resource = $1 FOR UPDATE": true} {
-		lease := acquire(t, holder, "r", input.NewLeaseID())
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), mark, "r", "waiter's", "process", "60000"); err != nil {
-			t.Fatal(err)
-		}
-		told := make(chan bool)
-		go func() {
-			var resource string
-			var notified bool
-			err := pool.QueryRow(context.Background(), pglease.ReleaseSQL, releaseArgs(lease)...).Scan(&resource, &notified)
-			if err != nil {
-				t.Error(err)
-			}
-			told <- !notified
-		}()
-		locked(t, pool, 1) // the release, for the mark
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := <-told; got != quiet {
-			t.Errorf("the release after the mark is quiet: %t; with no mark: %t", got, quiet)
-		}
-		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = NULL, kept_for = NULL, waiters = NULL")
-	}
-}
-
 // TestListenerIdle: any number of waiters need one listening connection. It is
 // opened when somebody waits, closed when nobody has for a while, and reopened.
 func TestListenerIdle(t *testing.T) {
