@@ -3,7 +3,6 @@ package lockclient_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,7 +12,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
-	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/locktest"
 )
 
@@ -70,34 +68,6 @@ func TestCloseEndsHolds(t *testing.T) {
 		close(stay)
 		<-left
 	})
-}
-
-// TestCloseIsBounded: an issuer that waits for requests in flight does not
-// block Close beyond its context.
-func TestCloseIsBounded(t *testing.T) {
-	slow := &closesSlowly{Issuer: memory.NewServer().Issuer(), gate: make(chan struct{}), closed: make(chan struct{})}
-	client, err := lockclient.New(slow, "owner", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := client.Close(ctx); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) {
-		t.Errorf("Close says %v", err)
-	}
-	close(slow.gate)
-	<-slow.closed // it is closed nevertheless
-}
-
-type closesSlowly struct {
-	driver.Issuer
-	gate, closed chan struct{}
-}
-
-func (c *closesSlowly) Close() error {
-	defer close(c.closed)
-	<-c.gate
-	return nil
 }
 
 // TestTryHold: it does not wait.
@@ -158,28 +128,6 @@ func TestKeepAlive(t *testing.T) {
 	})
 }
 
-// TestLossAtReleaseIsObserved: a release that finds nothing, though the lease
-// was thought to be held, returns ErrLeaseLost and is observed as a loss.
-func TestLossAtReleaseIsObserved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var events []guard.Event
-		client, server := locktest.New(t, &lockclient.Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
-		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
-		if err != nil {
-			t.Fatal(err)
-		}
-		server.Steal("r", "another", time.Hour)
-		err = lease.Release(t.Context())
-		if last := events[len(events)-1]; !errors.Is(err, lockclient.ErrLeaseLost) || last.Op != guard.OpLost || last.Err != err || last.Claim != lease.Claim() {
-			t.Errorf("%v, observed as %+v", err, last)
-		}
-		n := len(events)
-		if err := lease.Release(t.Context()); err != nil || len(events) != n {
-			t.Errorf("again: %v, observed as %+v", err, events[n:])
-		}
-	})
-}
-
 // TestNamespace: a client with a namespace leases names within it, joined as by guard.JoinResource, and no others.
 func TestNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -228,100 +176,4 @@ func (hangs) Renew(ctx context.Context, renewals []driver.Renewal, results []dri
 	for n := range results {
 		results[n] = driver.Renewed{State: driver.Unknown, Err: guard.OutcomeUnknown("renew", renewals[n].Claim, ctx.Err())}
 	}
-}
-
-// TestObservedOnce: what happens is observed, and once.
-func TestObservedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen leasetest.Tally
-		client, server := locktest.New(t, &lockclient.Options{Observer: &seen})
-		other := server.Client(t, "other", nil)
-		opts := &lockclient.AcquireOptions{TTL: time.Minute}
-		acquire := func(c *lockclient.Client) *lockclient.Lease {
-			lease, err := c.TryAcquire(t.Context(), "p:r", opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return lease
-		}
-		first := acquire(client)
-		time.Sleep(3 * time.Second)
-		server.FailRenewals(1)
-		failed, renewed, released := first.Renew(t.Context()), first.Renew(t.Context()), first.Release(t.Context())
-		if failed == nil || renewed != nil || released != nil {
-			t.Fatal(failed, renewed, released)
-		}
-		acquire(other)
-		if _, err := client.TryAcquire(t.Context(), "p:r", opts); !errors.Is(err, lockclient.ErrHeld) {
-			t.Fatal(err)
-		}
-		server.Expire("p:r")
-		second := acquire(client)
-		time.Sleep(2 * time.Second)
-		server.Steal("p:r", "another", time.Second)
-		if err := second.Renew(t.Context()); !errors.Is(err, lockclient.ErrLeaseLost) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Second)
-		third := acquire(client)
-		server.FailReleases(1)
-		if err := third.Release(t.Context()); err == nil {
-			t.Fatal("the release did not fail")
-		}
-		const want = "acquire 3, acquire failed 1, contend failed 1, lost failed 1, reclaim 2, release 1, release failed 1, renew 1, renew failed 2"
-		if got := seen.Text(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
-	})
-}
-
-// TestAbandonedReleaseIsReported: the release of a grant that came too late is
-// reported if it failed, and only then.
-func TestAbandonedReleaseIsReported(t *testing.T) {
-	for _, fails := range []int{0, 1 << 20} {
-		synctest.Test(t, func(t *testing.T) {
-			var log leasetest.Text
-			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-			ctx, cancel := context.WithCancel(t.Context())
-			server.LoseResponses(1)
-			server.FailReleases(fails)
-			go func() { time.Sleep(time.Millisecond); cancel() }()
-			if lease, err := client.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}); err == nil {
-				t.Fatal("granted", lease.Claim())
-			}
-			time.Sleep(5 * time.Minute)
-			synctest.Wait()
-			if logged := strings.Contains(log.String(), "lock_release_failed"); logged != (fails > 0) {
-				t.Errorf("%d failing releases: %s", fails, &log)
-			}
-		})
-	}
-}
-
-// TestTTLStep: an engine that counts in whole seconds is never asked for a part
-// of one, nor for more than it can keep.
-func TestTTLStep(t *testing.T) {
-	client, err := lockclient.New(stepped{memory.NewServer().Issuer()}, "owner", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close(t.Context())
-	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 1500 * time.Millisecond})
-	if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), `TTL "1.5s": must be a multiple of 1s`) {
-		t.Errorf("%v, %v", lease, err)
-	}
-	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 2 * time.Second}); err != nil {
-		t.Error(err)
-	}
-	if _, err := client.TryAcquire(t.Context(), "s", &lockclient.AcquireOptions{TTL: 61 * time.Second}); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "1m0s") {
-		t.Errorf("a TTL above the engine's: %v", err)
-	}
-}
-
-type stepped struct{ *memory.Issuer }
-
-func (s stepped) Limits() driver.Limits {
-	l := s.Issuer.Limits()
-	l.TTLStep, l.MaxTTL = time.Second, time.Minute
-	return l
 }

@@ -3,8 +3,6 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -287,47 +285,6 @@ func TestRenewsAfterStep(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestMarginIsToldOnce: renewals that come late are reported once, and again after
-// one came in time.
-func TestMarginIsToldOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var down atomic.Bool
-		i := &answering{}
-		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-			for n := range results {
-				if results[n] = (driver.Renewed{State: driver.Extended, From: i.clock()}); down.Load() {
-					results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, errSimulated)}
-				}
-			}
-		}
-		var log leasetest.Text
-		client := i.client(t, &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		lease := mustTry(t, client, "r", time.Minute)
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
-		for round := range 2 {
-			time.Sleep(2 * time.Minute)
-			synctest.Wait()
-			down.Store(true)
-			for lease.Remaining() > 2*time.Second {
-				time.Sleep(100 * time.Millisecond)
-			}
-			synctest.Wait()
-			var told []string
-			for line := range strings.Lines(log.String()) {
-				if strings.Contains(line, "lock_margin_low") {
-					told = append(told, line)
-				}
-			}
-			if len(told) != round+1 || !lease.Valid() {
-				t.Errorf("round %d: told %q, %v", round, told, lease.Err())
-			}
-			down.Store(false)
-		}
-	})
 }
 
 // TestRenewsToTheLast: a renewal that fails is repeated the sooner, the less is

@@ -75,28 +75,17 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 	}
 }
 
-// outrun is an issuer at which others come first the given number of times: it
-// refuses, and their lease has run out by the time of its answer.
-type outrun struct {
-	simulation
-	times int
-}
-
-func (o *outrun) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
-	if o.times--; o.times >= 0 {
-		return driver.Grant{}, &HeldError{Resource: r.Resource}
-	}
-	return driver.Grant{Token: 7, From: o.Now(), TTL: r.TTL}, nil
-}
-
-func (o *outrun) Release(context.Context, guard.Claim) (bool, error) { return true, nil }
-
 // TestAcquireOutrun: a caller that does not wait is told after some attempts
 // that others come first each time; one that waits goes on.
 func TestAcquireOutrun(t *testing.T) {
-	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*waiting.MaxRaces + 1}
-	c := simulate(t, issuer, &Options{PollInterval: time.Millisecond})
-	defer c.Close(context.Background())
+	i := &answering{simulation: simulation{driver.Now}}
+	i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+		if n, _, _ := i.counts(); n <= 3*waiting.MaxRaces+1 {
+			return driver.Grant{}, &HeldError{Resource: r.Resource} // others come first, and their lease has run out by now
+		}
+		return driver.Grant{Token: 7, From: i.Now(), TTL: r.TTL}, nil
+	}
+	c := i.client(t, &Options{PollInterval: time.Millisecond})
 	if _, err := c.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, errRaced) {
 		t.Errorf("without waiting: %v", err)
 	}
@@ -107,5 +96,4 @@ func TestAcquireOutrun(t *testing.T) {
 	if lease.Token() != 7 {
 		t.Errorf("the token is %v", lease.Token())
 	}
-	lease.Release(t.Context())
 }
