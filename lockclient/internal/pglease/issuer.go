@@ -535,10 +535,6 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			stop()
 			return driver.Watching{}, driver.ErrNoWatch
 		}
-		if err := i.listener.unwatched(ctx, w.Resource); err != nil {
-			stop()
-			return driver.Watching{}, Failure("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, Harmless(err))
-		}
 	}
 	var held *driver.HeldError
 	err := i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
