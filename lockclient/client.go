@@ -31,7 +31,6 @@ type Client struct {
 	waiters waiting.Queues
 	keeper  keeper
 	renewal latencies // of all leases
-	offStep func()    // ends the issuer's clock notifications
 
 	open     context.Context // ends when Close begins
 	shut     context.CancelFunc
@@ -39,9 +38,6 @@ type Client struct {
 	giveUp   context.CancelFunc
 	finish   func() error   // ends what the client has begun, once
 	work     inflight.Count // what Close waits for: acquires, Holds and releases
-
-	mu      sync.Mutex
-	stepped chan struct{} // closed when the issuer's clock was moved
 }
 
 // grace is how long an attempt goes on after its caller's context ended: its response
@@ -71,7 +67,6 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	}
 	c := &Client{
 		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: grace, clock: driver.Now,
-		stepped: make(chan struct{}),
 	}
 	if c.limits.MetadataBytes >= len(whereabouts()) {
 		c.whereabouts = whereabouts()
@@ -80,33 +75,13 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
 	c.finish = sync.OnceValue(func() error {
-		if c.offStep != nil {
-			c.offStep()
-		}
 		c.keeper.close()
 		return c.issuer.Close() // statements in flight end by their own timeouts
 	})
 	if own, ok := issuer.(driver.Clock); ok {
 		c.clock = own.Now
-		c.offStep = own.OnStep(c.step)
 	}
 	return c, nil
-}
-
-// step follows a clock that was moved forward: when it returns, leases whose
-// deadline was skipped are lost.
-func (c *Client) step() {
-	c.mu.Lock()
-	close(c.stepped)
-	c.stepped = make(chan struct{})
-	c.mu.Unlock()
-	c.keeper.step()
-}
-
-func (c *Client) steps() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stepped
 }
 
 // Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their

@@ -80,21 +80,6 @@ func (k *keeper) forget(l *Lease) {
 	}
 }
 
-// step ends leases that are over by the moved clock, and reschedules the rest.
-func (k *keeper) step() {
-	k.mu.Lock()
-	all := slices.Clone(k.leases)
-	k.mu.Unlock()
-	for _, l := range all {
-		l.Err() // ends what is over
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.running {
-		k.rest(0, 0)
-	}
-}
-
 func (k *keeper) close() {
 	k.mu.Lock()
 	k.closed = true

@@ -3,7 +3,6 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,47 +243,6 @@ func TestReleasedAfterAll(t *testing.T) {
 			t.Errorf("%+v", events)
 		}
 	})
-}
-
-// stepping is an issuer whose clock can be moved.
-type stepping struct {
-	*answering
-	step func()
-}
-
-func (s *stepping) OnStep(f func()) (stop func()) { s.step = f; return func() {} }
-
-// TestRenewsAfterStep: a renewal that is due because the clock was moved is sent
-// at once. The control is the same without the notification of the move: there it
-// is sent at the next look.
-func TestRenewsAfterStep(t *testing.T) {
-	for _, told := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			var asleep atomic.Int64
-			awake := drifting(0)
-			i := &stepping{answering: &answering{simulation: simulation{func() time.Duration { return awake() + time.Duration(asleep.Load()) }}}}
-			client := simulate(t, i, nil)
-			defer client.Close(t.Context())
-			if err := mustTry(t, client, "r", time.Minute).KeepAlive(0); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(1500 * time.Millisecond)
-			synctest.Wait()
-			asleep.Add(int64(20 * time.Second))
-			if told {
-				i.step()
-			}
-			synctest.Wait()
-			if n := i.renewals(); n == 1 != told {
-				t.Errorf("told %t: %d renewals at once", told, n)
-			}
-			time.Sleep(time.Second)
-			synctest.Wait()
-			if n := i.renewals(); n != 1 {
-				t.Errorf("told %t: %d renewals", told, n)
-			}
-		})
-	}
 }
 
 // TestRenewsToTheLast: a renewal that fails is repeated the sooner, the less is

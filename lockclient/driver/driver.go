@@ -231,9 +231,6 @@ type Explainer interface {
 type Clock interface {
 	// Now is the clock of the holders; see [Now].
 	Now() time.Duration
-	// OnStep registers f to be called, until stop, whenever the clock jumped
-	// forward, which timers do not notice.
-	OnStep(f func()) (stop func())
 }
 
 // Finder is an issuer that can find running leases by their ID, without the resource.
