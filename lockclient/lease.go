@@ -227,10 +227,13 @@ func (l *Lease) nextLook() time.Duration {
 }
 
 // dueBy reports whether a renewal is due by until, and then counts it as sent;
-// the deadline; and when to look again.
-func (l *Lease) dueBy(until time.Duration) (renew bool, deadline, look time.Duration) {
+// the deadline; and when to look again. None is due of a closed keeper.
+func (l *Lease) dueBy(until time.Duration, closed bool) (renew bool, deadline, look time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if closed {
+		return false, l.deadline, l.deadline
+	}
 	renew = l.every > 0 && !l.renewing && l.renewAt <= until && l.err == nil
 	l.renewing = l.renewing || renew
 	return renew, l.deadline, l.nextLook()
