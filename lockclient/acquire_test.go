@@ -15,43 +15,44 @@ import (
 )
 
 // TestTokensGrow is P3 step by step: release, expiry, change of owner, the same
-// lease ID again, a floor above the row, a resource without a row.
+// lease ID again, a floor above the row, a resource without a row. A grant says whether
+// it replaced another's lease that had run out.
 func TestTokensGrow(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	a, b := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
 	var last guard.Token
-	grown := func(how string, l *Lease) {
+	grown := func(how string, l *Lease, reclaimed bool) {
 		t.Helper()
-		if l.Token() <= last {
-			t.Errorf("%s: token %v after %v", how, l.Token(), last)
+		if l.Token() <= last || l.reclaimed != reclaimed {
+			t.Errorf("%s: token %v after %v, reclaimed %t", how, l.Token(), last, l.reclaimed)
 		}
 		last = l.Token()
 	}
 	lease := mustTry(t, a, "r", time.Minute)
-	grown("first", lease)
+	grown("first", lease, false)
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	lease = mustTry(t, a, "r", time.Minute)
-	grown("release", lease)
+	grown("release", lease, false)
 	lease.Release(t.Context())
-	grown("other owner after a release", mustTry(t, b, "r", time.Minute))
+	grown("other owner after a release", mustTry(t, b, "r", time.Minute), false)
 	runOut(t, pool, "r")
-	grown("other owner after expiry", mustTry(t, a, "r", time.Minute))
+	grown("other owner after expiry", mustTry(t, a, "r", time.Minute), true)
 	runOut(t, pool, "r")
 	named := &AcquireOptions{TTL: time.Minute, LeaseID: "named"}
-	for _, how := range []string{"lease ID of the caller", "the same lease ID after expiry"} {
+	for n, how := range []string{"lease ID of the caller", "the same lease ID after expiry"} {
 		lease, err := a.TryAcquire(t.Context(), "r", named)
 		if err != nil {
 			t.Fatal(err)
 		}
-		grown(how, lease)
+		grown(how, lease, n == 0)
 		runOut(t, pool, "r")
 	}
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) VALUES ('', 500)")
 	last = 500
-	grown("floor above the row", mustTry(t, a, "r", time.Minute))
+	grown("floor above the row", mustTry(t, a, "r", time.Minute), true)
 	if got := mustTry(t, b, "new", time.Minute).Token(); got != 501 {
 		t.Errorf("a new resource above the floor of 500 starts at %v", got)
 	}

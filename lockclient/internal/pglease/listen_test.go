@@ -25,10 +25,15 @@ import (
 )
 
 // patience ends a hang.
-const patience = time.Minute
+const patience = leasetest.Patience
+
+var (
+	mustExec   = leasetest.MustExec
+	eventually = leasetest.Eventually
+)
 
 // migrated returns a pool on a fresh database that has the schema.
-func migrated(t *testing.T) *pgxpool.Pool {
+func migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return leasetest.Migrated(t)
 }
@@ -55,23 +60,6 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	}
 	t.Cleanup(func() { i.Close() })
 	return i
-}
-
-// eventually waits as long as it takes on a busy machine.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", 2*patience, what)
-		}
-	}
-}
-
-func mustExec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // value reads one value.
