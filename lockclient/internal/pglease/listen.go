@@ -174,7 +174,7 @@ func (l *listener) left(s *subscription) {
 	l.leaving[s.topic] = timer
 }
 
-// unwatch takes the process out of the queue. Who has come back meanwhile may have been
+// unwatch takes the process out of the queue. Who has come back by then may have been
 // taken out as well, and looks again.
 func (l *listener) unwatch(s *subscription) {
 	l.issuer.aside(l.ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
