@@ -12,7 +12,6 @@ import (
 // Statements, for tests that carry them out step by step.
 const (
 	ReleaseSQL = releaseSQL
-	WatchSQL   = watchSQL
 	KeepFor    = keepFor
 	StayInLine = stayInLine
 )

@@ -174,11 +174,9 @@ END $$;
 CREATE FUNCTION fencepost.adopt_epoch(p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
-    FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms) e;
-END $$;
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT * FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms)
+$$;
 
 -- These have their owner's rights, or are of use only to functions that do, so
 -- nobody may call them until that is granted.
