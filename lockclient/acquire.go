@@ -177,7 +177,7 @@ func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 		defer context.AfterFunc(c.open, func() { time.AfterFunc(c.set.ReleaseTimeout, cancel) })()
 		_, err := c.free(bounded, claim, true)
 		if err != nil {
-			c.events.releaseFailed(ctx, claim, err)
+			c.releaseFailed(ctx, claim, err)
 		}
 		outcome <- err
 	}) {

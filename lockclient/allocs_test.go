@@ -29,13 +29,13 @@ func TestTellingNobodyAllocatesNothing(t *testing.T) {
 		l := &Lease{client: c, claim: guard.Claim{Resource: "tenant:r", Token: 1, LeaseID: "l"}, ttl: time.Second, reclaimed: true, deadline: time.Hour, place: -1}
 		for what, f := range map[string]func(){
 			"acquired":      func() { c.acquired(ctx, r, l, nil, 1) },
-			"contended":     func() { c.events.contended(ctx, r, held) },
+			"contended":     func() { c.contended(ctx, r, held) },
 			"failed":        func() { c.acquired(ctx, r, nil, failure, 1) },
-			"renewed":       func() { c.events.renewed(ctx, l, nil, 1) },
-			"renewal fails": func() { c.events.renewed(ctx, l, failure, 1) },
-			"released":      func() { c.events.released(ctx, l, nil) },
-			"release fails": func() { c.events.released(ctx, l, failure) },
-			"lost":          func() { c.events.lost(ctx, l, guard.ErrLeaseLost) },
+			"renewed":       func() { c.renewed(ctx, l, nil, 1, 0) },
+			"renewal fails": func() { c.renewed(ctx, l, failure, 1, 1) },
+			"released":      func() { c.released(ctx, l, nil) },
+			"release fails": func() { c.released(ctx, l, failure) },
+			"lost":          func() { c.lost(ctx, l, guard.ErrLeaseLost) },
 			"asked":         func() { l.Valid(); l.Err(); l.Remaining() },
 		} {
 			if observer != nil && (strings.Contains(what, "fail") || what == "lost") {

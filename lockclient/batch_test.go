@@ -161,21 +161,3 @@ func TestBatchesByDeadline(t *testing.T) {
 		}
 	})
 }
-
-// TestSpentAfterLostAnswer: a lease ID that turns out to be spent is not asked for
-// again, although an answer was lost before.
-func TestSpentAfterLostAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := &answering{}
-		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-			if len(i.acquired) == 1 {
-				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
-			}
-			return driver.Grant{}, ErrLeaseIDSpent
-		}
-		_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, LeaseID: "mine"})
-		if !errors.Is(err, ErrLeaseIDSpent) || len(i.acquired) != 2 {
-			t.Errorf("%v after %d attempts", err, len(i.acquired))
-		}
-	})
-}

@@ -3,9 +3,6 @@ package lockclient
 import (
 	"cmp"
 	"context"
-	"errors"
-	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +23,6 @@ type Client struct {
 	set       Options
 	grace     time.Duration
 	clock     func() time.Duration
-	events    *events
 	namespace input.Namespace
 	// whereabouts is the metadata of leases without any; empty where there is no
 	// room for it.
@@ -35,7 +31,6 @@ type Client struct {
 	waiters waiting.Queues
 	keeper  keeper
 	renewal latencies // of all leases
-	offStep func()    // ends the issuer's clock notifications
 
 	open     context.Context // ends when Close begins
 	shut     context.CancelFunc
@@ -43,9 +38,6 @@ type Client struct {
 	giveUp   context.CancelFunc
 	finish   func() error   // ends what the client has begun, once
 	work     inflight.Count // what Close waits for: acquires, Holds and releases
-
-	mu      sync.Mutex
-	stepped chan struct{} // closed when the issuer's clock was moved
 }
 
 // grace is how long an attempt goes on after its caller's context ended: its response
@@ -75,44 +67,21 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	}
 	c := &Client{
 		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: grace, clock: driver.Now,
-		stepped: make(chan struct{}),
 	}
 	if c.limits.MetadataBytes >= len(whereabouts()) {
 		c.whereabouts = whereabouts()
 	}
-	c.events = &events{c: c, trouble: map[string]*trouble{}}
 	c.keeper.c = c
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
 	c.finish = sync.OnceValue(func() error {
-		if c.offStep != nil {
-			c.offStep()
-		}
 		c.keeper.close()
-		defer c.events.close()
 		return c.issuer.Close() // statements in flight end by their own timeouts
 	})
 	if own, ok := issuer.(driver.Clock); ok {
 		c.clock = own.Now
-		c.offStep = own.OnStep(c.step)
 	}
 	return c, nil
-}
-
-// step follows a clock that was moved forward: when it returns, leases whose
-// deadline was skipped are lost.
-func (c *Client) step() {
-	c.mu.Lock()
-	close(c.stepped)
-	c.stepped = make(chan struct{})
-	c.mu.Unlock()
-	c.keeper.step()
-}
-
-func (c *Client) steps() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stepped
 }
 
 // Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
@@ -125,16 +94,11 @@ func (c *Client) steps() <-chan struct{} {
 // call. A release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. A Hold's function that calls
-// Close waits for itself: without a deadline in ctx, Close gives up after a minute there.
+// Close waits for itself, unless it passes the context that it got.
 // Closing again waits for what is left. With PostgreSQL, [Lease.Release] also works
 // after Close, since the caller's pool is open.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
-	if _, ok := ctx.Deadline(); !ok && insideHold() {
-		bounded, cancel := context.WithTimeoutCause(ctx, closeMost, errInsideHold)
-		defer cancel()
-		ctx = bounded
-	}
 	err := c.work.Drain(ctx)
 	if err != nil {
 		err = guard.Unavailable("close", guard.Claim{}, err)
@@ -147,31 +111,6 @@ func (c *Client) Close(ctx context.Context) error {
 		return cmp.Or(err, failed)
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
-	}
-}
-
-// closeMost is how long Close waits inside of a Hold's function if its context does
-// not say.
-const closeMost = time.Minute
-
-var errInsideHold = errors.New("Close was called in the function of a Hold and waits for that function: call Close after Hold has returned")
-
-// insideHold reports whether the caller's goroutine runs the function of a Hold, of any
-// client.
-func insideHold() bool {
-	var pcs [64]uintptr
-	for skip := 0; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs[:])
-		frames := runtime.CallersFrames(pcs[:n])
-		for more := n > 0; more; {
-			var f runtime.Frame
-			if f, more = frames.Next(); strings.HasSuffix(f.Function, "/lockclient.(*Client).holdWith") {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
-		}
 	}
 }
 

@@ -3,9 +3,6 @@ package lockclient_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,12 +12,10 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
-	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/locktest"
 )
 
-// TestCloseEndsHolds: Close ends the work, waits for it and releases; its
-// context bounds the wait.
+// TestCloseEndsHolds: Close ends the work, waits for it and releases.
 func TestCloseEndsHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, nil)
@@ -36,8 +31,6 @@ func TestCloseEndsHolds(t *testing.T) {
 			})
 		}()
 		<-inside
-		short, cancel := context.WithTimeout(t.Context(), 0)
-		cancel()
 		began := time.Now()
 		waiting := make(chan error, 1)
 		go func() { waiting <- client.Close(context.Background()) }()
@@ -50,56 +43,10 @@ func TestCloseEndsHolds(t *testing.T) {
 		if _, _, held := server.Holder("r"); held {
 			t.Error("the lease was not released")
 		}
-		if err := client.Close(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
 		if err := client.Hold(t.Context(), "r", opts, func(context.Context) error { return nil }); !errors.Is(err, guard.ErrSetup) || !errors.Is(err, lockclient.ErrClosed) {
 			t.Errorf("Hold after Close: %v", err)
 		}
-		// A function that does not return ends the wait of Close, not Close.
-		other := server.Client(t, "other", nil)
-		stay, left := make(chan struct{}), make(chan error, 1)
-		started := make(chan struct{})
-		go func() {
-			left <- other.Hold(t.Context(), "stays", opts, func(context.Context) error { close(started); <-stay; return nil })
-		}()
-		<-started
-		bounded, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := other.Close(bounded); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Close with a function that stays: %v", err)
-		}
-		close(stay)
-		<-left
 	})
-}
-
-// TestCloseIsBounded: an issuer that waits for requests in flight does not
-// block Close beyond its context.
-func TestCloseIsBounded(t *testing.T) {
-	slow := &closesSlowly{Issuer: memory.NewServer().Issuer(), gate: make(chan struct{}), closed: make(chan struct{})}
-	client, err := lockclient.New(slow, "owner", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := client.Close(ctx); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) {
-		t.Errorf("Close says %v", err)
-	}
-	close(slow.gate)
-	<-slow.closed // it is closed nevertheless
-}
-
-type closesSlowly struct {
-	driver.Issuer
-	gate, closed chan struct{}
-}
-
-func (c *closesSlowly) Close() error {
-	defer close(c.closed)
-	<-c.gate
-	return nil
 }
 
 // TestTryHold: it does not wait.
@@ -160,244 +107,7 @@ func TestKeepAlive(t *testing.T) {
 	})
 }
 
-// TestHolders: a follower sees the holder, then nobody, then the next holder.
-func TestHolders(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		follower, server := locktest.New(t, nil)
-		worker := server.Client(t, "worker", nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		seen := make(chan lockclient.Holder)
-		go func() {
-			defer close(seen)
-			for h, err := range follower.Holders(ctx, "r") {
-				if err != nil {
-					t.Error(err)
-				}
-				seen <- h
-			}
-		}()
-		if h := <-seen; h != (lockclient.Holder{}) {
-			t.Errorf("nobody has it: %+v", h)
-		}
-		for range 2 {
-			lease, err := worker.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute, Metadata: "m"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if h := <-seen; h.Claim != lease.Claim() || h.Owner != "worker" || h.Metadata != "m" {
-				t.Errorf("seen %+v", h)
-			}
-			lease.Release(t.Context())
-			if h := <-seen; h != (lockclient.Holder{}) {
-				t.Errorf("released: %+v", h)
-			}
-		}
-		cancel()
-		if _, more := <-seen; more {
-			t.Error("the loop goes on")
-		}
-		for _, err := range follower.Holders(t.Context(), "") {
-			if !errors.Is(err, guard.ErrInvalid) {
-				t.Error(err)
-			}
-		}
-	})
-}
-
-// TestFailuresAreToldOnceAMinute: a hundred leases whose renewals fail for
-// three minutes cause a few log lines, with how many were left out.
-func TestFailuresAreToldOnceAMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		var seen leasetest.Tally
-		client, server := locktest.New(t, &lockclient.Options{Observer: &seen, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		for n := range 100 {
-			lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: 10 * time.Minute})
-			if err == nil {
-				err = lease.KeepAlive(time.Second)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(5 * time.Second)
-		server.FailRenewals(1 << 20)
-		time.Sleep(3 * time.Minute)
-		synctest.Wait()
-		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		if len(lines) < 3 || len(lines) > 6 || !strings.Contains(lines[len(lines)-1], "suppressed=") {
-			t.Errorf("%d lines, the last is %s", len(lines), lines[len(lines)-1])
-		}
-		if failed := seen.Failed(guard.OpRenew); failed < 1000 {
-			t.Errorf("%d failed renewals", failed)
-		}
-	})
-}
-
-// TestEveryLossIsTold: a hundred leases that are lost at once cause a line or two,
-// which count them all; also if the client is closed before the second.
-func TestEveryLossIsTold(t *testing.T) {
-	for _, closed := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var log leasetest.Text
-			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-			var leases []*lockclient.Lease
-			for n := range 100 {
-				lease, err := client.TryAcquire(t.Context(), fmt.Sprint("r", n), &lockclient.AcquireOptions{TTL: time.Minute})
-				if err == nil {
-					err = lease.KeepAlive(time.Second)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				leases = append(leases, lease)
-			}
-			server.FailRenewals(1 << 20)
-			for _, lease := range leases {
-				<-lease.Done()
-			}
-			if closed {
-				if err := client.Close(t.Context()); err != nil {
-					t.Error(err)
-				}
-			} else {
-				time.Sleep(2 * time.Second)
-			}
-			synctest.Wait()
-			told := 0
-			for line := range strings.Lines(log.String()) {
-				if !strings.Contains(line, "lock_lost") {
-					continue
-				}
-				told++
-				if _, n, ok := strings.Cut(strings.TrimSpace(line), "suppressed="); ok {
-					others, err := strconv.Atoi(n)
-					if err != nil {
-						t.Error(err)
-					}
-					told += others
-				}
-			}
-			if told != 100 || strings.Count(log.String(), "lock_lost") > 3 {
-				t.Errorf("closed %t: %d losses are told, in %d lines", closed, told, strings.Count(log.String(), "lock_lost"))
-			}
-		})
-	}
-}
-
-// TestOneThatFailsAmongOthers: a lease that cannot be renewed beside others that can
-// is one failure that lasts.
-func TestOneThatFailsAmongOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		opts := &lockclient.AcquireOptions{TTL: time.Hour}
-		failing, err := client.TryAcquire(t.Context(), "failing", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		healthy, err := client.TryAcquire(t.Context(), "healthy", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 15 {
-			server.FailRenewals(1)
-			if err := failing.Renew(t.Context()); err == nil {
-				t.Fatal("it was renewed")
-			}
-			if err := healthy.Renew(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(2 * time.Second)
-		}
-		synctest.Wait()
-		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 1 {
-			t.Errorf("%d lines in half a minute", lines)
-		}
-		failing.Renew(t.Context())
-		time.Sleep(time.Minute)
-		server.FailRenewals(1)
-		failing.Renew(t.Context())
-		synctest.Wait()
-		if lines := strings.Count(log.String(), "lock_renew_failed"); lines != 3 { // the last of those left out, and the new one
-			t.Errorf("%d lines after it had been renewed and failed again:\n%s", lines, log.String())
-		}
-	})
-}
-
-// TestRecoveriesAreNoticed: a failure after a success is new, and is logged at
-// once; one after a failure is not.
-func TestRecoveriesAreNoticed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log leasetest.Text
-		client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		opts := &lockclient.AcquireOptions{TTL: time.Hour}
-		kept, err := client.TryAcquire(t.Context(), "kept", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		acquire := func() *lockclient.Lease {
-			n++
-			lease, _ := client.TryAcquire(t.Context(), fmt.Sprint("r", n), opts)
-			return lease
-		}
-		for event, c := range map[string]struct {
-			fail func(int)
-			call func()
-		}{
-			"lock_acquire_failed": {server.FailAcquires, func() { acquire() }},
-			"lock_renew_failed":   {server.FailRenewals, func() { kept.Renew(t.Context()) }},
-			"lock_release_failed": {server.FailReleases, func() { acquire().Release(t.Context()) }},
-		} {
-			logged := func(fails ...bool) int {
-				synctest.Wait() // for what is logged in the background
-				log.Reset()
-				for _, fail := range fails {
-					if fail {
-						c.fail(1)
-					}
-					c.call()
-					time.Sleep(2 * time.Second)
-				}
-				synctest.Wait()
-				return strings.Count(log.String(), event)
-			}
-			if lines := logged(true, false, true, false); lines != 2 {
-				t.Errorf("%s: %d lines of two failures with a success between", event, lines)
-			}
-			time.Sleep(2 * time.Minute)
-			if lines := logged(true, true, false); lines != 1 {
-				t.Errorf("%s: %d lines of two failures without one", event, lines)
-			}
-		}
-	})
-}
-
-// TestLossAtReleaseIsObserved: a release that finds nothing, though the lease
-// was thought to be held, returns ErrLeaseLost and is observed as a loss.
-func TestLossAtReleaseIsObserved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var events []guard.Event
-		client, server := locktest.New(t, &lockclient.Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
-		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
-		if err != nil {
-			t.Fatal(err)
-		}
-		server.Steal("r", "another", time.Hour)
-		err = lease.Release(t.Context())
-		if last := events[len(events)-1]; !errors.Is(err, lockclient.ErrLeaseLost) || last.Op != guard.OpLost || last.Err != err || last.Claim != lease.Claim() {
-			t.Errorf("%v, observed as %+v", err, last)
-		}
-		n := len(events)
-		if err := lease.Release(t.Context()); err != nil || len(events) != n {
-			t.Errorf("again: %v, observed as %+v", err, events[n:])
-		}
-	})
-}
-
-// TestNamespace: a client with a namespace leases and observes names within it, joined as by guard.JoinResource, and no others.
+// TestNamespace: a client with a namespace leases names within it, joined as by guard.JoinResource, and no others.
 func TestNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu"})
@@ -408,12 +118,6 @@ func TestNamespace(t *testing.T) {
 		const full = "acme%3Aeu:jobs:close"
 		if claim, _, held := server.Holder(full); !held || claim != lease.Claim() || claim.Resource != full {
 			t.Errorf("held %v, %+v; the claim is %+v", held, claim, lease.Claim())
-		}
-		for holder, err := range client.Holders(t.Context(), "jobs:close") {
-			if err != nil || holder.Claim != lease.Claim() {
-				t.Errorf("%+v, %v", holder, err)
-			}
-			break
 		}
 	})
 }
@@ -451,100 +155,4 @@ func (hangs) Renew(ctx context.Context, renewals []driver.Renewal, results []dri
 	for n := range results {
 		results[n] = driver.Renewed{State: driver.Unknown, Err: guard.OutcomeUnknown("renew", renewals[n].Claim, ctx.Err())}
 	}
-}
-
-// TestObservedOnce: what happens is observed, and once.
-func TestObservedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen leasetest.Tally
-		client, server := locktest.New(t, &lockclient.Options{Observer: &seen})
-		other := server.Client(t, "other", nil)
-		opts := &lockclient.AcquireOptions{TTL: time.Minute}
-		acquire := func(c *lockclient.Client) *lockclient.Lease {
-			lease, err := c.TryAcquire(t.Context(), "p:r", opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return lease
-		}
-		first := acquire(client)
-		time.Sleep(3 * time.Second)
-		server.FailRenewals(1)
-		failed, renewed, released := first.Renew(t.Context()), first.Renew(t.Context()), first.Release(t.Context())
-		if failed == nil || renewed != nil || released != nil {
-			t.Fatal(failed, renewed, released)
-		}
-		acquire(other)
-		if _, err := client.TryAcquire(t.Context(), "p:r", opts); !errors.Is(err, lockclient.ErrHeld) {
-			t.Fatal(err)
-		}
-		server.Expire("p:r")
-		second := acquire(client)
-		time.Sleep(2 * time.Second)
-		server.Steal("p:r", "another", time.Second)
-		if err := second.Renew(t.Context()); !errors.Is(err, lockclient.ErrLeaseLost) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Second)
-		third := acquire(client)
-		server.FailReleases(1)
-		if err := third.Release(t.Context()); err == nil {
-			t.Fatal("the release did not fail")
-		}
-		const want = "acquire 3, acquire failed 1, contend failed 1, lost failed 1, reclaim 2, release 1, release failed 1, renew 1, renew failed 2"
-		if got := seen.Text(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
-	})
-}
-
-// TestAbandonedReleaseIsReported: the release of a grant that came too late is
-// reported if it failed, and only then.
-func TestAbandonedReleaseIsReported(t *testing.T) {
-	for _, fails := range []int{0, 1 << 20} {
-		synctest.Test(t, func(t *testing.T) {
-			var log leasetest.Text
-			client, server := locktest.New(t, &lockclient.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-			ctx, cancel := context.WithCancel(t.Context())
-			server.LoseResponses(1)
-			server.FailReleases(fails)
-			go func() { time.Sleep(time.Millisecond); cancel() }()
-			if lease, err := client.TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}); err == nil {
-				t.Fatal("granted", lease.Claim())
-			}
-			time.Sleep(5 * time.Minute)
-			synctest.Wait()
-			if logged := strings.Contains(log.String(), "lock_release_failed"); logged != (fails > 0) {
-				t.Errorf("%d failing releases: %s", fails, &log)
-			}
-		})
-	}
-}
-
-// TestTTLStep: an engine that counts in whole seconds is never asked for a part
-// of one, nor for more than it can keep.
-func TestTTLStep(t *testing.T) {
-	client, err := lockclient.New(stepped{memory.NewServer().Issuer()}, "owner", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close(t.Context())
-	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 1500 * time.Millisecond})
-	if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), `TTL "1.5s": must be a multiple of 1s`) {
-		t.Errorf("%v, %v", lease, err)
-	}
-	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: 2 * time.Second}); err != nil {
-		t.Error(err)
-	}
-	if _, err := client.TryAcquire(t.Context(), "s", &lockclient.AcquireOptions{TTL: 61 * time.Second}); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "1m0s") {
-		t.Errorf("a TTL above the engine's: %v", err)
-	}
-}
-
-type stepped struct{ *memory.Issuer }
-
-func (s stepped) Limits() driver.Limits {
-	l := s.Issuer.Limits()
-	l.TTLStep, l.MaxTTL = time.Second, time.Minute
-	return l
 }

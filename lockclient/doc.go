@@ -97,6 +97,6 @@
 // lock_contended (once per wait), lock_renewed (debug), lock_released, and as
 // warnings lock_acquire_failed, lock_renew_failed, lock_margin_low,
 // lock_release_failed and lock_lost, with resource, ownerId, leaseId, fencingToken
-// and ttlSeconds. A warning is logged when the condition is new and once a
-// minute while it lasts; suppressed is the number of those left out.
+// and ttlSeconds. Of a lease's renewals that fail in a row, and of those whose margin is
+// low in a row, the first is logged.
 package lockclient

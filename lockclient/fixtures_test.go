@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -87,7 +88,12 @@ func movable(c *Client) (move func(time.Duration)) {
 	c.issuer, c.clock = m, m.Now
 	return func(d time.Duration) {
 		m.ahead.Add(int64(d))
-		c.step()
+		c.keeper.mu.Lock()
+		all := slices.Clone(c.keeper.leases)
+		c.keeper.mu.Unlock()
+		for _, l := range all {
+			l.Err() // ends what is over, which the keeper does within a second
+		}
 	}
 }
 
@@ -132,10 +138,9 @@ func simulate(t testing.TB, i driver.Issuer, opts *Options) *Client {
 // simulation is what simulated issuers share.
 type simulation struct{ clock func() time.Duration }
 
-func (s simulation) Now() time.Duration        { return s.clock() }
-func (simulation) OnStep(func()) (stop func()) { return func() {} }
-func (simulation) Limits() driver.Limits       { return driver.Limits{} }
-func (simulation) Close() error                { return nil }
+func (s simulation) Now() time.Duration  { return s.clock() }
+func (simulation) Limits() driver.Limits { return driver.Limits{} }
+func (simulation) Close() error          { return nil }
 func (simulation) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
 	return driver.Watching{}, driver.ErrNoWatch
 }
@@ -301,13 +306,6 @@ func (c *child) line(t testing.TB) string {
 		t.Fatalf("the child ended: %v", c.out.Err())
 	}
 	return c.out.Text()
-}
-
-func (c *child) say(t testing.TB, line string) {
-	t.Helper()
-	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // blocked waits until n connections of the database wait for a lock.

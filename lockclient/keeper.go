@@ -53,10 +53,6 @@ func (k *keeper) rest(now, nap time.Duration) {
 func (k *keeper) watch(l *Lease, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.closed {
-		time.AfterFunc(0, l.runOut)
-		return
-	}
 	if l.next = next; l.place >= 0 {
 		heap.Fix(&k.leases, l.place)
 	} else {
@@ -80,55 +76,21 @@ func (k *keeper) forget(l *Lease) {
 	}
 }
 
-// step ends leases that are over by the moved clock, and reschedules the rest.
-func (k *keeper) step() {
-	k.mu.Lock()
-	all := slices.Clone(k.leases)
-	k.mu.Unlock()
-	for _, l := range all {
-		l.Err() // ends what is over
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.running {
-		k.rest(0, 0)
-	}
-}
-
+// close ends the renewals. Leases are still ended at their deadlines.
 func (k *keeper) close() {
 	k.mu.Lock()
 	k.closed = true
-	left := k.leases
-	k.leases = nil
-	for _, l := range left {
-		l.place = -1
-	}
-	if k.timer != nil {
-		k.timer.Stop()
-	}
 	k.mu.Unlock()
 	k.wg.Wait()
-	for _, l := range left {
-		l.runOut()
-	}
-}
-
-// runOut ends a lease at its deadline without the keeper.
-func (l *Lease) runOut() {
-	if left := l.Remaining(); left > 0 {
-		time.AfterFunc(min(left, maxNap), l.runOut)
-	}
 }
 
 // run looks at the leases that are due, and sets the timer for the next.
 func (k *keeper) run() {
 	k.mu.Lock()
-	if k.closed {
-		k.mu.Unlock()
-		return
+	if !k.closed {
+		k.wg.Add(1)
+		defer k.wg.Done()
 	}
-	k.wg.Add(1)
-	defer k.wg.Done()
 	due, over := k.take()
 	k.mu.Unlock()
 	for _, l := range over {
@@ -145,7 +107,7 @@ func (k *keeper) take() (due, over []*Lease) {
 	until := now
 	for len(k.leases) > 0 && k.leases[0].next <= until {
 		l := heap.Pop(&k.leases).(*Lease)
-		renew, deadline, look := l.dueBy(until)
+		renew, deadline, look := l.dueBy(until, k.closed)
 		switch {
 		case deadline <= now:
 			over = append(over, l) // it is not looked at again
@@ -275,8 +237,9 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 		l.renewAt = answered + min(pause.Backoff(l.failures+2), max((l.deadline-answered)/4, time.Millisecond))
 	}
 	next = l.nextLook()
+	failures := l.failures
 	l.mu.Unlock()
-	c.events.renewed(ctx, l, err, answered-began)
+	c.renewed(ctx, l, err, answered-began, failures)
 	return next
 }
 

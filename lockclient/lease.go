@@ -60,8 +60,6 @@ type Lease struct {
 	next  time.Duration // when the keeper looks, guarded by its mutex
 	place int           // in its heap; -1 if in none
 
-	failing bool // the last renewal failed, guarded by the mutex of events
-
 	releasing sync.Mutex // one release at a time: each returns what it found
 	freed     bool       // one got its response
 }
@@ -170,7 +168,7 @@ func (l *Lease) end(err error) bool {
 		onEnd(err)
 	}
 	if err != ErrReleased {
-		l.client.events.lost(context.Background(), l, err)
+		l.client.lost(context.Background(), l, err)
 	}
 	return true
 }
@@ -229,10 +227,13 @@ func (l *Lease) nextLook() time.Duration {
 }
 
 // dueBy reports whether a renewal is due by until, and then counts it as sent;
-// the deadline; and when to look again.
-func (l *Lease) dueBy(until time.Duration) (renew bool, deadline, look time.Duration) {
+// the deadline; and when to look again. None is due of a closed keeper.
+func (l *Lease) dueBy(until time.Duration, closed bool) (renew bool, deadline, look time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if closed {
+		return false, l.deadline, l.deadline
+	}
 	renew = l.every > 0 && !l.renewing && l.renewAt <= until && l.err == nil
 	l.renewing = l.renewing || renew
 	return renew, l.deadline, l.nextLook()
@@ -371,13 +372,13 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		switch {
 		case found == notFound && wasHeld:
 			err = &LostError{Claim: l.claim, Cause: l.client.why(ctx, l.claim, whyTimeout)}
-			l.client.events.lost(ctx, l, err)
+			l.client.lost(ctx, l, err)
 			return err
 		case found == notFound && errors.Is(l.Err(), ErrLeaseLost):
 			return nil // reported as lost already
 		}
 	}
-	l.client.events.released(ctx, l, err)
+	l.client.released(ctx, l, err)
 	return err
 }
 

@@ -2,6 +2,8 @@ package lockclient
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -37,7 +39,12 @@ func TestLogLines(t *testing.T) {
 		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 			from := i.clock()
 			time.Sleep(slow)
-			if results[0] = (driver.Renewed{State: driver.Extended, From: from}); len(i.renewed) > 1 {
+			switch len(i.renewed) {
+			case 1, 4:
+				results[0] = driver.Renewed{State: driver.Extended, From: from}
+			case 6:
+				results[0] = driver.Renewed{State: driver.Over}
+			default:
 				results[0] = driver.Renewed{Err: guard.Unavailable("renew", renewals[0].Claim, errSimulated)}
 			}
 		}
@@ -106,15 +113,29 @@ func TestLogLines(t *testing.T) {
 		lease := try("r")
 		expect("granted", "level=INFO msg=lock_acquired"+attrs("r", "7")+" ttlSeconds=60 waitedSeconds=2",
 			guard.Event{Op: guard.OpAcquire, Claim: claim("r", 7), Reason: ok, Duration: slow})
-		lease.Renew(t.Context())
-		expect("renewed", "level=DEBUG msg=lock_renewed"+attrs("r", "7")+" ttlSeconds=60 renewalSeconds=2",
-			guard.Event{Op: guard.OpRenew, Claim: claim("r", 7), Reason: ok, Duration: slow})
-		lease.Renew(t.Context())
-		expect("not renewed", "level=WARN msg=lock_renew_failed"+attrs("r", "7")+` ttlSeconds=60`+failed+`renew: `+guard.ErrUnavailable.Error()+`: token 7 for \"r\": simulated"`,
-			guard.Event{Op: guard.OpRenew, Claim: claim("r", 7), Reason: down, Duration: slow})
+		renewed := "level=DEBUG msg=lock_renewed" + attrs("r", "7") + " ttlSeconds=60 renewalSeconds=2"
+		notRenewed := "level=WARN msg=lock_renew_failed" + attrs("r", "7") + ` ttlSeconds=60` + failed + `renew: ` + guard.ErrUnavailable.Error() + `: token 7 for \"r\": simulated"`
+		for n, line := range []string{renewed, notRenewed, "", renewed, notRenewed} {
+			reason := down
+			if line == renewed {
+				reason = ok
+			}
+			lease.Renew(t.Context())
+			expect(fmt.Sprint("renewal ", n), line, guard.Event{Op: guard.OpRenew, Claim: claim("r", 7), Reason: reason, Duration: slow})
+		}
 		lease.Release(t.Context())
-		expect("released", "level=INFO msg=lock_released"+attrs("r", "7")+" ttlSeconds=60 heldSeconds=6",
-			guard.Event{Op: guard.OpRelease, Claim: claim("r", 7), Reason: ok, Duration: 6 * time.Second})
+		expect("released", "level=INFO msg=lock_released"+attrs("r", "7")+" ttlSeconds=60 heldSeconds=12",
+			guard.Event{Op: guard.OpRelease, Claim: claim("r", 7), Reason: ok, Duration: 12 * time.Second})
+		lease = try("cut")
+		reset()
+		lease.Renew(t.Context())
+		cut := failed + ErrLeaseLost.Error() + `: token 7 for \"cut\": ` + errGone.Error() + `"`
+		expect("lost at a renewal", "level=WARN msg=lock_lost"+attrs("cut", "7")+` ttlSeconds=60 heldSeconds=2`+cut+"\nlevel=WARN msg=lock_renew_failed"+attrs("cut", "7")+` ttlSeconds=60`+cut,
+			guard.Event{Op: guard.OpLost, Claim: claim("cut", 7), Reason: guard.ReasonLeaseLost, Duration: slow},
+			guard.Event{Op: guard.OpRenew, Claim: claim("cut", 7), Reason: guard.ReasonLeaseLost, Duration: slow})
+		lease.Release(t.Context())
+		expect("released after it was lost", "level=INFO msg=lock_released"+attrs("cut", "7")+" ttlSeconds=60 heldSeconds=4",
+			guard.Event{Op: guard.OpRelease, Claim: claim("cut", 7), Reason: ok, Duration: 4 * time.Second})
 		try("held")
 		expect("held", "level=INFO msg=lock_contended"+attrs("held", "0")+" ttlSeconds=60 holderId=another holderToken=9 remainingSeconds=1.5",
 			guard.Event{Op: guard.OpContend, Claim: claim("held", 0), Reason: held}, guard.Event{Op: guard.OpAcquire, Claim: claim("held", 0), Reason: held, Duration: slow})
@@ -122,19 +143,14 @@ func TestLogLines(t *testing.T) {
 		once := guard.Event{Op: guard.OpAcquire, Claim: claim("down", 0), Reason: down, Duration: slow}
 		try("down")
 		expect("not granted", notGranted, once)
-		try("down")
-		expect("not granted again", "", once)
-		time.Sleep(time.Minute)
-		expect("a minute later", notGranted)
-		try("down")
-		try("down")
-		try("down")
-		expect("not granted, three times", "", once, once, once)
-		time.Sleep(time.Minute)
-		expect("after another minute", notGranted+" suppressed=2")
-		time.Sleep(2 * time.Minute)
-		try("down")
-		expect("not granted after two more", notGranted, once)
+		waiting, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		_, err := client.Acquire(waiting, "held", &AcquireOptions{TTL: time.Minute, LeaseID: "id"})
+		cancel()
+		synctest.Wait()
+		if lines := log.String(); strings.Count(lines, "\n") != 2 || !strings.Contains(lines, "lock_contended") || !strings.Contains(lines, "lock_acquire_failed") || len(seen) != 2 || !errors.Is(err, ErrHeld) {
+			t.Errorf("waited in vain: %v, logged\n%s, observed %+v", err, lines, seen)
+		}
+		reset()
 		try("reclaimed").Release(t.Context())
 		expect("reclaimed", "level=INFO msg=lock_acquired"+attrs("reclaimed", "7")+" ttlSeconds=60 waitedSeconds=2\n"+
 			"level=INFO msg=lock_released"+attrs("reclaimed", "7")+" ttlSeconds=60 heldSeconds=2",

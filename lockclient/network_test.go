@@ -4,17 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencepost-go/fencepost/internal/pgerr"
-	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
@@ -116,32 +112,5 @@ func TestDroppedConnections(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestNoConnectionForRenewals: a lease is renewed and released on an idle connection
-// of the caller's pool if the server allows no other. (P7)
-func TestNoConnectionForRenewals(t *testing.T) {
-	t.Parallel()
-	direct := migrated(t)
-	role := "limited_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
-	mustExec(t, direct, `CREATE ROLE `+role+` LOGIN CONNECTION LIMIT 1 PASSWORD 'x'; GRANT USAGE ON SCHEMA fencepost TO `+role+`;
-		GRANT ALL ON ALL TABLES IN SCHEMA fencepost TO `+role+`; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO `+role)
-	t.Cleanup(func() { mustExec(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
-	pool := leasetest.Dial(t, direct.Config().ConnString(), func(c *pgxpool.Config) {
-		c.ConnConfig.User, c.ConnConfig.Password = role, "x"
-	})
-	client := newTestClient(t, pool, nil)
-	lease := mustTry(t, client, "r", time.Minute)
-	if _, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig); pgerr.State(err) != "53300" {
-		t.Fatalf("the control, another connection: %v", err)
-	}
-	for range 3 {
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
 	}
 }

@@ -28,8 +28,7 @@ const (
 type Options struct {
 	// Logger gets the events that the package's documentation names, such as
 	// lock_acquired and lock_lost; if nil, warnings go to slog.Default() and
-	// the rest is dropped. A failure is logged when it begins and once a minute
-	// while it lasts, for the client as a whole, with how many were left out.
+	// the rest is dropped.
 	Logger *slog.Logger
 	// Observer observes every acquire, renewal, release and loss; nil means
 	// none.
@@ -89,8 +88,7 @@ type AcquireOptions struct {
 	// an attempt to acquire it may still arrive, and must not be presented again.
 	LeaseID string
 	// Metadata is text for people, such as what is being done and where it
-	// logs: operators, refused clients and [Client.Holders] see it. At most
-	// 1,000 bytes of UTF-8 without control characters; issuers other than
+	// logs: operators and refused clients see it. At most 1,000 bytes of UTF-8 without control characters; issuers other than
 	// PostgreSQL may accept less, or none. Empty means where the holder runs,
 	// as in "host worker-7, process 4711", if the issuer stores metadata.
 	Metadata string

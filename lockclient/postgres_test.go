@@ -8,40 +8,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// TestExecModes: poolers in transaction mode need a mode without named
-// statements, so every mode of pgx must work.
-func TestExecModes(t *testing.T) {
-	t.Parallel()
-	url := migrated(t).Config().ConnString()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			pool := dial(t, url, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			client := newTestClient(t, pool, nil)
-			for range 2 {
-				lease := mustTry(t, client, "it's $1", 24*time.Hour)
-				r := rowOf(t, pool, "it's $1")
-				if d := r.ExpiresAt.Sub(r.AcquiredAt); int64(lease.Token()) != r.Token || d < lease.TTL() || d > lease.TTL()+time.Minute {
-					t.Errorf("the lease %+v is the row %+v", lease.Claim(), r)
-				}
-				var held *HeldError
-				if _, err := client.TryAcquire(t.Context(), "it's $1", &AcquireOptions{TTL: time.Minute}); !errors.As(err, &held) || held.Token != lease.Token() {
-					t.Errorf("got %v", err)
-				}
-				if err := lease.Renew(t.Context()); err != nil {
-					t.Error(err)
-				}
-				if err := lease.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
 
 // TestPoolExhausted: a pool without a free connection is distinguished from a
 // server that does not answer: nothing was sent.

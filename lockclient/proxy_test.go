@@ -3,12 +3,10 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
 // warm prepares every statement on the connections in use, so that the next
@@ -23,72 +21,6 @@ func warm(t *testing.T, c *Client) {
 		if err := lease.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// TestLostAnswers: the server carries out a request and the answer is lost,
-// once or three times in a row; the repeated request finds that it was done.
-func TestLostAnswers(t *testing.T) {
-	t.Parallel()
-	direct := migrated(t)
-	for _, lost := range []int64{1, 3} {
-		pool, proxy := behindProxy(t, direct.Config().ConnString())
-		client := newTestClient(t, pool, nil)
-		warm(t, client)
-
-		mustExec(t, direct, "DELETE FROM fencepost.leases")
-		mustExec(t, direct, "INSERT INTO fencepost.leases (resource, token) VALUES ('r', 41)")
-		proxy.Cut.Store(lost)
-		lease := mustTry(t, client, "r", time.Minute)
-		if r := rowOf(t, direct, "r"); lease.Token() != 42 || r.Token != 42 || *r.LeaseID != lease.ID() {
-			t.Errorf("%d lost: lease %+v, row %+v", lost, lease.Claim(), r)
-		}
-
-		before := rowOf(t, direct, "r").ExpiresAt
-		proxy.Cut.Store(lost)
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Errorf("%d lost: renew: %v", lost, err)
-		}
-		if !rowOf(t, direct, "r").ExpiresAt.After(before) {
-			t.Error("not renewed")
-		}
-
-		proxy.Cut.Store(lost)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("%d lost: release: %v", lost, err)
-		}
-		if rowOf(t, direct, "r").Live {
-			t.Error("not released")
-		}
-		if n := proxy.Cut.Load(); n != 0 {
-			t.Fatalf("%d answers were not lost", n)
-		}
-	}
-}
-
-// TestLostAnswerThenSuccessor: a release whose answer is lost is repeated after
-// the successor was granted, and leaves the successor's lease alone.
-func TestLostAnswerThenSuccessor(t *testing.T) {
-	t.Parallel()
-	direct := migrated(t)
-	pool, proxy := behindProxy(t, direct.Config().ConnString())
-	client := newTestClient(t, pool, nil)
-	warm(t, client)
-	lease := mustTry(t, client, "r", time.Minute)
-	successor := waits(t, newTestClient(t, direct, nil), "r", time.Minute)
-	eventually(t, "the successor rests", func() bool { return rests(t, direct, "r") })
-	gate := make(chan struct{})
-	proxy.Gate.Store(&gate) // the release is not repeated before the grant
-	proxy.Cut.Store(1)
-	released := make(chan error, 1)
-	go func() { released <- lease.Release(context.Background()) }()
-	l := <-successor
-	close(gate)
-	if err := <-released; err != nil {
-		t.Error(err)
-	}
-	if r := rowOf(t, direct, "r"); proxy.Cut.Load() != 0 || !r.Live || *r.LeaseID != l.ID() {
-		t.Errorf("the successor's row is %+v", r)
 	}
 }
 
@@ -142,46 +74,6 @@ func TestOutcomeUnknown(t *testing.T) {
 	}
 }
 
-// TestLateAnswer is P7 on the wire: the deadline counts from before the request
-// left, and a grant that is over for its holder when it arrives is released,
-// not returned.
-func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	direct := migrated(t)
-	pool, proxy := behindProxy(t, direct.Config().ConnString())
-	client := newTestClient(t, pool, nil)
-	warm(t, client)
-	const ttl, delay = time.Minute, 200 * time.Millisecond
-	proxy.Delay.Store(int64(delay))
-	lease := mustTry(t, client, "r", ttl)
-	if left := lease.Remaining(); left > ttl-delay {
-		t.Errorf("%v left of %v after an answer that took %v", left, ttl, delay)
-	}
-	if err := lease.Renew(t.Context()); err != nil || lease.Remaining() > ttl-delay {
-		t.Errorf("renew: %v, %v left", err, lease.Remaining())
-	}
-	proxy.Delay.Store(0)
-
-	// The statement gets no more time than the TTL, so a late answer needs a
-	// clock that runs on between the answer and its reading.
-	lease.Release(t.Context())
-	client = newTestClient(t, pool, nil)
-	patient(client) // for the release of the grant too
-	real := client.clock
-	slow := &jumping{Issuer: client.issuer}
-	client.clock = func() time.Duration { return real() + time.Duration(slow.jump.Load()) }
-	client.issuer = slow // before the first lease, whose renewals read the clock
-	warm(t, client)
-	slow.armed.Store(true)
-	late, err := client.TryAcquire(t.Context(), "late", &AcquireOptions{TTL: time.Minute})
-	if late != nil || !errors.Is(err, errLate) || !errors.Is(err, guard.ErrUnavailable) {
-		t.Errorf("got %v, %v", late, err)
-	}
-	if r := rowOf(t, direct, "late"); r.Live || r.Token != 1 {
-		t.Errorf("the row is %+v", r)
-	}
-}
-
 // TestCancelledInFlight: the client waits a moment for an attempt in flight
 // when its context ends, so that its outcome is known: a grant is released, a
 // refusal names the holder, and the connection survives.
@@ -224,18 +116,4 @@ func TestCancelledInFlight(t *testing.T) {
 	if n := pool.Stat().NewConnsCount() - conns; n != 0 {
 		t.Errorf("%d connections were lost", n)
 	}
-}
-
-// jumping is an issuer whose clock jumps a minute after each grant.
-type jumping struct {
-	driver.Issuer
-	armed atomic.Bool
-	jump  atomic.Int64
-}
-
-func (j *jumping) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if j.armed.Load() {
-		defer j.jump.Store(int64(time.Minute))
-	}
-	return j.Issuer.Acquire(ctx, r)
 }

@@ -37,7 +37,7 @@ func TestMarginIsAThird(t *testing.T) {
 					test.change(lease)
 				}
 				lease.checkMargin(t.Context(), lease.deadline-test.left, true)
-				if n := strings.Count(log.String(), string(marginLow)); n != test.warns {
+				if n := strings.Count(log.String(), "lock_margin_low"); n != test.warns {
 					t.Errorf("warned %d times: %s", n, log.String())
 				}
 			})

@@ -3,9 +3,6 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,88 +241,6 @@ func TestReleasedAfterAll(t *testing.T) {
 		}
 		if n := len(events); n != 3 || events[2].Op != guard.OpRelease || events[2].Err != nil {
 			t.Errorf("%+v", events)
-		}
-	})
-}
-
-// stepping is an issuer whose clock can be moved.
-type stepping struct {
-	*answering
-	step func()
-}
-
-func (s *stepping) OnStep(f func()) (stop func()) { s.step = f; return func() {} }
-
-// TestRenewsAfterStep: a renewal that is due because the clock was moved is sent
-// at once. The control is the same without the notification of the move: there it
-// is sent at the next look.
-func TestRenewsAfterStep(t *testing.T) {
-	for _, told := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			var asleep atomic.Int64
-			awake := drifting(0)
-			i := &stepping{answering: &answering{simulation: simulation{func() time.Duration { return awake() + time.Duration(asleep.Load()) }}}}
-			client := simulate(t, i, nil)
-			defer client.Close(t.Context())
-			if err := mustTry(t, client, "r", time.Minute).KeepAlive(0); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(1500 * time.Millisecond)
-			synctest.Wait()
-			asleep.Add(int64(20 * time.Second))
-			if told {
-				i.step()
-			}
-			synctest.Wait()
-			if n := i.renewals(); n == 1 != told {
-				t.Errorf("told %t: %d renewals at once", told, n)
-			}
-			time.Sleep(time.Second)
-			synctest.Wait()
-			if n := i.renewals(); n != 1 {
-				t.Errorf("told %t: %d renewals", told, n)
-			}
-		})
-	}
-}
-
-// TestMarginIsToldOnce: renewals that come late are reported once, and again after
-// one came in time.
-func TestMarginIsToldOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var down atomic.Bool
-		i := &answering{}
-		i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-			for n := range results {
-				if results[n] = (driver.Renewed{State: driver.Extended, From: i.clock()}); down.Load() {
-					results[n] = driver.Renewed{Err: guard.Unavailable("renew", renewals[n].Claim, errSimulated)}
-				}
-			}
-		}
-		var log leasetest.Text
-		client := i.client(t, &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		lease := mustTry(t, client, "r", time.Minute)
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
-		for round := range 2 {
-			time.Sleep(2 * time.Minute)
-			synctest.Wait()
-			down.Store(true)
-			for lease.Remaining() > 2*time.Second {
-				time.Sleep(100 * time.Millisecond)
-			}
-			synctest.Wait()
-			var told []string
-			for line := range strings.Lines(log.String()) {
-				if strings.Contains(line, string(marginLow)) {
-					told = append(told, line)
-				}
-			}
-			if len(told) != round+1 || strings.Contains(told[round], "suppressed") || !lease.Valid() {
-				t.Errorf("round %d: told %q, %v", round, told, lease.Err())
-			}
-			down.Store(false)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,49 +11,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
-
-// scripted answers acquires from a list, the last one repeatedly, and counts
-// releases.
-type scripted struct {
-	simulation
-	answers  []string
-	mu       sync.Mutex
-	acquires int
-	released []guard.Claim
-}
-
-// Acquire implements driver.Issuer.
-func (s *scripted) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := min(s.acquires, len(s.answers)-1)
-	s.acquires++
-	switch s.answers[n] {
-	case "granted":
-		return driver.Grant{Token: guard.Token(n + 1), From: s.clock()}, nil
-	case "late":
-		return driver.Grant{Token: guard.Token(n + 1), From: s.clock() - r.TTL}, nil
-	case "held":
-		return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Hour}
-	case "free":
-		return driver.Grant{}, &HeldError{Resource: r.Resource}
-	case "spent":
-		return driver.Grant{}, driver.ErrLeaseIDSpent
-	case "in use":
-		return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, "another")
-	case "lost":
-		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errSimulated)
-	}
-	return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), errSimulated)
-}
-
-// Release implements driver.Issuer.
-func (s *scripted) Release(_ context.Context, claim guard.Claim) (bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.released = append(s.released, claim)
-	return true, nil
-}
 
 // TestAcquireAnswers is the table of the outcomes of sequences of answers. A
 // grant that nobody may have got is released, but never while the same lease ID
@@ -74,6 +30,7 @@ func TestAcquireAnswers(t *testing.T) {
 		{answers: []string{"held"}, want: ErrHeld},
 		{answers: []string{"spent"}, want: ErrLeaseIDSpent, given: "mine"},
 		{answers: []string{"in use"}, want: guard.ErrInvalid, given: "mine"},
+		{answers: []string{"lost", "spent"}, want: ErrLeaseIDSpent, given: "mine"},
 		{answers: []string{"lost", "in use"}, want: guard.ErrOutcomeUnknown, given: "mine"},
 		{answers: []string{"down"}, want: guard.ErrUnavailable},
 		{answers: []string{"lost", "granted"}, token: 2},
@@ -96,8 +53,27 @@ func TestAcquireAnswers(t *testing.T) {
 		{wait: true, answers: []string{"held", "lost"}, want: guard.ErrOutcomeUnknown, released: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			server := &scripted{simulation: simulation{drifting(0)}, answers: test.answers}
-			client := simulate(t, server, nil)
+			i := &answering{}
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				n, _, _ := i.counts()
+				switch says := said(test.answers, n-1); says {
+				case "granted":
+					return driver.Grant{Token: guard.Token(n), From: i.clock()}, nil
+				case "late":
+					return driver.Grant{Token: guard.Token(n), From: i.clock() - r.TTL}, nil
+				case "held":
+					return driver.Grant{}, heldBy7(r)
+				case "free":
+					return driver.Grant{}, &HeldError{Resource: r.Resource}
+				case "spent":
+					return driver.Grant{}, driver.ErrLeaseIDSpent
+				case "in use":
+					return driver.Grant{}, driver.LeaseIDInUse(r.LeaseID, "another")
+				default:
+					return driver.Grant{}, answer("acquire", r.Claim(), says, n-1)
+				}
+			}
+			client := i.client(t, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			acquire := client.TryAcquire
@@ -118,13 +94,13 @@ func TestAcquireAnswers(t *testing.T) {
 				t.Errorf("%+v: why the wait ended is not in %v", test, err)
 			}
 			client.Close(context.Background())
-			for _, claim := range server.released {
+			for _, claim := range i.released {
 				if claim.Token != guard.NoToken { // it spends the lease ID
 					t.Errorf("%+v: released %+v", test, claim)
 				}
 			}
-			if len(server.released) != test.released {
-				t.Errorf("%+v: released %v", test, server.released)
+			if len(i.released) != test.released {
+				t.Errorf("%+v: released %v", test, i.released)
 			}
 			if lease != nil {
 				lease.end(ErrReleased)

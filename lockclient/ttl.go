@@ -62,7 +62,7 @@ func (l *Lease) checkMargin(ctx context.Context, answered time.Duration, renewed
 		l.client.renewal.add(took)
 	}
 	if warn {
-		l.client.events.marginLow(ctx, l, took, max(0, left))
+		l.client.marginLow(ctx, l, took, max(0, left))
 	}
 }
 

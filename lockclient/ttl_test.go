@@ -57,7 +57,7 @@ func TestLatency(t *testing.T) {
 
 // TestMarginLow: renewals that take long are measured, failed attempts included,
 // and the warning comes once, when the margin is used up and before the lease is
-// lost.
+// lost, and again after a renewal that came in time.
 func TestMarginLow(t *testing.T) {
 	for name, test := range map[string]struct {
 		fates   []fate // of the first renewals; the others are prompt
@@ -67,6 +67,7 @@ func TestMarginLow(t *testing.T) {
 		"healthy":     {nil, 0, 0},
 		"one failure": {[]fate{refusedNow}, 0, 0},
 		"slow":        {[]fate{hungBefore, resetAfter, prompt, prompt, hungBefore, hungBefore, hungBefore}, 1, 5 * time.Second},
+		"slow twice":  {[]fate{hungBefore, hungBefore, hungBefore, prompt, prompt, hungBefore, hungBefore, hungBefore}, 2, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -1,13 +1,10 @@
 package lockclient
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
+	"log/slog"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,71 +18,49 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const (
-	contendedKey   = "contended"
-	databaseForKey = "FENCEPOST_LOCKCLIENT_DATABASE"
-)
+const contendedKey = "contended"
 
-// Of the goroutines and the grants, each process has the same number.
+// Of the goroutines, each client has the same number.
 var (
-	processes     = byLength(2, 4)
+	clients       = byLength(2, 4)
 	goroutines    = byLength(16, 64)
 	grantsInTotal = byLength(200, 10_000)
 )
 
-func init() { children["contend"] = contend }
-
-// TestNoTokenTwice is P3 and P4 under contention: 16 goroutines in 2 processes
-// take one key 200 times (in the long form 64 in 4 take it 10,000 times), some
-// renew, some let the lease run out, and connections are terminated throughout.
-// By the server's own history tokens grow strictly and no two leases overlap; it
-// contains what the holders were told.
+// TestNoTokenTwice is P3 and P4 under contention: 16 goroutines of 2 clients take one
+// key 200 times (in the long form 64 of 4 take it 10,000 times), some renew, some let
+// the lease run out, and connections are terminated throughout. By the server's own
+// history tokens grow strictly and no two leases overlap; it contains what the
+// holders were told.
 func TestNoTokenTwice(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	url := pool.Config().ConnString()
 	watchHistory(t, pool, "fencepost.leases")
-	var crew []*child
-	for range processes {
-		crew = append(crew, startChild(t, "contend", databaseForKey+"="+url))
-	}
-	for _, c := range crew {
-		if got := c.line(t); got != "ready" {
-			t.Fatalf("the child says %q", got)
-		}
-	}
 	began := time.Now()
-	for _, c := range crew {
-		c.say(t, "go")
-	}
 	stop := make(chan struct{})
-	var terminated atomic.Int64
-	var wg sync.WaitGroup
+	var terminated, taken, refused atomic.Int64
+	var wg, holders sync.WaitGroup
 	wg.Go(func() { terminate(t, pool, stop, &terminated) })
-	told := map[string]int64{} // token that the holder was told, by lease ID
-	refused := 0
-	for _, c := range crew {
-		for {
-			line := c.line(t)
-			var n int
-			if scan(line, "refused %d", &n) == nil {
-				refused += n
-				break // the last line
-			}
-			var id string
-			var token int64
-			if _, err := fmt.Sscan(line, &id, &token); err != nil {
-				t.Fatalf("the child says %q", line)
-			}
-			if _, again := told[id]; again {
-				t.Errorf("lease %s was handed out twice", id)
-			}
-			told[id] = token
+	leases := make(chan *Lease, grantsInTotal)
+	for range clients {
+		client, err := New(guard.Must(pglock.New(dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
+			c.MaxConns = 4
+			c.ConnConfig.RuntimeParams["application_name"] = "contend"
+		}), nil)), "o", &Options{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err := c.Wait(); err != nil {
-			t.Errorf("a child: %v", err)
+		t.Cleanup(func() { client.Close(context.Background()) })
+		for range goroutines / clients {
+			holders.Go(func() {
+				if err := take(client, &taken, &refused, leases); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 	}
+	holders.Wait()
+	close(leases)
 	close(stop)
 	wg.Wait()
 	took := time.Since(began)
@@ -94,27 +69,32 @@ func TestNoTokenTwice(t *testing.T) {
 	for _, p := range problems[:min(len(problems), 10)] {
 		t.Error(p)
 	}
-	holders := map[int64]string{}
-	for id, token := range told {
-		if grants[id] != token {
-			t.Errorf("lease %s was told token %d, the server granted %d", id, token, grants[id])
+	told := map[string]int64{} // token that the holder was told, by lease ID
+	tokens := map[guard.Token]string{}
+	for l := range leases {
+		if _, again := told[l.ID()]; again {
+			t.Errorf("lease %s was handed out twice", l.ID())
 		}
-		if other, ok := holders[token]; ok {
-			t.Errorf("token %d was handed out to %s and %s", token, id, other)
+		told[l.ID()] = int64(l.Token())
+		if grants[l.ID()] != int64(l.Token()) {
+			t.Errorf("lease %s was told token %v, the server granted %d", l.ID(), l.Token(), grants[l.ID()])
 		}
-		holders[token] = id
+		if other, ok := tokens[l.Token()]; ok {
+			t.Errorf("token %v was handed out to %s and %s", l.Token(), l.ID(), other)
+		}
+		tokens[l.Token()] = l.ID()
 	}
 	if len(told) != grantsInTotal {
 		t.Errorf("%d grants, want %d", len(told), grantsInTotal)
 	}
 	t.Logf("%d grants handed out of %d made, %.0f/s, %d tries refused, %d connections terminated",
-		len(told), len(grants), float64(len(told))/took.Seconds(), refused, terminated.Load())
-	if terminated.Load() == 0 || refused < grantsInTotal/10 {
+		len(told), len(grants), float64(len(told))/took.Seconds(), refused.Load(), terminated.Load())
+	if terminated.Load() == 0 || refused.Load() < int64(grantsInTotal/10) {
 		t.Error("there was hardly any contention")
 	}
 }
 
-// terminate ends a connection of the children every ten grants.
+// terminate ends a connection of the clients every ten grants.
 func terminate(t *testing.T, pool *pgxpool.Pool, stop <-chan struct{}, n *atomic.Int64) {
 	for next := int64(10); ; {
 		select {
@@ -141,44 +121,10 @@ func terminate(t *testing.T, pool *pgxpool.Pool, stop <-chan struct{}, n *atomic
 	}
 }
 
-// contend is the child: it takes its share of the grants and prints them.
-func contend() error {
-	config, err := pgxpool.ParseConfig(os.Getenv(databaseForKey))
-	if err != nil {
-		return err
-	}
-	config.MaxConns = 4
-	config.ConnConfig.RuntimeParams["application_name"] = "contend"
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		return err
-	}
-	client, err := New(guard.Must(pglock.New(pool, nil)), "process "+strconv.Itoa(os.Getpid()), nil)
-	if err != nil {
-		return err
-	}
-	fmt.Println("ready")
-	bufio.NewReader(os.Stdin).ReadString('\n')
-	share := int64(grantsInTotal / processes)
-	var taken, refused atomic.Int64
-	leases := make(chan *Lease, share)
-	errs := make([]error, goroutines/processes)
-	var wg sync.WaitGroup
-	for i := range errs {
-		wg.Go(func() { errs[i] = take(client, &taken, &refused, share, leases) })
-	}
-	wg.Wait()
-	close(leases)
-	out := bufio.NewWriter(os.Stdout)
-	for l := range leases {
-		fmt.Fprintln(out, l.ID(), l.Token())
-	}
-	fmt.Fprintln(out, "refused", refused.Load())
-	return errors.Join(append(errs, out.Flush())...)
-}
-
-func take(client *Client, taken, refused *atomic.Int64, share int64, leases chan<- *Lease) error {
+// take takes the key and releases it again, until that was done often enough.
+func take(client *Client, taken, refused *atomic.Int64, leases chan<- *Lease) error {
 	ctx := context.Background()
+	share := int64(grantsInTotal)
 	for taken.Load() < share {
 		ttl := time.Minute
 		abandon := rand.IntN(byLength(100, 400)) == 0

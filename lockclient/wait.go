@@ -32,10 +32,10 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 	var last error      // the last try's error
 	w := &waiting.Waiter{
 		Resource: r.Resource, LeaseID: r.LeaseID, First: r.given, Poll: c.limits.Poll, Nap: c.set.PollInterval,
-		Watch: c.watch, Steps: c.steps, Closed: c.open.Done(),
+		Watch: c.watch, Closed: c.open.Done(),
 		Heard: func(h *HeldError) {
 			if held == nil {
-				c.events.contended(ctx, r, h)
+				c.contended(ctx, r, h)
 			}
 			held = h
 		},

@@ -14,37 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// TestAcquireWaits: Acquire waits for a release and for an expiry.
-func TestAcquireWaits(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	holder, waiter := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
-	opts := &AcquireOptions{TTL: time.Minute}
-
-	lease := mustTry(t, holder, "released", time.Minute)
-	got := waits(t, waiter, "released", time.Minute)
-	eventually(t, "the waiter rests", func() bool { return rests(t, pool, "released") })
-	if len(got) != 0 {
-		t.Error("granted while it was held")
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if next := <-got; next.Token() <= lease.Token() {
-		t.Errorf("token %v after %v", next.Token(), lease.Token())
-	}
-
-	mustTry(t, holder, "expired", time.Hour)
-	expires := expiresIn(t, pool, "expired", 200*time.Millisecond)
-	next, err := waiter.Acquire(t.Context(), "expired", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if next.AcquiredAt().Before(expires) { // how soon after it is tested elsewhere
-		t.Errorf("granted %v before the expiry", expires.Sub(next.AcquiredAt()))
-	}
-}
-
 // expiresIn makes a lease run out soon, and returns when. It is not granted with
 // that short a TTL because a slow machine would not get it at all.
 func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duration) (expires time.Time) {
@@ -55,44 +24,6 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duratio
 		t.Fatal(err)
 	}
 	return expires
-}
-
-// TestAcquireEnds: when ctx ends a wait, the error says why and who has the
-// lease.
-func TestAcquireEnds(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
-	client := newTestClient(t, pool, nil)
-	check := func(err, cause error) {
-		t.Helper()
-		var held *HeldError
-		if !errors.Is(err, cause) || !errors.Is(err, ErrHeld) || !errors.As(err, &held) || held.Token != holder.Token() {
-			t.Errorf("got %v", err)
-		}
-	}
-	// Each wait is ended once it has been told who has the lease. (A deadline of
-	// its own comes in TestAcquireAnswers.)
-	ended := func(ctx context.Context, end func(), cause error) {
-		t.Helper()
-		over := make(chan error, 1)
-		go func() {
-			_, err := client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
-			over <- err
-		}()
-		eventually(t, "it is told who has the lease", func() bool { return refused(client, "r") })
-		end()
-		check(<-over, cause)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended(ctx, cancel, context.Canceled)
-	mine := errors.New("mine")
-	caused, cancelCause := context.WithCancelCause(t.Context())
-	ended(caused, func() { cancelCause(mine) }, mine)
-	ended(t.Context(), func() { client.Close(context.Background()) }, guard.ErrSetup)
-	if r := rowOf(t, pool, "r"); *r.LeaseID != holder.ID() {
-		t.Errorf("the row is %+v", r)
-	}
 }
 
 // TestAcquireCancelledAnytime: whenever ctx ends, there is a lease, or none is
@@ -144,28 +75,17 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 	}
 }
 
-// outrun is an issuer at which others come first the given number of times: it
-// refuses, and their lease has run out by the time of its answer.
-type outrun struct {
-	simulation
-	times int
-}
-
-func (o *outrun) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
-	if o.times--; o.times >= 0 {
-		return driver.Grant{}, &HeldError{Resource: r.Resource}
-	}
-	return driver.Grant{Token: 7, From: o.Now(), TTL: r.TTL}, nil
-}
-
-func (o *outrun) Release(context.Context, guard.Claim) (bool, error) { return true, nil }
-
 // TestAcquireOutrun: a caller that does not wait is told after some attempts
 // that others come first each time; one that waits goes on.
 func TestAcquireOutrun(t *testing.T) {
-	issuer := &outrun{simulation: simulation{driver.Now}, times: 3*waiting.MaxRaces + 1}
-	c := simulate(t, issuer, &Options{PollInterval: time.Millisecond})
-	defer c.Close(context.Background())
+	i := &answering{simulation: simulation{driver.Now}}
+	i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+		if n, _, _ := i.counts(); n <= 3*waiting.MaxRaces+1 {
+			return driver.Grant{}, &HeldError{Resource: r.Resource} // others come first, and their lease has run out by now
+		}
+		return driver.Grant{Token: 7, From: i.Now(), TTL: r.TTL}, nil
+	}
+	c := i.client(t, &Options{PollInterval: time.Millisecond})
 	if _, err := c.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, errRaced) {
 		t.Errorf("without waiting: %v", err)
 	}
@@ -176,5 +96,4 @@ func TestAcquireOutrun(t *testing.T) {
 	if lease.Token() != 7 {
 		t.Errorf("the token is %v", lease.Token())
 	}
-	lease.Release(t.Context())
 }

@@ -3,7 +3,6 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -147,7 +146,7 @@ func TestTurns(t *testing.T) {
 					defer func() { end(); <-over }()
 				}
 				test.end(i, cancel)
-				client.step() // the first one asks again
+				i.wake() // the first one asks again
 				synctest.Wait()
 				if len(over) != 1 {
 					t.Error("the first one waits")
@@ -284,19 +283,17 @@ func TestAsksAgainAtOnce(t *testing.T) {
 }
 
 // TestWaiterLooksAgain: without a wake-up a waiter looks again after a while and
-// asks only if the lease is free. When the clock is moved, it asks at once.
+// asks only if the lease is free.
 func TestWaiterLooksAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		poll        time.Duration
 		remaining   time.Duration // of the lease, less 100 ms for the watches
-		steps       bool          // after 100 ms
 		least, most time.Duration
 		wait        time.Duration // that the first watch is granted
 	}{
-		"two seconds":   {0, time.Hour, false, 2 * waiting.Look * 4 / 5, 2 * waiting.Look, waiting.Look},
-		"poll":          {10 * time.Second, time.Hour, false, 16 * time.Second, 20 * time.Second, 10 * time.Second},
-		"runs out":      {0, 400 * time.Millisecond, false, 600 * time.Millisecond, 610 * time.Millisecond, 400 * time.Millisecond},
-		"a moved clock": {0, time.Hour, true, 100 * time.Millisecond, 100 * time.Millisecond, waiting.Look},
+		"two seconds": {0, time.Hour, 2 * waiting.Look * 4 / 5, 2 * waiting.Look, waiting.Look},
+		"poll":        {10 * time.Second, time.Hour, 16 * time.Second, 20 * time.Second, 10 * time.Second},
+		"runs out":    {0, 400 * time.Millisecond, 600 * time.Millisecond, 610 * time.Millisecond, 400 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -315,9 +312,6 @@ func TestWaiterLooksAgain(t *testing.T) {
 				}
 				var seen leasetest.Tally
 				client := i.client(t, &Options{Observer: &seen})
-				if test.steps {
-					time.AfterFunc(100*time.Millisecond, client.step)
-				}
 				began := time.Now()
 				if _, err := client.Acquire(t.Context(), "r", minute); err != nil {
 					t.Fatal(err)
@@ -325,11 +319,7 @@ func TestWaiterLooksAgain(t *testing.T) {
 				if took := time.Since(began); took < test.least || took > test.most {
 					t.Errorf("granted after %v", took)
 				}
-				watches := 3
-				if test.steps {
-					watches = 1
-				}
-				if len(i.acquired) != 2 || len(i.watched) != watches || i.stopped != watches {
+				if len(i.acquired) != 2 || len(i.watched) != 3 || i.stopped != 3 {
 					t.Errorf("%d acquires, %d watches, %d of them stopped", len(i.acquired), len(i.watched), i.stopped)
 				}
 				if want := (driver.Watch{Resource: "r", LeaseID: i.acquired[0].LeaseID, Wait: test.wait}); i.watched[0] != want {
@@ -443,47 +433,27 @@ func endsAfterItsHolder(t *testing.T) (heard bool) {
 	return heard
 }
 
-// TestWatchHangs: an issuer that does not respond to a watch holds up a waiter and a
-// follower for OpTimeout, not for as long as they would wait.
+// TestWatchHangs: an issuer that does not respond to a watch holds up a waiter for
+// OpTimeout, not for as long as it would wait.
 func TestWatchHangs(t *testing.T) {
-	hangs := func(ctx context.Context, _ driver.Watch, _ func()) (driver.Watching, error) {
-		<-ctx.Done()
-		return driver.Watching{}, context.Cause(ctx)
-	}
-	const timeout = 3 * time.Second
-	for name, look := range map[string]func(context.Context, *Client) error{
-		"a waiter": func(ctx context.Context, c *Client) error {
-			_, err := c.Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
-			return err
-		},
-		"a follower": func(ctx context.Context, c *Client) error {
-			seen, _ := follow(ctx, c, func(sight) bool { return false })
-			if len(seen) != 1 || !errors.Is(seen[0].err, context.DeadlineExceeded) {
-				return fmt.Errorf("seen %+v", seen)
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 3 * time.Second
+		i := &answering{watch: func(ctx context.Context, _ driver.Watch, _ func()) (driver.Watching, error) {
+			<-ctx.Done()
+			return driver.Watching{}, context.Cause(ctx)
+		}}
+		i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+			if len(i.acquired) == 1 {
+				return driver.Grant{}, heldBy7(r)
 			}
-			return nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{watch: hangs}
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if len(i.acquired) == 1 {
-						return driver.Grant{}, heldBy7(r)
-					}
-					return driver.Grant{Token: 8, From: i.clock()}, nil
-				}
-				c := i.client(t, &Options{OpTimeout: timeout})
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				began := time.Now()
-				if err := look(ctx, c); err != nil {
-					t.Error(err)
-				}
-				if took := time.Since(began); took < timeout || took > timeout+time.Second {
-					t.Errorf("it took %v", took)
-				}
-			})
-		})
-	}
+			return driver.Grant{Token: 8, From: i.clock()}, nil
+		}
+		began := time.Now()
+		if _, err := i.client(t, &Options{OpTimeout: timeout}).Acquire(t.Context(), "r", minute); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took < timeout || took > timeout+time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
 }

@@ -87,7 +87,7 @@ type Issuer interface {
 	// Release frees the lease of the claim; freed is false, with no error, if
 	// that lease is over. A claim without a token is an acquire that may have
 	// been granted or may arrive yet: its lease is freed, whatever its token,
-	// and its lease ID is spent. It wakes the watchers.
+	// and its lease ID is spent. It wakes the waiters' watches.
 	//
 	// Errors: guard.ErrUnavailable (nothing was freed) and
 	// guard.ErrOutcomeUnknown. Repeating it is harmless.
@@ -102,8 +102,7 @@ type Issuer interface {
 	//
 	// A watch with a lease ID is a waiter's and has a place in the queue with those of
 	// other processes: if it can, an issuer wakes the longest waiting first. A
-	// watch without one is a watcher's: it is woken at every change that is
-	// seen.
+	// watch without one only looks: it may never be woken.
 	Watch(ctx context.Context, w Watch, wake func()) (Watching, error)
 
 	// Close frees connections and ends background work. Requests in flight may
@@ -204,7 +203,7 @@ const (
 type Watch struct {
 	// Resource is the resource whose lease is watched.
 	Resource string
-	// LeaseID is the waiter's; empty for a watcher.
+	// LeaseID is the waiter's; empty for who only looks.
 	LeaseID string
 	// Wait is how long an issuer that cannot watch yet, such as while it opens a
 	// connection, may take until it can; 0 means that it fails at once.
@@ -232,9 +231,6 @@ type Explainer interface {
 type Clock interface {
 	// Now is the clock of the holders; see [Now].
 	Now() time.Duration
-	// OnStep registers f to be called, until stop, whenever the clock jumped
-	// forward, which timers do not notice.
-	OnStep(f func()) (stop func())
 }
 
 // Finder is an issuer that can find running leases by their ID, without the resource.

@@ -68,7 +68,7 @@ func TestEpochHidden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			owner := migrated(t)
-			mustExec(t, owner, "GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.adopt_epoch TO PUBLIC")
+			mustExec(t, owner, "GRANT EXECUTE ON FUNCTION fencepost.adopt_epoch TO PUBLIC")
 			pool := asRole(t, owner, "SELECT, INSERT, UPDATE")
 			mustExec(t, owner, test.hide)
 			var rec recorder

@@ -125,7 +125,7 @@ func TestForceUnlockFullQueue(t *testing.T) {
 	if err := cut("r"); err != nil || tokenOf(t, pool, "r") != 2 || len(auditOf(t, o, "r")) != 1 {
 		t.Errorf("%v, token %d", err, tokenOf(t, pool, "r"))
 	}
-	mutate(t, pool, "force_unlock", " AND p_topic <> ''", "")
+	mutate(t, pool, "spend", " AND p_topic <> ''", "")
 	if err := cut("control"); !errors.Is(err, guard.ErrUnavailable) || tokenOf(t, pool, "control") != 1 {
 		t.Errorf("control: %v, token %d", err, tokenOf(t, pool, "control"))
 	}

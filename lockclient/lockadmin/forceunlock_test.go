@@ -68,7 +68,11 @@ func TestForceUnlock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ear.Exec(t.Context(), `LISTEN "`+pglease.Channel+`.onlookers"`); err != nil {
+		var process string
+		if err := ear.QueryRow(t.Context(), "SELECT waiters[1] FROM fencepost.leases WHERE resource = $1", how).Scan(&process); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ear.Exec(t.Context(), `LISTEN "`+pglease.Channel+`.`+process+`"`); err != nil {
 			t.Fatal(err)
 		}
 		done, err := o.ForceUnlock(t.Context(), how, "Ada", "worker-7 hangs, INC-42", &ForceUnlockOptions{ExpectedLeaseID: lease.ID()})
@@ -281,8 +285,8 @@ func TestAuditRequiresActorAndReason(t *testing.T) {
 		{" \t\n", "stuck", "audit_actor"},
 		{"Ada", "\t\t", "audit_reason"},
 	} {
-		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
-			VALUES ('force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
+		_, err := pool.Exec(t.Context(), `INSERT INTO fencepost.audit (id, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES (1, 'force_unlock', 'r', $1, $2, $1 || $2, 1, 'free', 1, '', now(), now())`, test.actor, test.reason)
 		if pg := pglease.Error(err); test.constraint == "" && err != nil || test.constraint != "" && (pg == nil || pg.ConstraintName != test.constraint) {
 			t.Errorf("actor %q, reason %q: %v, want %q", test.actor, test.reason, err, test.constraint)
 		}

@@ -82,7 +82,7 @@ const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname 
 // no row can be renamed, which would restart the tokens of its name.
 const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.audit, fencepost.migrations FROM EVERYBODY;
   REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch, fencepost.adopt_epoch,
-    fencepost.enter_epoch, fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM EVERYBODY;
+    fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM EVERYBODY;
   GRANT USAGE ON SCHEMA fencepost TO EVERYBODY;
   GRANT SELECT ON fencepost.migrations, fencepost.leases, fencepost.epoch TO EVERYBODY;
   GRANT SELECT ON fencepost.audit TO OPERATOR, READER;
@@ -90,7 +90,7 @@ const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.
   GRANT INSERT (resource, token, lease_id, owner, metadata, acquired_at, expires_at, not_after, spent_until) ON fencepost.leases TO ISSUER;
   GRANT UPDATE (token, lease_id, owner, metadata, acquired_at, expires_at, not_after, wake_until, waiters, kept_for, spent_until, reclaimed) ON fencepost.leases TO ISSUER;
   GRANT SELECT, INSERT (resource, lease_id), DELETE ON fencepost.spent TO ISSUER;
-  GRANT EXECUTE ON FUNCTION fencepost.enter_epoch, fencepost.adopt_epoch, fencepost.force_unlocked TO ISSUER;
+  GRANT EXECUTE ON FUNCTION fencepost.adopt_epoch, fencepost.force_unlocked TO ISSUER;
 
   GRANT EXECUTE ON FUNCTION fencepost.force_unlock, fencepost.advance_lease, fencepost.raise_epoch, fencepost.purge_leases,
     fencepost.force_unlocked TO OPERATOR;

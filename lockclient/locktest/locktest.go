@@ -34,7 +34,7 @@
 // There is one clock, the server's and the clients'. It runs as time.Now does,
 // so in a bubble of testing/synctest it is the bubble's, and a sleep there takes
 // no time and lets renewals happen in between. [Server.Advance] moves it forward
-// at once, as if the process had been paused for that long: leases whose
+// at once, as if the machine had been suspended for that long: leases whose
 // deadline is skipped are lost.
 //
 // # Compatibility
@@ -86,8 +86,9 @@ func (s *Server) Client(t TB, owner string, opts *lockclient.Options) *lockclien
 func (s *Server) Now() time.Time { return s.server.Now() }
 
 // Advance moves the clock forward by d, for the server and its clients. Leases
-// whose deadline has passed are lost when it returns; renewals that are due, and
-// waiters for an expired lease, are then under way. A negative d is ignored.
+// whose deadline has passed are not valid when it returns. Timers do not notice, as
+// after a suspend: contexts end, and renewals that are due begin, within a second,
+// waiters look within two. A negative d is ignored.
 func (s *Server) Advance(d time.Duration) { s.server.Move(max(0, d)) }
 
 // Expire ends the lease on resource on the server, which makes it free for

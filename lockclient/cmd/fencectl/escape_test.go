@@ -47,8 +47,8 @@ func TestOutputIsPrintable(t *testing.T) {
 		exec1(t, pool, `INSERT INTO fencepost.leases (resource, token, lease_id, owner, acquired_at, expires_at)
 			VALUES ($1, $2, $1, $1, clock_timestamp() - interval '2 hours', clock_timestamp() + interval '1 hour')`, "r"+text, i+1)
 		exec1(t, pool, `INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ($1, $2, $1)`, "r"+text, i+1)
-		exec1(t, pool, `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
-			VALUES ('force_unlock', $1, $1, $1, $1, 1, 'free', 1, $1, 'epoch', 'epoch')`, "r"+text)
+		exec1(t, pool, `INSERT INTO fencepost.audit (id, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			VALUES ($2, 'force_unlock', $1, $1, $1, $1, 1, 'free', 1, $1, 'epoch', 'epoch')`, "r"+text, i+1)
 	}
 	for _, format := range []string{"table", "json"} {
 		for _, args := range [][]string{

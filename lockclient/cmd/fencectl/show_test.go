@@ -62,8 +62,8 @@ func TestPartialAudit(t *testing.T) {
 	lease := hold(t, pool, "w", "r", time.Hour)
 	must(t, url, "force-unlock", lease.Resource(), "--actor", "a", "--reason", "r", "--yes")
 	for _, others := range []int{searchedMost - 2, searchedMost} {
-		exec1(t, pool, `INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
-			SELECT 'force_unlock', 'r:' || i, 'a', 'b', gen_random_uuid(), 1, 'free', 1, '', now(), now() FROM generate_series(1, $1 - (SELECT count(*) FROM fencepost.audit WHERE resource <> 'r')) i`, others)
+		exec1(t, pool, `INSERT INTO fencepost.audit (id, action, resource, actor, reason, request_id, token, cut_state, cut_token, cut_owner, cut_acquired_at, cut_expires_at)
+			SELECT i + (SELECT max(id) FROM fencepost.audit), 'force_unlock', 'r:' || i, 'a', 'b', gen_random_uuid(), 1, 'free', 1, '', now(), now() FROM generate_series(1, $1 - (SELECT count(*) FROM fencepost.audit WHERE resource <> 'r')) i`, others)
 		out := must(t, url, "show", "r")
 		if partial := strings.Contains(out, "there may be more"); partial != (others == searchedMost) || partial == strings.Contains(out, "force_unlock") {
 			t.Errorf("after %d records of other names: %s", others, out)

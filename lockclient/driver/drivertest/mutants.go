@@ -251,8 +251,7 @@ func (a acquirer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return a.acquire(ctx, a.Issuer, r)
 }
 
-func (a acquirer) Now() time.Duration          { return now(a.Issuer) }
-func (a acquirer) OnStep(func()) (stop func()) { return func() {} }
+func (a acquirer) Now() time.Duration { return now(a.Issuer) }
 
 func acquiring(f func(context.Context, driver.Issuer, driver.Request) (driver.Grant, error)) func(driver.Issuer) driver.Issuer {
 	return func(i driver.Issuer) driver.Issuer { return acquirer{i, f} }
@@ -267,8 +266,7 @@ func (r renewer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	r.renew(ctx, r.Issuer, renewals, results)
 }
 
-func (r renewer) Now() time.Duration          { return now(r.Issuer) }
-func (r renewer) OnStep(func()) (stop func()) { return func() {} }
+func (r renewer) Now() time.Duration { return now(r.Issuer) }
 
 func renewing(f func(context.Context, driver.Issuer, []driver.Renewal, []driver.Renewed)) func(driver.Issuer) driver.Issuer {
 	return func(i driver.Issuer) driver.Issuer { return renewer{i, f} }
@@ -368,5 +366,4 @@ func (s seeker) Find(_ context.Context, leaseID string) ([]guard.Claim, error) {
 	return nil, nil
 }
 
-func (s seeker) Now() time.Duration          { return now(s.Issuer) }
-func (s seeker) OnStep(func()) (stop func()) { return func() {} }
+func (s seeker) Now() time.Duration { return now(s.Issuer) }

@@ -25,7 +25,6 @@ const (
 	None   Fault = iota
 	Refuse       // the server says no: nothing is written
 	Lose         // the server carries it out and the response is lost
-	Drop         // the request is lost, which looks the same to the client
 )
 
 // ErrInjected is the cause of every injected failure.
@@ -76,8 +75,6 @@ func carry[T any](ctx context.Context, i *Issuer, op Op, claim guard.Claim, run 
 	switch {
 	case fault == Refuse:
 		return none, guard.Unavailable(string(op), claim, ErrInjected)
-	case fault == Drop:
-		return none, guard.OutcomeUnknown(string(op), claim, ErrInjected)
 	case i.holding:
 		var v T
 		var failed error

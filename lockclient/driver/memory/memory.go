@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,11 +21,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-const (
-	spentFor = time.Hour              // how long a spent lease ID is remembered
-	keepFor  = 100 * time.Millisecond // how long a released lease is kept for the longest waiting
-	lineFor  = 5 * time.Second        // how long a place in the queue lasts without a new watch
-)
+// spentFor is how long a spent lease ID is remembered.
+const spentFor = time.Hour
 
 // Server keeps the leases. It is safe for concurrent use.
 type Server struct {
@@ -36,7 +32,6 @@ type Server struct {
 	rows    map[string]*row
 	watches map[*watch]struct{}
 	faults  map[Op][]Fault
-	steps   map[*func()]struct{}
 }
 
 type row struct {
@@ -45,21 +40,10 @@ type row struct {
 	owner, metadata   string
 	acquired, expires time.Time
 	spent             map[string]time.Time // until when
-	line              []place
-	keptFor           *Issuer // who may take it until keptUntil
-	keptUntil         time.Time
-}
-
-// place is one process that waits.
-type place struct {
-	issuer *Issuer
-	until  time.Time
 }
 
 type watch struct {
-	issuer   *Issuer
 	resource string
-	waiter   bool
 	wake     func()
 }
 
@@ -67,7 +51,7 @@ type watch struct {
 func NewServer() *Server {
 	return &Server{
 		began: time.Now(), rows: map[string]*row{}, watches: map[*watch]struct{}{},
-		faults: map[Op][]Fault{}, steps: map[*func()]struct{}{},
+		faults: map[Op][]Fault{},
 	}
 }
 
@@ -97,18 +81,6 @@ func (i *Issuer) Close() error { return nil }
 // Now is the clock of the holders, which runs with the server's.
 func (i *Issuer) Now() time.Duration { return i.s.clock() }
 
-// OnStep registers f to be called after [Server.Move].
-func (i *Issuer) OnStep(f func()) (stop func()) {
-	i.s.mu.Lock()
-	defer i.s.mu.Unlock()
-	i.s.steps[&f] = struct{}{}
-	return func() {
-		i.s.mu.Lock()
-		defer i.s.mu.Unlock()
-		delete(i.s.steps, &f)
-	}
-}
-
 // Acquire grants or refuses.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	notAfter, from := i.s.Now().Add(r.Timeout), i.s.clock()
@@ -137,8 +109,6 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 		return grant, driver.LeaseIDInUse(r.LeaseID, l.owner)
 	case s.holder(r.Resource, r.LeaseID) != nil:
 		return grant, s.holder(r.Resource, r.LeaseID)
-	case r.Waiting && l.keptFor != nil && l.keptFor != i && now.Before(l.keptUntil) && l.leaseID == "":
-		return grant, s.kept(r.Resource, l)
 	case (!own || !l.expires.After(now)) && l.token >= guard.MaxToken:
 		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the token space is exhausted"))
 	}
@@ -148,13 +118,11 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 		l.token++
 		l.acquired, l.expires = now, time.Time{}
 	}
-	l.leaseID, l.owner, l.metadata, l.keptFor = r.LeaseID, r.Owner, r.Metadata, nil
-	l.line = slices.DeleteFunc(l.line, func(p place) bool { return p.issuer == i && r.Waiting })
+	l.leaseID, l.owner, l.metadata = r.LeaseID, r.Owner, r.Metadata
 	if until := now.Add(r.TTL); until.After(l.expires) {
 		l.expires = until
 	}
 	grant.Token, grant.AcquiredAt = l.token, l.acquired
-	s.wake(r.Resource, func(w *watch) bool { return !w.waiter })
 	return grant, nil
 }
 
@@ -199,53 +167,36 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	})
 }
 
-// free ends the lease and wakes the longest waiting process.
+// free ends the lease and wakes all that wait.
 func (s *Server) free(resource string, l *row, now time.Time) {
 	l.leaseID = ""
 	if l.expires.After(now) {
 		l.expires = now
 	}
-	l.keptFor = nil
-	for len(l.line) > 0 && l.keptFor == nil {
-		if first := l.line[0]; first.until.After(now) {
-			l.keptFor, l.keptUntil = first.issuer, now.Add(keepFor)
-		}
-		l.line = l.line[1:]
-	}
-	s.wake(resource, func(w *watch) bool { return !w.waiter || w.issuer == l.keptFor })
+	s.wake(resource)
 }
 
-// wake calls the chosen watches of a resource and ends them.
-func (s *Server) wake(resource string, chosen func(*watch) bool) {
+// wake calls the watches of a resource and ends them.
+func (s *Server) wake(resource string) {
 	for w := range s.watches {
-		if w.resource == resource && chosen(w) {
+		if w.resource == resource {
 			delete(s.watches, w)
 			go w.wake()
 		}
 	}
 }
 
-// Watch returns who has the lease, and calls wake at its release.
+// Watch returns who has the lease, and calls wake at its release unless it only
+// looks, without a lease ID.
 func (i *Issuer) Watch(_ context.Context, r driver.Watch, wake func()) (driver.Watching, error) {
 	s := i.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held := s.holder(r.Resource, r.LeaseID)
-	w := &watch{issuer: i, resource: r.Resource, waiter: r.LeaseID != "", wake: wake}
-	if l := s.rows[r.Resource]; l != nil && w.waiter {
-		if held == nil && l.keptFor != nil && l.keptFor != i && s.now().Before(l.keptUntil) {
-			held = s.kept(r.Resource, l)
-		}
-		if held == nil {
-			return driver.Watching{Stop: func() {}}, nil
-		}
-		n := slices.IndexFunc(l.line, func(p place) bool { return p.issuer == i })
-		if n < 0 {
-			n = len(l.line)
-			l.line = append(l.line, place{issuer: i})
-		}
-		l.line[n].until = s.now().Add(lineFor)
+	if held == nil || r.LeaseID == "" {
+		return driver.Watching{Held: held, Stop: func() {}}, nil
 	}
+	w := &watch{resource: r.Resource, wake: wake}
 	s.watches[w] = struct{}{}
 	return driver.Watching{Held: held, Stop: func() {
 		s.mu.Lock()
@@ -300,11 +251,6 @@ func (s *Server) holder(resource, leaseID string) *driver.HeldError {
 	}
 }
 
-// kept is the refusal of a process that must let another waiter go first.
-func (s *Server) kept(resource string, l *row) *driver.HeldError {
-	return &driver.HeldError{Resource: resource, ExpiresAt: l.keptUntil, Remaining: l.keptUntil.Sub(s.now())}
-}
-
 // Now is the server's time.
 func (s *Server) Now() time.Time {
 	s.mu.Lock()
@@ -321,16 +267,12 @@ func (s *Server) clock() time.Duration {
 	return 1 + time.Since(s.began) + s.ahead
 }
 
-// Move moves the clock forward, and returns when every client has looked at it
-// again.
+// Move moves the clock forward. Clients look at it again within a second, as after a
+// suspend, since timers do not notice.
 func (s *Server) Move(d time.Duration) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.ahead += d
-	steps := slices.Collect(maps.Keys(s.steps))
-	s.mu.Unlock()
-	for _, f := range steps {
-		(*f)()
-	}
 }
 
 // Expire ends a lease at once, as the server's clock would; false if nobody has
@@ -341,7 +283,7 @@ func (s *Server) Expire(resource string) bool {
 	held := s.holder(resource, "") != nil
 	if held {
 		s.rows[resource].expires = s.now()
-		s.wake(resource, func(*watch) bool { return true })
+		s.wake(resource)
 	}
 	return held
 }
@@ -354,7 +296,6 @@ func (s *Server) Steal(resource, owner string, ttl time.Duration) guard.Claim {
 	l.token++
 	l.leaseID, l.owner, l.metadata = "stolen-"+l.token.String(), owner, ""
 	l.acquired, l.expires = now, now.Add(ttl)
-	s.wake(resource, func(w *watch) bool { return !w.waiter })
 	return guard.Claim{Resource: resource, Token: l.token, LeaseID: l.leaseID}
 }
 

@@ -11,6 +11,29 @@ import (
 	"time"
 )
 
+// carryOut answers each operation with its question.
+func carryOut(_ context.Context, ops []*operation[int, int]) {
+	for _, o := range taken(ops) {
+		o.done(o.question, nil)
+	}
+}
+
+// inFlight makes it look as if a statement were in flight.
+func (c *combiner[Q, A]) inFlight() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy = true
+}
+
+// arrived returns when that many operations wait.
+func (c *combiner[Q, A]) arrived(n int) {
+	for there := -1; there != n; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		there = len(c.waiting)
+		c.mu.Unlock()
+	}
+}
+
 // TestTakenOnce: an operation that was answered, or whose caller has gone, is
 // not sent again.
 func TestTakenOnce(t *testing.T) {
@@ -35,12 +58,8 @@ func TestTakenOnce(t *testing.T) {
 // TestCombinerUnsent: an operation that was not sent before its caller left is
 // known not to be written.
 func TestCombinerUnsent(t *testing.T) {
-	c := newCombiner(new(resuming), nil, func(_ context.Context, ops []*operation[int, int]) {
-		for _, o := range taken(ops) {
-			o.done(o.question, nil)
-		}
-	})
-	c.busy = true // as if a statement were in flight
+	c := newCombiner(new(resuming), nil, carryOut)
+	c.inFlight()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.do(ctx, "r", 2, Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
@@ -63,7 +82,7 @@ func TestCombined(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
 	gate := make(chan struct{})
-	c := newCombiner(new(resuming), nil, func(_ context.Context, ops []*operation[int, int]) {
+	c := newCombiner(new(resuming), nil, func(ctx context.Context, ops []*operation[int, int]) {
 		var resources []string
 		for _, o := range ops {
 			resources = append(resources, o.resource)
@@ -74,9 +93,7 @@ func TestCombined(t *testing.T) {
 		if resources[0] == "slow" {
 			<-gate
 		}
-		for _, o := range taken(ops) {
-			o.done(o.question, nil)
-		}
+		carryOut(ctx, ops)
 	})
 	var wg sync.WaitGroup
 	ask := func(resource string, n int) {
@@ -86,23 +103,10 @@ func TestCombined(t *testing.T) {
 			}
 		})
 	}
-	c.mu.Lock()
-	c.busy = true // as if a statement were in flight
-	c.mu.Unlock()
-	waiting := func(n int) {
-		for {
-			c.mu.Lock()
-			there := len(c.waiting)
-			c.mu.Unlock()
-			if there == n {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
+	c.inFlight()
 	for n, resource := range []string{"b", "c", "a", "b"} {
 		ask(resource, n)
-		waiting(n + 1)
+		c.arrived(n + 1)
 	}
 	c.end(0)
 	wg.Wait()
@@ -228,7 +232,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 			o.done(o.question, ctx.Err())
 		}
 	})
-	c.busy = true // as if a statement were in flight
+	c.inFlight()
 	var wg sync.WaitGroup
 	for n, resource := range []string{"a", "b", "b"} {
 		wg.Go(func() {
@@ -237,11 +241,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 			}
 		})
 	}
-	for there := 0; there < 3; time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		there = len(c.waiting)
-		c.mu.Unlock()
-	}
+	c.arrived(3)
 	c.end(0)
 	<-sending
 	closed := make(chan struct{})
@@ -272,15 +272,11 @@ func TestGivesUpInFlight(t *testing.T) {
 			o.done(o.question, nil)
 		}
 	})
-	c.busy = true // as if a statement were in flight
+	c.inFlight()
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
 	go func() { _, err := c.do(ctx, "r", 1, time.Millisecond); got <- err }()
-	for there := 0; there == 0; time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		there = len(c.waiting)
-		c.mu.Unlock()
-	}
+	c.arrived(1)
 	c.end(0)
 	<-sent
 	cancel()
@@ -301,11 +297,9 @@ func TestAnsweredTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := new(resuming)
 		sent := make(chan int, 9)
-		c := newCombiner(r, nil, func(_ context.Context, ops []*operation[int, int]) {
+		c := newCombiner(r, nil, func(ctx context.Context, ops []*operation[int, int]) {
 			sent <- len(ops)
-			for _, o := range taken(ops) {
-				o.done(o.question, nil)
-			}
+			carryOut(ctx, ops)
 		})
 		ask := func(resource string) {
 			go func() {

@@ -3,6 +3,7 @@ package pglease
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -59,10 +60,11 @@ func (s *Server) Enter(ctx context.Context, conn *pgx.Conn, lockTimeout string) 
 func (s *Server) Entered() *Instance { return s.entered.Load() }
 
 const (
-	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden, ` + settings + `
+	enterColumns = `SELECT o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden,
+  pg_catalog.has_function_privilege('pg_catalog.pg_postmaster_start_time()', 'EXECUTE'), ` + settings + `
 FROM fencepost.`
 	// enterSQL is an issuer's. $1 lock_timeout in milliseconds.
-	enterSQL = enterColumns + "enter_epoch($1::pg_catalog.text::integer)"
+	enterSQL = enterColumns + "adopt_epoch($1::pg_catalog.text::integer)"
 	// raiseSQL is an operator's. $2 epoch, $3 more, $4 floor, $5 exclusive.
 	raiseSQL = enterColumns + "raise_epoch($2::bigint, $3::bigint, $4::bigint, $5::boolean, $1::pg_catalog.text::integer)"
 )
@@ -70,16 +72,19 @@ FROM fencepost.`
 // Reenter asks the server for its identity, and raises what r says.
 func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeout string) (*Instance, error) {
 	var in Instance
-	var moved, raised, standby bool
+	var moved, raised, visible, standby bool
 	statement, args := enterSQL, []any{lockTimeout}
 	if s.Operator {
 		statement, args = raiseSQL, append(args, r.Epoch, r.More, r.Floor, r.Exclusive)
 	}
 	err := conn.QueryRow(ctx, statement, args...).
 		Scan(&in.Number, &in.Base, (*zeronull.Int8)(&in.Timeline), (*zeronull.Text)(&in.SystemIdentifier), (*zeronull.Timestamptz)(&in.Started),
-			&in.Leases, (*int64)(&in.Floor), &moved, &raised, (*zeronull.Text)(&in.Hidden), &standby)
+			&in.Leases, (*int64)(&in.Floor), &moved, &raised, (*zeronull.Text)(&in.Hidden), &visible, &standby)
 	if err != nil {
 		return nil, err
+	}
+	if !visible && !s.Operator && !in.Started.IsZero() { // each of its grants compares it, with the role's own rights
+		in.Started, in.Hidden = time.Time{}, strings.TrimPrefix(in.Hidden+"; permission denied for function pg_postmaster_start_time", "; ")
 	}
 	if in.Hidden != "" {
 		s.hidden.Do(func() {

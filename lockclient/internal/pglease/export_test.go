@@ -12,7 +12,6 @@ import (
 // Statements, for tests that carry them out step by step.
 const (
 	ReleaseSQL = releaseSQL
-	WatchSQL   = watchSQL
 	KeepFor    = keepFor
 	StayInLine = stayInLine
 )
@@ -62,16 +61,10 @@ func (i *Issuer) BeforeListen(f func() error) {
 // statement then.
 func (i *Issuer) Together(n int) (sent <-chan struct{}) {
 	c, done := i.acquires, make(chan struct{})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.busy = true
+	c.inFlight()
 	go func() {
 		defer close(done)
-		for there := 0; there < n; time.Sleep(time.Millisecond) {
-			c.mu.Lock()
-			there = len(c.waiting)
-			c.mu.Unlock()
-		}
+		c.arrived(n)
 		c.end(c.turn)
 	}()
 	return done

@@ -525,17 +525,16 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	return &cut
 }
 
-// Watch subscribes and then sets the wake mark.
+// Watch subscribes and then sets the wake mark. Without a lease ID it only looks.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
-	sub := i.listener.subscribe(ctx, w.Resource, w.LeaseID, wake)
-	stop := func() { i.listener.unsubscribe(sub) }
-	if w.LeaseID != "" && !i.listener.listening(ctx, w.Wait) {
-		stop()
-		return driver.Watching{}, driver.ErrNoWatch
-	}
-	if err := i.listener.unwatched(ctx, w.Resource); err != nil {
-		stop()
-		return driver.Watching{}, Failure("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, Harmless(err))
+	stop := func() {}
+	if w.LeaseID != "" {
+		sub := i.listener.subscribe(ctx, w.Resource, w.LeaseID, wake)
+		stop = func() { i.listener.unsubscribe(sub) }
+		if !i.listener.listening(ctx, w.Wait) {
+			stop()
+			return driver.Watching{}, driver.ErrNoWatch
+		}
 	}
 	var held *driver.HeldError
 	err := i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
@@ -543,7 +542,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			return Harmless(err)
 		}
 		if held, err = i.watch(ctx, conn, w, lockTimeout); w.LeaseID == "" {
-			err = Harmless(err) // a watcher's
+			err = Harmless(err) // it only looked
 		}
 		return err
 	})

@@ -86,7 +86,7 @@ func TestReenterFails(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
 	i.Entered().Started = i.Entered().Started.Add(-time.Hour)
-	mustExec(t, pool, "ALTER FUNCTION fencepost.enter_epoch RENAME TO gone")
+	mustExec(t, pool, "ALTER FUNCTION fencepost.adopt_epoch RENAME TO gone")
 	_, err := i.Acquire(t.Context(), ask("s", "a"))
 	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" {
 		t.Errorf("got %v", err)
@@ -201,7 +201,7 @@ func TestRefusedAlone(t *testing.T) {
 	}
 }
 
-// TestWatchReads: an onlooker's watch writes nothing, so one whose connection breaks
+// TestWatchReads: a watch that only looks writes nothing, so one whose connection breaks
 // is repeated; a waiter's has an unknown outcome.
 func TestWatchReads(t *testing.T) {
 	t.Parallel()
@@ -209,7 +209,7 @@ func TestWatchReads(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
 	eventually(t, "it listens", func() bool {
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", Wait: time.Second}, func() {})
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "b", Wait: time.Second}, func() {})
 		if err == nil {
 			w.Stop()
 		}
@@ -276,8 +276,8 @@ func TestWarnsWithoutLogger(t *testing.T) {
 }
 
 // TestWatchWithoutAMark: a waiter whose mark could not be set is not told that
-// somebody has the lease, since no release would wake it: it asks at once. An onlooker,
-// which sets none, is told.
+// somebody has the lease, since no release would wake it: it asks at once. One that
+// only looks, and sets none, is told.
 func TestWatchWithoutAMark(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
@@ -293,8 +293,8 @@ func TestWatchWithoutAMark(t *testing.T) {
 	}
 	mustExec(t, pool, "CREATE FUNCTION skips() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
 	mustExec(t, pool, "CREATE TRIGGER skips BEFORE UPDATE OF wake_until ON fencepost.leases FOR EACH ROW EXECUTE FUNCTION skips()")
-	if waiter, onlooker := watch("b"), watch(""); waiter != nil || onlooker == nil {
-		t.Errorf("without a mark the waiter is told %+v, the onlooker %+v", waiter, onlooker)
+	if waiter, look := watch("b"), watch(""); waiter != nil || look == nil {
+		t.Errorf("without a mark the waiter is told %+v, the one that looks %+v", waiter, look)
 	}
 	mustExec(t, pool, "DROP TRIGGER skips ON fencepost.leases")
 	if watch("b") == nil {

@@ -12,7 +12,6 @@ const (
 	line       = "UPDATE fencepost.leases SET kept_for = 'x', wake_until = "
 	lineOfFive = ", waiters = '{p,q,s,u,v}'"
 	turns      = `
-		fencepost.leases.onlookers: topic p q s u
 		fencepost.leases.p: topic p q s u
 		fencepost.leases.q: topic p q s u
 		fencepost.leases.s: topic p q s u
@@ -90,7 +89,6 @@ var releaseCases = []functionCase{
 		after: `acquired_at=T-1m0s expires_at=T kept_for=p owner=o resource=r token=5 waiters=["q", "s", "u", "v"] wake_until=T+1µs`},
 	{name: "line of one", before: leaseRow("r", mine+"'T+1m'") + line + "'T+1s', waiters = '{p}'", call: releases,
 		answer: `resource=r told=true
-			fencepost.leases.onlookers: topic p
 			fencepost.leases.p: topic p`,
 		after: `acquired_at=T-1m0s expires_at=T kept_for=p owner=o resource=r token=5 waiters=[] wake_until=T+1s`},
 	{name: "old line", before: leaseRow("r", mine+"'T+1m'") + line + "'T'" + lineOfFive, call: releases, answer: "resource=r told=false",
@@ -102,6 +100,9 @@ var releaseCases = []functionCase{
 	{name: "no topic", before: leaseRow("r", mine+"'T+1m'") + line + "'T+1s'" + lineOfFive,
 		call: "SELECT * FROM fencepost.release('{r}', '{mine}', '{5}', ARRAY[''], '5000')", answer: "resource=r told=false",
 		after: `acquired_at=T-1m0s expires_at=T kept_for=p owner=o resource=r token=5 waiters=["q", "s", "u", "v"] wake_until=T+1s`},
+	{name: "marked meanwhile", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET wake_until = 'T+5s', waiters = '{p}'", call: releases,
+		answer: `resource=r told=true
+			fencepost.leases.p: topic p`},
 	{name: "renewed meanwhile", before: leaseRow("r", mine+"'T+1m'"), meanwhile: "UPDATE fencepost.leases SET expires_at = 'T+2m'; UPDATE clock SET t = 'T+1s'", call: releases,
 		answer: "resource=r told=false", after: "acquired_at=T-1m0s expires_at=T+1s owner=o resource=r token=5"},
 }
@@ -175,15 +176,15 @@ var watchCases = []functionCase{
 	{name: "full, and in it", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1µs', waiters = array_fill('x'::text, '{127}') || '{p}'", call: waits, answer: heldAnswer},
 	{name: "was full", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T', waiters = array_fill('x'::text, '{128}')", call: waits, answer: heldAnswer},
 	// Onlookers, who write nothing.
-	{name: "onlooker", before: leaseRow("r", others+"'T+1µs'"), call: looks, answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5", settings: "0 local",
+	{name: "look", before: leaseRow("r", others+"'T+1µs'"), call: looks, answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5", settings: "0 local",
 		after: `acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5`},
-	{name: "onlooker, for long", before: leaseRow("r", others+"'T+1h'"), call: looks, answer: "expires_at=T+1h0m0s lease_id=theirs marked=false owner=x remaining=3600000000 token=5"},
-	{name: "onlooker, over", before: leaseRow("r", others+"'T'"), call: looks, answer: "-"},
-	{name: "onlooker, kept", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: looks, answer: "-"},
-	{name: "onlooker, marked", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2s', waiters = '{p,q}'", call: looks, answer: heldAnswer},
-	{name: "onlooker, mark too old", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1999999µs', waiters = '{p,q}'", call: looks,
+	{name: "look, for long", before: leaseRow("r", others+"'T+1h'"), call: looks, answer: "expires_at=T+1h0m0s lease_id=theirs marked=false owner=x remaining=3600000000 token=5"},
+	{name: "look, over", before: leaseRow("r", others+"'T'"), call: looks, answer: "-"},
+	{name: "look, kept", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: looks, answer: "-"},
+	{name: "look, marked", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2s', waiters = '{p,q}'", call: looks, answer: heldAnswer},
+	{name: "look, mark too old", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+1999999µs', waiters = '{p,q}'", call: looks,
 		answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5"},
-	{name: "onlooker, mark of another", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2s', waiters = '{q}'", call: looks,
+	{name: "look, mark of another", before: leaseRow("r", others+"'T+1µs'") + "UPDATE fencepost.leases SET wake_until = 'T+2s', waiters = '{q}'", call: looks,
 		answer: "expires_at=T+1µs lease_id=theirs marked=false owner=x remaining=1 token=5"},
 }
 

@@ -210,6 +210,47 @@ func TestAbandonedWaitersLeave(t *testing.T) {
 	}
 }
 
+// TestBackDuringUnwatch: a waiter that comes back while its process is being taken out
+// of the queue finds the earlier mark, which is removed then. It is woken, and its next
+// look joins the queue.
+func TestBackDuringUnwatch(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	i := newIssuer(t, pool, nil)
+	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
+	watch := func(wake func()) (got driver.Watching) {
+		eventually(t, "it watches", func() bool {
+			w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "waiter's", Wait: patience}, wake)
+			got = w
+			return err == nil && w.Held != nil
+		})
+		return got
+	}
+	first := watch(func() {})
+	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	first.Stop()
+	locked(t, pool, 1) // it is about to be taken out
+	var back wakes
+	second := watch(back.wake)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is woken", back.woken)
+	defer watch(func() {}).Stop()
+	second.Stop()
+	if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(line, []string{i.Process()}) {
+		t.Errorf("the line is %q", line)
+	}
+}
+
 // TestFullLine: a waiter for whom there is no place polls.
 func TestFullLine(t *testing.T) {
 	t.Parallel()

@@ -56,25 +56,13 @@ const (
 // are notified of their places.
 //
 // Nobody else is notified of a release, since each notification takes time from
-// the process whose turn it is: each process has a channel of its own. Watchers
-// have another, on which a process listens from its first watcher on, and
+// the process whose turn it is: each process has a channel of its own, and
 // [Channel] wakes everybody when no process is named.
 type listener struct {
-	// connect opens a connection, notify sends a notification on another one.
+	issuer *Issuer
+	wake   Wake
+	// connect opens a connection.
 	connect func(ctx context.Context) (*pgx.Conn, error)
-	notify  func(ctx context.Context, payload string) error
-	// free reports whether nobody has a lease, or that is not known. If
-	// somebody has it, the waiter is in the queue again: the process that was
-	// granted removed those before it.
-	free func(ctx context.Context, resource, leaseID string) bool
-	// tell is called once with the error when notifications do not arrive, and
-	// then with nil when they do again.
-	tell func(error)
-	// unwatch takes the process out of the queue.
-	unwatch func(ctx context.Context, resource string) error
-	timeout time.Duration // of connecting
-	process string
-	wake    Wake
 
 	stay  time.Duration // how long the place in the queue is kept when nobody waits
 	idle  time.Duration // how long to stay when nobody waits
@@ -88,29 +76,21 @@ type listener struct {
 
 	mu      sync.Mutex
 	subs    map[*subscription]struct{}
-	leaving map[string]*leaving // by topic
+	leaving map[string]*time.Timer // by topic: until the process leaves the queue that nobody of it needs
 	running bool
 	closed  bool
 	up      bool
 	opening chan struct{} // closed when a connection that is being opened listens or failed; nil if none is
-	all     bool          // watchers are notified as well
-	wakeUp  func()        // makes the connection check whether they want to be
 	used    time.Time     // when somebody waited last
 	told    bool          // of a failure
 }
 
-// subscription is one watch.
+// subscription is one waiter's watch.
 type subscription struct {
 	resource, topic string
-	leaseID         string // of a waiter; a watcher has none
+	leaseID         string
 	wake            func()
 	turn            *time.Timer // until those before it in the queue have had their time
-}
-
-// leaving is a place in the queue that nobody of this process needs.
-type leaving struct {
-	timer *time.Timer   // until it is removed
-	done  chan struct{} // closed when it was removed; nil before that begins
 }
 
 const (
@@ -135,8 +115,8 @@ var (
 func (i *Issuer) newListener(wake Wake) *listener {
 	config := i.Pool.Config()
 	l := &listener{
-		timeout: i.OpTimeout, process: i.process, wake: wake,
-		subs: map[*subscription]struct{}{}, leaving: map[string]*leaving{}, stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest,
+		issuer: i, wake: wake, subs: map[*subscription]struct{}{}, leaving: map[string]*time.Timer{},
+		stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest,
 	}
 	l.values = &borrowed{Context: context.Background()}
 	l.ctx, l.cancel = context.WithCancel(l.values)
@@ -144,33 +124,6 @@ func (i *Issuer) newListener(wake Wake) *listener {
 		return open(ctx, config, config.ConnConfig.Copy(), func(settings *pgx.ConnConfig) {
 			settings.OnNotification = nil // the driver's own queue, which is read here
 		})
-	}
-	l.notify = func(ctx context.Context, payload string) error {
-		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-			_, err := conn.Exec(ctx, notifySQL, processChannel(i.process), payload)
-			return err
-		})
-	}
-	l.free = func(ctx context.Context, resource, leaseID string) bool {
-		var held *driver.HeldError
-		err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
-			held, err = i.watch(ctx, conn, driver.Watch{Resource: resource, LeaseID: leaseID}, lockTimeout)
-			return err
-		})
-		return held == nil || err != nil
-	}
-	l.unwatch = func(ctx context.Context, resource string) error {
-		return i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-			_, err := conn.Exec(ctx, unwatchSQL, resource, i.process, lockTimeout)
-			return err
-		})
-	}
-	l.tell = func(err error) {
-		if err != nil {
-			i.log(l.ctx, slog.LevelWarn, "lock_listen_failed", slog.String("error", err.Error()))
-		} else {
-			i.log(l.ctx, slog.LevelInfo, "lock_listen_restored")
-		}
 	}
 	return l
 }
@@ -181,9 +134,6 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
-	if leaseID == "" && !l.all && l.wakeUp != nil {
-		l.wakeUp()
-	}
 	if !l.running && !l.closed && l.wake != WakePoll {
 		l.running, l.opening = true, make(chan struct{})
 		l.wg.Go(l.run)
@@ -194,7 +144,7 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 func (l *listener) unsubscribe(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, waits := l.subs[s]; waits && s.leaseID != "" {
+	if _, waits := l.subs[s]; waits {
 		l.left(s)
 	}
 	delete(l.subs, s)
@@ -209,33 +159,41 @@ func (l *listener) left(s *subscription) {
 	if l.leaving[s.topic] != nil || l.closed {
 		return
 	}
-	p := &leaving{}
-	l.leaving[s.topic] = p
-	p.timer = time.AfterFunc(l.stay, func() {
+	var timer *time.Timer
+	timer = time.AfterFunc(l.stay, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.leaving[s.topic] != p {
+		if l.leaving[s.topic] != timer {
 			return
 		}
-		if l.closed || l.waits(s.topic) {
-			delete(l.leaving, s.topic)
-			return
+		delete(l.leaving, s.topic)
+		if !l.closed && !l.waits(s.topic) {
+			l.wg.Go(func() { l.unwatch(s) })
 		}
-		p.done = make(chan struct{}) // who waits from now on joins the queue again, after this
-		l.wg.Go(func() {
-			l.unwatch(l.ctx, s.resource) // if it fails, the mark runs out soon
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			delete(l.leaving, s.topic)
-			close(p.done)
-		})
 	})
+	l.leaving[s.topic] = timer
 }
 
-// waits reports whether a waiter of this process watches the topic; the mutex is held.
+// unwatch takes the process out of the queue. Who has come back by then may have been
+// taken out as well, and looks again.
+func (l *listener) unwatch(s *subscription) {
+	l.issuer.aside(l.ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
+		_, err := conn.Exec(ctx, unwatchSQL, s.resource, l.issuer.process, lockTimeout)
+		return err
+	}) // if it fails, the mark runs out soon
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for other := range l.subs {
+		if other.topic == s.topic {
+			other.wake()
+		}
+	}
+}
+
+// waits reports whether this process watches the topic; the mutex is held.
 func (l *listener) waits(topic string) bool {
 	for s := range l.subs {
-		if s.topic == topic && s.leaseID != "" {
+		if s.topic == topic {
 			return true
 		}
 	}
@@ -246,32 +204,8 @@ func (l *listener) waits(topic string) bool {
 func (l *listener) granted(resource string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.leaving) == 0 {
-		return
-	}
-	if p := l.leaving[Topic(resource)]; p != nil && p.done == nil {
-		p.timer.Stop()
+	if len(l.leaving) > 0 {
 		delete(l.leaving, Topic(resource))
-	}
-}
-
-// unwatched waits while the place of a resource is being removed: a mark before that
-// would be taken back.
-func (l *listener) unwatched(ctx context.Context, resource string) error {
-	l.mu.Lock()
-	var done chan struct{}
-	if p := l.leaving[Topic(resource)]; p != nil {
-		done = p.done
-	}
-	l.mu.Unlock()
-	if done == nil {
-		return nil
-	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -359,15 +293,18 @@ func (l *listener) report(err error) {
 	news := l.told != (err != nil)
 	l.told = err != nil
 	l.mu.Unlock()
-	if news {
-		l.tell(err)
+	switch {
+	case news && err != nil:
+		l.issuer.log(l.ctx, slog.LevelWarn, "lock_listen_failed", slog.String("error", err.Error()))
+	case news:
+		l.issuer.log(l.ctx, slog.LevelInfo, "lock_listen_restored")
 	}
 }
 
 // session listens on one connection until it breaks, nobody needs it (no error)
 // or the issuer is closed.
 func (l *listener) session() (worked bool, err error) {
-	connecting, cancel := context.WithTimeout(l.ctx, l.timeout)
+	connecting, cancel := context.WithTimeout(l.ctx, l.issuer.OpTimeout)
 	defer cancel()
 	conn, err := l.connect(connecting)
 	if err != nil {
@@ -383,8 +320,9 @@ func (l *listener) session() (worked bool, err error) {
 			return false, errors.Join(err, errPooler)
 		}
 	}
-	if err := listen(connecting, conn, Channel, processChannel(l.process)); err != nil {
-		return false, err
+	listen := fmt.Sprintf("LISTEN %q; LISTEN %q", Channel, processChannel(l.issuer.process))
+	if _, err := conn.PgConn().Exec(connecting, listen).ReadAll(); err != nil {
+		return false, fmt.Errorf("listening: %w", err)
 	}
 	if err := l.selfTest(conn); err != nil {
 		return false, err
@@ -396,21 +334,10 @@ func (l *listener) session() (worked bool, err error) {
 	defer l.lost()
 	for {
 		heard, err := l.receive(conn, l.quiet, "")
-		switch {
-		case err != nil:
+		if err != nil || l.unused() {
 			return true, err
-		case l.unused():
-			return true, nil
-		case heard:
-			continue
-		case l.watchers(false):
-			listening, cancel := context.WithTimeout(l.ctx, l.timeout)
-			err := listen(listening, conn, onlookersChannel)
-			cancel()
-			if err != nil {
-				return true, err
-			}
-			l.watchers(true)
+		}
+		if heard {
 			continue
 		}
 		// Silence: the server has nothing to send, or the connection died
@@ -419,36 +346,6 @@ func (l *listener) session() (worked bool, err error) {
 			return true, err
 		}
 	}
-}
-
-// listen subscribes the connection to channels.
-func listen(ctx context.Context, conn *pgx.Conn, channels ...string) error {
-	sql := `LISTEN "` + strings.Join(channels, `"; LISTEN "`) + `"`
-	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
-	return nil
-}
-
-// watchers reports whether there are watchers that are not notified yet. With notify
-// they are notified from now on, and are woken once, because they may have
-// looked before.
-func (l *listener) watchers(notify bool) (waiting bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.all {
-		return false
-	}
-	l.all = notify
-	for s := range l.subs {
-		if s.leaseID == "" {
-			waiting = true
-			if notify {
-				s.wake()
-			}
-		}
-	}
-	return waiting
 }
 
 // isPooled compares the server process with the one that the handshake named,
@@ -466,7 +363,7 @@ func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 func (l *listener) lost() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.up, l.all, l.opening = false, false, make(chan struct{})
+	l.up, l.opening = false, make(chan struct{})
 	for s := range l.subs {
 		s.wake()
 	}
@@ -476,10 +373,14 @@ func (l *listener) lost() {
 // connection that notifies itself gets the notification with the response, which
 // even a pooler in transaction mode passes on.
 func (l *listener) selfTest(conn *pgx.Conn) error {
-	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
+	ctx, cancel := context.WithTimeout(l.ctx, l.issuer.OpTimeout)
 	defer cancel()
 	nonce := "test " + input.NewLeaseID()
-	if err := l.notify(ctx, nonce); err != nil {
+	err := l.issuer.aside(ctx, func(ctx context.Context, other *pgx.Conn, _ string) error {
+		_, err := other.Exec(ctx, notifySQL, processChannel(l.issuer.process), nonce)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("notifying oneself: %w", err)
 	}
 	heard, err := l.receive(conn, l.test, nonce)
@@ -490,18 +391,10 @@ func (l *listener) selfTest(conn *pgx.Conn) error {
 }
 
 // receive passes on one notification, or all up to the payload until; heard is
-// false if the time passed first. Without until, a first watcher also ends it.
+// false if the time passed first.
 func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, atMost)
 	defer cancel()
-	if until == "" {
-		l.mu.Lock()
-		l.wakeUp = cancel
-		l.mu.Unlock()
-		if l.watchers(false) { // it came before
-			return false, nil
-		}
-	}
 	for {
 		n, err := conn.WaitForNotification(ctx)
 		switch {
@@ -513,30 +406,25 @@ func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (
 		default:
 			return false, fmt.Errorf("the listening connection: %w", err)
 		}
-		if n.Payload == until {
-			return true, nil
+		if n.Payload != until {
+			l.heard(n.Payload)
 		}
-		l.heard(n.Channel, n.Payload)
-		if until == "" {
+		if n.Payload == until || until == "" {
 			return true, nil
 		}
 	}
 }
 
-// heard wakes those that watch a topic: watchers, or everybody if no process
-// is named, or the waiters of this process. If other processes are before it in
+// heard wakes those that watch a topic. If other processes are before this one in
 // the queue, its waiters look after the lease has been kept for each of those.
-func (l *listener) heard(channel, payload string) {
+func (l *listener) heard(payload string) {
 	topic, line, _ := strings.Cut(payload, " ")
-	turn := max(0, slices.Index(strings.Fields(line), l.process))
+	turn := max(0, slices.Index(strings.Fields(line), l.issuer.process))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := range l.subs {
 		switch {
 		case s.topic != topic:
-		case s.leaseID == "":
-			s.wake()
-		case channel == onlookersChannel:
 		case turn > 0:
 			s.wait(time.Duration(turn)*keepFor, func() { l.look(s) })
 		default:
@@ -546,7 +434,9 @@ func (l *listener) heard(channel, payload string) {
 	}
 }
 
-// look wakes a waiter if the lease is still free.
+// look wakes a waiter if the lease is still free, or that is not known. If somebody has
+// it, the waiter is in the queue again: the process that was granted removed those
+// before it.
 func (l *listener) look(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -554,7 +444,12 @@ func (l *listener) look(s *subscription) {
 		return
 	}
 	l.wg.Go(func() {
-		if l.free(l.ctx, s.resource, s.leaseID) {
+		var held *driver.HeldError
+		err := l.issuer.aside(l.ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
+			held, err = l.issuer.watch(ctx, conn, driver.Watch{Resource: s.resource, LeaseID: s.leaseID}, lockTimeout)
+			return err
+		})
+		if held == nil || err != nil {
 			s.wake()
 		}
 	})

@@ -25,10 +25,15 @@ import (
 )
 
 // patience ends a hang.
-const patience = time.Minute
+const patience = leasetest.Patience
+
+var (
+	mustExec   = leasetest.MustExec
+	eventually = leasetest.Eventually
+)
 
 // migrated returns a pool on a fresh database that has the schema.
-func migrated(t *testing.T) *pgxpool.Pool {
+func migrated(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return leasetest.Migrated(t)
 }
@@ -55,23 +60,6 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	}
 	t.Cleanup(func() { i.Close() })
 	return i
-}
-
-// eventually waits as long as it takes on a busy machine.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * patience); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", 2*patience, what)
-		}
-	}
-}
-
-func mustExec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // value reads one value.
@@ -299,43 +287,6 @@ func (s *schedule) behind(watch func() error, sql string, args ...any) {
 	s.must(<-watched)
 }
 
-// TestReleaseBehindMark: a release that waits for the row of a mark that has not
-// committed sees the mark, and notifies.
-func TestReleaseBehindMark(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	holder := newIssuer(t, pool, nil)
-	for mark, quiet := range map[string]bool{pglease.WatchSQL: false, "SELECT $1::text, $2::text, $3::text, $4::text FROM fencepost.leases WHERE resource = $1 FOR UPDATE": true} {
-		lease := acquire(t, holder, "r", input.NewLeaseID())
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), mark, "r", "waiter's", "process", "60000"); err != nil {
-			t.Fatal(err)
-		}
-		told := make(chan bool)
-		go func() {
-			var resource string
-			var notified bool
-			err := pool.QueryRow(context.Background(), pglease.ReleaseSQL, releaseArgs(lease)...).Scan(&resource, &notified)
-			if err != nil {
-				t.Error(err)
-			}
-			told <- !notified
-		}()
-		locked(t, pool, 1) // the release, for the mark
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := <-told; got != quiet {
-			t.Errorf("the release after the mark is quiet: %t; with no mark: %t", got, quiet)
-		}
-		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = NULL, kept_for = NULL, waiters = NULL")
-	}
-}
-
 // TestListenerIdle: any number of waiters need one listening connection. It is
 // opened when somebody waits, closed when nobody has for a while, and reopened.
 func TestListenerIdle(t *testing.T) {
@@ -448,70 +399,6 @@ func TestListenerSilent(t *testing.T) {
 	silent.Store(false)
 	eventually(t, "it listens again", waiter.Listening)
 	watching.Stop()
-}
-
-// TestNotifiesOnlyWaiters: a release notifies when somebody waits and only then,
-// and what it sends is not the resource's name.
-func TestNotifiesOnlyWaiters(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
-	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	// As an onlooker, as the waiting process, and as all others.
-	for _, channel := range []string{pglease.Channel, pglease.Channel + "." + waiter.Process(), pglease.Channel + ".onlookers"} {
-		if _, err := conn.Exec(t.Context(), `LISTEN "`+channel+`"`); err != nil {
-			t.Fatal(err)
-		}
-	}
-	heard := func() (payloads []string) {
-		const last = "test, and the last one"
-		mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, last)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		for {
-			n, err := conn.Conn().WaitForNotification(ctx)
-			switch {
-			case err != nil:
-				t.Fatal(err)
-			case n.Payload == last:
-				return payloads
-			case !strings.HasPrefix(n.Payload, "test "):
-				payloads = append(payloads, n.Payload)
-			}
-		}
-	}
-	resource := "tenant_123:" + strings.Repeat("x", 500)
-	release(t, holder, acquire(t, holder, resource, "first"))
-	if got := heard(); len(got) != 0 {
-		t.Errorf("nobody waits, and heard %q", got)
-	}
-	// One by one, several at once, and by the lease ID alone.
-	names := []string{resource, resource + "a", resource + "b", resource + "c"}
-	for n, name := range names {
-		lease := acquire(t, holder, name, "second")
-		defer waiter.Subscribe(name, func() {})()
-		eventually(t, "it listens", waiter.Listening)
-		if _, err := waiter.Watch(t.Context(), driver.Watch{Resource: name, LeaseID: "waiter's"}, func() {}); err != nil {
-			t.Fatal(err)
-		}
-		if n == 3 {
-			lease.Token = guard.NoToken
-		}
-		release(t, holder, lease)
-	}
-	got := heard()
-	for n, payload := range got {
-		if payload != pglease.Topic(names[n/2])+" "+waiter.Process() || strings.Contains(payload, "tenant") {
-			t.Errorf("heard %q", payload)
-		}
-	}
-	if len(got) != 2*len(names) {
-		t.Errorf("heard %q", got)
-	}
 }
 
 // TestNotifyRefused: a role that may not notify, or one on a server whose

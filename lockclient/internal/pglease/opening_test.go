@@ -3,13 +3,10 @@ package pglease_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
@@ -17,91 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// asked counts what the waiters of an issuer do. None of them asks on its own.
-type asked struct {
-	driver.Issuer
-	hasty                    bool // Watch does not wait for a connection
-	attempts, watches, wakes *atomic.Int64
-}
-
-func (a asked) Limits() driver.Limits {
-	limits := a.Issuer.Limits()
-	limits.Poll = time.Hour
-	return limits
-}
-
-func (a asked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	a.attempts.Add(1)
-	return a.Issuer.Acquire(ctx, r)
-}
-
-func (a asked) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
-	a.watches.Add(1)
-	if a.hasty {
-		w.Wait = 0
-	}
-	return a.Issuer.Watch(ctx, w, func() { a.wakes.Add(1); wake() })
-}
-
-// TestProcessesBeginTogether: many processes begin to wait for one lease at the
-// same time. Until it has its listening connection each asks only once, and then
-// when it is woken: two attempts per grant. The control polls until it listens,
-// however long that takes because of the others' polls.
-func TestProcessesBeginTogether(t *testing.T) {
-	t.Parallel()
-	const processes = 6
-	for _, hasty := range []bool{false, true} {
-		t.Run(fmt.Sprint("hasty=", hasty), func(t *testing.T) {
-			t.Parallel()
-			pool := migrated(t)
-			holder := newIssuer(t, pool, nil)
-			lease := acquire(t, holder, "r", "holder's")
-			var attempts, watches, wakes atomic.Int64
-			connect := make(chan struct{})
-			var wg sync.WaitGroup
-			for n := range processes {
-				i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)
-				i.BeforeListen(func() error { <-connect; return nil })
-				client, err := lockclient.New(asked{i, hasty, &attempts, &watches, &wakes}, fmt.Sprint("process ", n), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer client.Close(context.Background())
-				wg.Go(func() {
-					lease, err := client.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
-					if err != nil {
-						t.Error(err)
-					} else if err := lease.Release(context.Background()); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			if hasty {
-				eventually(t, "they poll", func() bool { return attempts.Load() > 4*processes })
-			} else {
-				eventually(t, "all watch", func() bool { return watches.Load() == processes })
-			}
-			close(connect)
-			eventually(t, "all stand in line", func() bool {
-				return processes == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
-			})
-			if n := attempts.Load(); (n == processes) == hasty {
-				t.Errorf("%d processes asked %d times", processes, n)
-			}
-			before := attempts.Load()
-			// On a busy machine the mark would run out, since nobody asks again.
-			mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
-			release(t, holder, lease)
-			wg.Wait()
-			// On a busy machine a named process may come late; the next in line
-			// is then woken too.
-			if n := attempts.Load() - before; n > wakes.Load() {
-				t.Errorf("%d attempts for %d grants, and %d wake-ups", n, processes, wakes.Load())
-			}
-		})
-	}
-}
 
 // TestWatchWhileOpening: a watch waits for the listening connection while it is
 // being opened, for as long as it is told to, but not for one that follows a

@@ -156,9 +156,6 @@ func (s *Server) CheckSchema(ctx context.Context, conn *pgx.Conn) error {
 // named; it begins with the name of the schema.
 const Channel = "fencepost.leases"
 
-// onlookersChannel is where those that watch and do not wait are notified.
-const onlookersChannel = Channel + ".onlookers"
-
 // processChannel is where the waiters of a process are notified of their turn.
 func processChannel(process string) string { return Channel + "." + process }
 

@@ -115,7 +115,8 @@ func TestCancelledStandbyWait(t *testing.T) {
 func TestAnySession(t *testing.T) {
 	t.Parallel()
 	base := migrated(t)
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode = mode
 			c.ConnConfig.RuntimeParams["datestyle"] = "German"

@@ -49,9 +49,6 @@ type Waiter struct {
 	Watch func(context.Context, driver.Watch, func()) (driver.Watching, error)
 	// Heard gets who has the lease, each time that it is seen. It may be nil.
 	Heard func(*driver.HeldError)
-	// Steps returns what is closed when the clock is moved: then it asks at once. It
-	// may be nil.
-	Steps func() <-chan struct{}
 	// Closed ends the wait.
 	Closed <-chan struct{}
 
@@ -116,11 +113,7 @@ func (w *Waiter) note(held *driver.HeldError) {
 func (w *Waiter) rest(ctx context.Context) bool {
 	woken := make(chan struct{})
 	var once sync.Once
-	var steps <-chan struct{}
 	for {
-		if w.Steps != nil {
-			steps = w.Steps()
-		}
 		look := cmp.Or(w.Poll, Look)
 		watch := driver.Watch{Resource: w.Resource, LeaseID: w.LeaseID, Wait: look}
 		if w.remains >= 0 {
@@ -145,7 +138,6 @@ func (w *Waiter) rest(ctx context.Context) bool {
 		case <-woken:
 		case <-timer.C: // look
 			again = true
-		case <-steps:
 		case <-ctx.Done():
 			ended = true
 		case <-w.Closed:

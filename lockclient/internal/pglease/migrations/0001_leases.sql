@@ -259,8 +259,8 @@ BEGIN
   RETURNING l.resource, CASE WHEN l.wake_until > clock_timestamp() AND u.topic <> '' THEN fencepost.wake(u.topic, l.kept_for, l.waiters) ELSE false END;
 END $$;
 
--- wake notifies the process for which a lease is kept, those next in the queue, whose
--- turn it is if that one does not come, and watchers. Nobody else is notified,
+-- wake notifies the process for which a lease is kept, and those next in the queue, whose
+-- turn it is if that one does not come. Nobody else is notified,
 -- since each would cost the next holder time; if no process is named, everybody
 -- is. It returns true. A function in SQL would be planned in each call.
 CREATE FUNCTION fencepost.wake(p_topic text, p_kept_for text, p_waiters text[])
@@ -270,7 +270,7 @@ DECLARE
   v_name    text;
   v_void    text;
 BEGIN
-  FOREACH v_name IN ARRAY CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE ARRAY['onlookers', p_kept_for] || p_waiters[1:3] END LOOP
+  FOREACH v_name IN ARRAY CASE WHEN p_kept_for IS NULL THEN ARRAY[NULL::text] ELSE p_kept_for || p_waiters[1:3] END LOOP
     v_void := pg_notify(concat_ws('.', 'fencepost.leases', v_name), v_payload);
   END LOOP;
   RETURN true;
@@ -307,7 +307,7 @@ END $$;
 -- watch returns who has the lease, or for whom it is kept; no row means that it is
 -- free now. With a lease ID it sets the wake mark, and puts the process at the end
 -- of the queue unless it is in it; o_marked says that the mark was set, or that an
--- earlier one lasts, and is NULL if the queue is full: 128 processes are the most. Without one the call is a watcher's and writes nothing. The
+-- earlier one lasts, and is NULL if the queue is full: 128 processes are the most. Without one it only looks. The
 -- mark need not reach the disk: a server that crashes takes the listening
 -- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)

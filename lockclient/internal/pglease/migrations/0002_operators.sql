@@ -169,44 +169,24 @@ BEGIN
   END IF;
 END $$;
 
--- adopt_epoch is raise_epoch for roles that grant: it raises only what this
--- server requires.
+-- adopt_epoch is raise_epoch for roles that grant, which must call it on this server
+-- before any grant: it raises only what this server requires.
 CREATE FUNCTION fencepost.adopt_epoch(p_wait_ms integer,
   OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
   OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
-    FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms) e;
-END $$;
-
--- enter_epoch must be called on this server before any grant. It returns the
--- server's start time only if the caller itself may see it, because each of its
--- grants compares it.
-CREATE FUNCTION fencepost.enter_epoch(p_wait_ms integer,
-  OUT o_epoch bigint, OUT o_base bigint, OUT o_timeline bigint, OUT o_system_identifier text, OUT o_started timestamptz,
-  OUT o_leases oid, OUT o_floor bigint, OUT o_moved boolean, OUT o_raised boolean, OUT o_hidden text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
-BEGIN
-  SELECT e.* INTO o_epoch, o_base, o_timeline, o_system_identifier, o_started, o_leases, o_floor, o_moved, o_raised, o_hidden
-    FROM fencepost.adopt_epoch(p_wait_ms) e;
-  BEGIN
-    PERFORM pg_postmaster_start_time();
-  EXCEPTION WHEN insufficient_privilege THEN
-    o_hidden := concat_ws('; ', o_hidden, SQLERRM);
-    o_started := NULL;
-  END;
-END $$;
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT * FROM fencepost.raise_epoch(0, 0, 0, false, p_wait_ms)
+$$;
 
 -- These have their owner's rights, or are of use only to functions that do, so
 -- nobody may call them until that is granted.
 REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch,
-  fencepost.adopt_epoch, fencepost.enter_epoch FROM PUBLIC;
+  fencepost.adopt_epoch FROM PUBLIC;
 
 -- What operators did. Only force_unlock writes a record, and none is ever
 -- changed: no role gets the right, and the triggers refuse it to the owner too.
 CREATE TABLE fencepost.audit (
-  id               bigint           NOT NULL GENERATED ALWAYS AS IDENTITY,
+  id               bigint           NOT NULL,
   at               timestamptz      NOT NULL DEFAULT clock_timestamp(),
   action           text             NOT NULL,
   resource         text COLLATE "C" NOT NULL,
@@ -245,30 +225,15 @@ CREATE TRIGGER audit_is_not_truncated BEFORE TRUNCATE ON fencepost.audit
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_append_only;
 ALTER TABLE fencepost.audit ENABLE ALWAYS TRIGGER audit_is_not_truncated;
 
--- The numbers of audit's records come from a sequence, which logical replication does
--- not copy: after a switch-over to a subscriber it begins again, and every force unlock
--- would fail at a number that there is already. The trigger runs before the number is
--- drawn. The lock lets one session at a time set the sequence; it spells "fencsequ".
-CREATE FUNCTION fencepost.follow_audit()
-RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_sequence regclass := pg_get_serial_sequence('fencepost.audit', 'id')::regclass;
-BEGIN
-  IF (SELECT max(a.id) FROM fencepost.audit a) > coalesce(pg_sequence_last_value(v_sequence), 0) THEN
-    PERFORM pg_advisory_xact_lock(7378424937933271413);
-    PERFORM setval(v_sequence, m.id) FROM (SELECT max(a.id) AS id FROM fencepost.audit a) m WHERE m.id > coalesce(pg_sequence_last_value(v_sequence), 0);
-  END IF;
-  RETURN NULL;
-END $$;
-CREATE TRIGGER audit_follows BEFORE INSERT ON fencepost.audit FOR EACH STATEMENT EXECUTE FUNCTION fencepost.follow_audit();
-
 -- force_unlock takes a new token, frees the lease, invalidates its lease ID, for which a
 -- delayed acquire may still arrive, and records it, in one transaction that waits
 -- for the disk. Waiters are served as by a release. The token is above everything that was
 -- granted on this server, and on one that it was promoted from, if the epoch was
 -- entered before, which p_started and p_leases verify. A repeated request finds
 -- its record. The lease is locked before the record is looked up, so that two
--- requests at once do not both miss it.
+-- requests at once do not both miss it. The record's number is above all others: a
+-- sequence would begin again on the subscriber after a switch-over by logical
+-- replication.
 CREATE FUNCTION fencepost.force_unlock(p_resource text, p_actor text, p_reason text, p_expected text, p_request text,
   p_topic text, p_wait_ms integer, p_started timestamptz, p_leases oid,
   OUT o_status text, OUT o_id bigint, OUT o_at timestamptz, OUT o_token bigint, OUT o_state text, OUT o_cut_token bigint,
@@ -313,21 +278,17 @@ BEGIN
   ELSE
     o_status := 'cut';
     IF o_lease_id IS NOT NULL THEN
-      INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, o_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
+      PERFORM fencepost.spend(p_resource, o_lease_id, p_topic, p_wait_ms::text);
     END IF;
-    WITH invalidated AS (
-      UPDATE fencepost.leases l SET lease_id = NULL, owner = '', acquired_at = '-infinity', expires_at = least(l.expires_at, clock_timestamp()),
-        token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = '')),
-        spent_until = CASE WHEN l.lease_id IS NULL THEN l.spent_until ELSE clock_timestamp() + interval '1 hour' END,
-        kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] ELSE l.kept_for END,
-        waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
-      WHERE l.resource = p_resource
-      RETURNING l.token, CASE WHEN l.wake_until > clock_timestamp() AND p_topic <> '' THEN fencepost.wake(p_topic, l.kept_for, l.waiters) END AS told)
-    INSERT INTO fencepost.audit (action, resource, actor, reason, request_id, token,
+    UPDATE fencepost.leases l SET owner = '', acquired_at = '-infinity', expires_at = least(l.expires_at, clock_timestamp()),
+      token = 1 + greatest(l.token, (SELECT f.token FROM fencepost.leases f WHERE f.resource = ''))
+    WHERE l.resource = p_resource RETURNING l.token INTO o_token;
+    PERFORM FROM fencepost.epoch FOR UPDATE; -- one at a time draws a number
+    INSERT INTO fencepost.audit (id, action, resource, actor, reason, request_id, token,
       cut_state, cut_token, cut_lease_id, cut_owner, cut_acquired_at, cut_expires_at)
-    SELECT 'force_unlock', p_resource, p_actor, p_reason, p_request, b.token,
-      o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at FROM invalidated b
-    RETURNING id, at, token INTO o_id, o_at, o_token;
+    VALUES ((SELECT coalesce(max(b.id), 0) + 1 FROM fencepost.audit b), 'force_unlock', p_resource, p_actor, p_reason, p_request, o_token,
+      o_state, o_cut_token, o_lease_id, o_owner, o_acquired_at, o_expires_at)
+    RETURNING id, at INTO o_id, o_at;
   END IF;
 END $$;
 
