@@ -3,6 +3,7 @@ package lockclient
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -93,12 +94,17 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 // [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later
 // call. A release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
-// and Close returns an error that wraps the cause of ctx. A Hold's function that calls
-// Close waits for itself, unless it passes the context that it got.
+// and Close returns an error that wraps the cause of ctx. If ctx has no deadline, Close
+// gives up after ten minutes: a Hold's function that calls it waits for itself.
 // Closing again waits for what is left. With PostgreSQL, [Lease.Release] also works
 // after Close, since the caller's pool is open.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
+	if _, bounded := ctx.Deadline(); !bounded {
+		limited, cancel := context.WithTimeoutCause(ctx, closeTimeout, errCloseTimeout)
+		defer cancel()
+		ctx = limited
+	}
 	err := c.work.Drain(ctx)
 	if err != nil {
 		err = guard.Unavailable("close", guard.Claim{}, err)
@@ -113,6 +119,11 @@ func (c *Client) Close(ctx context.Context) error {
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
 	}
 }
+
+// closeTimeout is how long Close waits if its context does not say.
+const closeTimeout = 10 * time.Minute
+
+var errCloseTimeout = errors.New("what the client has begun did not end within ten minutes; call Close after Hold has returned, or with a deadline")
 
 // unusable is the error of a call that sent nothing for a reason of usable.
 func unusable(op string, claim guard.Claim, why error) error {

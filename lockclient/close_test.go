@@ -136,19 +136,31 @@ func TestCloseGivesUp(t *testing.T) {
 	})
 }
 
-// TestCloseInsideHold: a Hold's function that closes its client with the context that it
-// got does not wait for itself.
+// TestCloseInsideHold: a Hold's function that closes its client does not wait for itself
+// without end: not at all with the context that it got, and else ten minutes.
 func TestCloseInsideHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := (&answering{}).client(t, nil)
-		err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error { return client.Close(ctx) })
-		if !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, ErrClosed) {
-			t.Errorf("Close: %v", err)
-		}
-		if err := client.Close(t.Context()); err != nil {
-			t.Errorf("closed again, outside: %v", err)
-		}
-	})
+	for _, own := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			client := (&answering{}).client(t, nil)
+			start := time.Now()
+			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error {
+				if !own {
+					ctx = context.Background()
+				}
+				return client.Close(ctx)
+			})
+			want, after := ErrClosed, time.Duration(0)
+			if !own {
+				want, after = errCloseTimeout, closeTimeout
+			}
+			if took := time.Since(start); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, want) || took != after {
+				t.Errorf("its own context %t: Close after %v: %v", own, took, err)
+			}
+			if err := client.Close(t.Context()); err != nil {
+				t.Errorf("closed again, outside: %v", err)
+			}
+		})
+	}
 }
 
 // TestReleaseAfterClose: a Release that comes when the issuer is closed already frees
