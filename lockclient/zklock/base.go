@@ -2,8 +2,6 @@ package zklock
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"strconv"
 
 	"github.com/go-zookeeper/zk"
@@ -37,60 +35,57 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 }
 
 func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
+	s, err := i.session(ctx)
 	if err != nil {
 		return guard.NoToken, err
 	}
-	if err := s.makeContainer(ctx, resource); err != nil {
+	container, lock := i.container(resource), i.lockPath(resource)
+	if err := s.makeNode(ctx, container, nil, zk.FlagContainer); err != nil {
 		return guard.NoToken, err
 	}
-	container, lock := i.container(resource), i.lockPath(resource)
 	for range sequence.MaxRetries {
-		// A write, for the current zxid and so that what is read after it is
-		// current.
-		responses, _, err := s.multi(ctx, s.touch())
+		now, err := s.now(ctx)
 		if err != nil {
 			return guard.NoToken, err
 		}
-		zxid := responses[0].Stat.Mzxid
-		h, err := s.holder(ctx, resource)
-		if err != nil || h != nil && h.Token < above {
-			return guard.NoToken, refused(resource, h, err)
+		h, err := s.holder(ctx, resource, now.Mtime)
+		if err != nil {
+			return guard.NoToken, err
+		}
+		if h.runs() && h.Token < above {
+			return guard.NoToken, sequence.Refusal{Err: sequence.HeldBy(resource, h.Lease, h.left)}
 		}
 		floor, err := s.floor(ctx, resource)
 		if err != nil {
 			return guard.NoToken, err
 		}
-		reached := sequence.Token(max(i.knownBase().value, floor.value), zxid)
+		_, base := i.known()
+		reached := sequence.Token(max(base.value, floor.value), now.Mzxid)
 		if reached == guard.NoToken { // the tokens are used up
 			reached = guard.MaxToken
 		}
-		if reached >= above || h != nil {
+		if reached >= above || h.runs() {
 			return max(reached, above), nil
 		}
 		// The container's version is checked by every acquire, and the node floor
 		// keeps the container, which ZooKeeper deletes when it is empty.
-		value := strconv.FormatInt(int64(above)-zxid, 10)
-		ops := []any{&zk.SetDataRequest{Path: container, Data: []byte(value), Version: floor.version}}
+		ops := []any{set(container, strconv.AppendInt(nil, int64(above)-now.Mzxid, 10), floor.version)}
 		if floor.version == 0 {
-			ops = append(ops, i.create(container+"/floor", nil, zk.FlagPersistent))
+			ops = append(ops, i.create(container+"/floor", nil, 0))
 		}
-		// If its node can be created, nobody has been granted the lease since.
-		ops = append(ops, i.create(lock, nil, zk.FlagEphemeral), deletion(lock, -1))
-		if _, which, err := s.multi(ctx, ops...); err == nil {
+		// Nobody has been granted the lease since.
+		if h == nil {
+			ops = append(ops, i.create(lock, nil, 0), deletion(lock, -1))
+		} else {
+			ops = append(ops, check(i.idPath(resource, h.ID), 0), check(lock, h.version))
+		}
+		if _, refused, err := s.multi(ctx, ops...); err == nil {
 			return above, nil
-		} else if !raced(which, err) {
+		} else if refused == nil || !raced(err) {
 			return guard.NoToken, err
 		}
 	}
 	return guard.NoToken, errChanged
-}
-
-// raced reports whether a transaction was refused because a node has changed since it was
-// read.
-func raced(which int, err error) bool {
-	changed := []error{zk.ErrBadVersion, zk.ErrNodeExists, zk.ErrNoNode, zk.ErrNotEmpty}
-	return which >= 0 && slices.ContainsFunc(changed, func(target error) bool { return errors.Is(err, target) })
 }
 
 // RaiseEpoch raises all later tokens above those that the ensemble issued before:
@@ -100,15 +95,12 @@ func raced(which int, err error) bool {
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	i.mu.Lock()
 	i.base, i.seen = base{}, 0 // the step back has been handled
-	for _, s := range i.sessions {
-		s.before = 0
-	}
 	i.mu.Unlock()
 	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
 }
 
 func (i *Issuer) raiseEpoch(ctx context.Context) error {
-	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
+	s, err := i.session(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,37 +108,43 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 		if err := i.learnBase(ctx, s); err != nil {
 			return err
 		}
-		old := i.knownBase()
-		value := strconv.FormatInt(sequence.Raised(old.value), 10)
-		_, which, err := s.multi(ctx, &zk.SetDataRequest{Path: i.basePath(), Data: []byte(value), Version: old.version})
+		_, old := i.known()
+		value := strconv.AppendInt(nil, sequence.Raised(old.value), 10)
+		_, refused, err := s.multi(ctx, set(i.basePath(), value, old.version))
 		if err == nil {
 			return i.learnBase(ctx, s)
 		}
-		if !raced(which, err) {
+		if refused == nil || !raced(err) {
 			return err
 		}
 	}
 	return errChanged
 }
 
-func (i *Issuer) knownBase() base {
+// known returns the highest zxid of any grant, which the next is above, and the base.
+func (i *Issuer) known() (int64, base) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.base
+	return i.seen, i.base
+}
+
+// forward records a grant's zxid and refuses one that went back.
+func (i *Issuer) forward(before, zxid int64) error {
+	if zxid <= before {
+		return sequence.WentBack("the zxid was %#x and is %#x, so the ensemble was restored", before, zxid)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.seen = max(i.seen, zxid)
+	return nil
 }
 
 // learnBase reads the base. If the ensemble has none, it is set from the clock,
 // unless this issuer has seen one before.
 func (i *Issuer) learnBase(ctx context.Context, s *session) error {
-	if err := s.catchUp(ctx); err != nil {
-		return err
-	}
 	n, err := s.get(ctx, i.basePath())
-	if err == nil && n == nil && i.knownBase().created == 0 {
-		if err := s.makeNode(ctx, i.opts.Root, nil); err != nil {
-			return err
-		}
-		if err := s.makeNode(ctx, i.basePath(), []byte(strconv.FormatInt(sequence.First(), 10))); err != nil {
+	if _, known := i.known(); err == nil && n == nil && known.created == 0 {
+		if err := s.makeNode(ctx, i.basePath(), strconv.AppendInt(nil, sequence.First(), 10), zk.FlagPersistent); err != nil {
 			return err
 		}
 		n, err = s.get(ctx, i.basePath())
