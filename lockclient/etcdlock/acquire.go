@@ -175,7 +175,7 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 		}
 		i.setBase(base)
 	}
-	return nil, errChanged
+	return nil, sequence.ErrChanged
 }
 
 // Renew reads the keys in one transaction, so that a lease whose key was

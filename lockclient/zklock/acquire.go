@@ -34,6 +34,14 @@ func (h *held) of(claim guard.Claim) bool {
 	return h != nil && h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken)
 }
 
+// holds is who has the lease; nil if nobody.
+func (h *held) holds(resource string) *driver.HeldError {
+	if !h.runs() {
+		return nil
+	}
+	return sequence.HeldBy(resource, h.Lease, h.left)
+}
+
 // look returns who has the lease, as of now.
 func (s *session) look(ctx context.Context, resource string) (*held, error) {
 	now, err := s.now(ctx)
@@ -91,7 +99,7 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 	for range sequence.MaxRetries {
 		if h.runs() {
 			grant, err := s.own(ctx, r, h)
-			if !errors.Is(err, errChanged) {
+			if !errors.Is(err, sequence.ErrChanged) {
 				return grant, err
 			}
 			if h, err = s.look(ctx, r.Resource); err != nil {
@@ -131,7 +139,7 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 			return grant, sequence.Unwritten{Err: err}
 		}
 	}
-	return grant, errChanged
+	return grant, sequence.ErrChanged
 }
 
 // granted makes a grant from a transaction that was carried out.
@@ -154,12 +162,12 @@ func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base
 	return driver.Grant{Token: token, AcquiredAt: time.UnixMilli(stat.Mtime), TTL: r.TTL}, nil
 }
 
-// own is the result of an acquire of a lease that runs. The error is errChanged if that has
+// own is the result of an acquire of a lease that runs. The error is ErrChanged if that has
 // changed.
 func (s *session) own(ctx context.Context, r driver.Request, h *held) (driver.Grant, error) {
 	switch {
 	case h.ID != r.LeaseID:
-		return driver.Grant{}, sequence.Refusal{Err: sequence.HeldBy(r.Resource, h.Lease, h.left)}
+		return driver.Grant{}, sequence.Refusal{Err: h.holds(r.Resource)}
 	case h.Owner != r.Owner:
 		return driver.Grant{}, sequence.Refusal{Err: driver.LeaseIDInUse(r.LeaseID, h.Owner)}
 	}
@@ -175,16 +183,13 @@ func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results [
 	if err == nil {
 		now, err = s.now(ctx)
 	}
-	if err != nil {
-		for n, r := range renewals {
-			results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
-		}
-		return
-	}
 	var wg sync.WaitGroup
 	for n, r := range renewals {
 		wg.Go(func() {
-			runs, err := s.renew(ctx, r, now.Mtime)
+			runs, err := false, err
+			if err == nil {
+				runs, err = s.renew(ctx, r, now.Mtime)
+			}
 			switch {
 			case err != nil:
 				results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
@@ -205,15 +210,15 @@ func (s *session) renew(ctx context.Context, r driver.Renewal, now int64) (runs 
 		if err != nil || !h.runs() || !h.of(r.Claim) {
 			return false, err
 		}
-		if err = s.extend(ctx, r.Claim.Resource, h, r.TTL); !errors.Is(err, errChanged) {
+		if err = s.extend(ctx, r.Claim.Resource, h, r.TTL); !errors.Is(err, sequence.ErrChanged) {
 			return err == nil, err
 		}
 	}
-	return false, errChanged
+	return false, sequence.ErrChanged
 }
 
 // extend makes a lease last for the TTL from now. The later end wins: a longer TTL
-// stays, since one holder may rely on it. The error is errChanged if the lease has changed.
+// stays, since one holder may rely on it. The error is ErrChanged if the lease has changed.
 func (s *session) extend(ctx context.Context, resource string, h *held, ttl time.Duration) error {
 	lease := *h.Lease
 	lease.TTL = max(lease.TTL, ttl.Milliseconds())
@@ -221,7 +226,7 @@ func (s *session) extend(ctx context.Context, resource string, h *held, ttl time
 		check(s.i.idPath(resource, h.ID), 0), // a successor's lock may have this version too
 		set(s.i.lockPath(resource), lease.Text(), h.version))
 	if refused != nil && raced(err) {
-		return errChanged
+		return sequence.ErrChanged
 	}
 	return err
 }

@@ -27,49 +27,33 @@ type base struct {
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	if err := sequence.CheckAdvance(above); err != nil {
-		return guard.NoToken, err
-	}
-	reached, err := i.advance(ctx, resource, above)
-	return reached, failed("advance", guard.Claim{Resource: resource}, err)
-}
-
-func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	s, err := i.session(ctx)
-	if err != nil {
-		return guard.NoToken, err
-	}
 	container, lock := i.container(resource), i.lockPath(resource)
-	if err := s.makeNode(ctx, container, nil, zk.FlagContainer); err != nil {
-		return guard.NoToken, err
+	if err == nil {
+		err = s.makeNode(ctx, container, nil, zk.FlagContainer)
 	}
-	for range sequence.MaxRetries {
+	if err != nil {
+		return guard.NoToken, failed("advance", guard.Claim{Resource: resource}, err)
+	}
+	var h *held
+	var floor stored
+	reached, err := sequence.Advance(above, func() (sequence.Standing, error) {
 		now, err := s.now(ctx)
-		if err != nil {
-			return guard.NoToken, err
+		if err == nil {
+			h, err = s.holder(ctx, resource, now.Mtime)
 		}
-		h, err := s.holder(ctx, resource, now.Mtime)
-		if err != nil {
-			return guard.NoToken, err
+		if err == nil {
+			floor, err = s.floor(ctx, resource)
 		}
-		if h.runs() && h.Token < above {
-			return guard.NoToken, sequence.Refusal{Err: sequence.HeldBy(resource, h.Lease, h.left)}
-		}
-		floor, err := s.floor(ctx, resource)
 		if err != nil {
-			return guard.NoToken, err
+			return sequence.Standing{}, err
 		}
 		_, base := i.known()
-		reached := sequence.Token(max(base.value, floor.value), now.Mzxid)
-		if reached == guard.NoToken { // the tokens are used up
-			reached = guard.MaxToken
-		}
-		if reached >= above || h.runs() {
-			return max(reached, above), nil
-		}
+		return sequence.Standing{Held: h.holds(resource), Base: base.value, Floor: floor.value, Number: now.Mzxid}, nil
+	}, func(value int64) (raised bool, err error) {
 		// The container's version is checked by every acquire, and the node floor
 		// keeps the container, which ZooKeeper deletes when it is empty.
-		ops := []any{set(container, strconv.AppendInt(nil, int64(above)-now.Mzxid, 10), floor.version)}
+		ops := []any{set(container, strconv.AppendInt(nil, value, 10), floor.version)}
 		if floor.version == 0 {
 			ops = append(ops, i.create(container+"/floor", nil, 0))
 		}
@@ -79,13 +63,13 @@ func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token
 		} else {
 			ops = append(ops, check(i.idPath(resource, h.ID), 0), check(lock, h.version))
 		}
-		if _, refused, err := s.multi(ctx, ops...); err == nil {
-			return above, nil
-		} else if refused == nil || !raced(err) {
-			return guard.NoToken, err
+		_, refused, err := s.multi(ctx, ops...)
+		if refused != nil && raced(err) {
+			return false, nil
 		}
-	}
-	return guard.NoToken, errChanged
+		return err == nil, err
+	})
+	return reached, failed("advance", guard.Claim{Resource: resource}, err)
 }
 
 // RaiseEpoch raises all later tokens above those that the ensemble issued before:
@@ -118,7 +102,7 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 			return err
 		}
 	}
-	return errChanged
+	return sequence.ErrChanged
 }
 
 // known returns the highest zxid of any grant, which the next is above, and the base.

@@ -11,9 +11,8 @@ import (
 )
 
 var (
-	errClosed  = unwritten("the issuer is closed")
-	errOver    = unwritten("the session is over")
-	errChanged = unwritten("the lease, the base or the floor kept changing")
+	errClosed = unwritten("the issuer is closed")
+	errOver   = unwritten("the session is over")
 )
 
 func unwritten(text string) error { return sequence.Unwritten{Err: errors.New(text)} }

@@ -62,7 +62,7 @@ func (s *session) release(ctx context.Context, claim guard.Claim) (freed bool, e
 			return false, nil
 		}
 	}
-	return false, errChanged
+	return false, sequence.ErrChanged
 }
 
 // removal is the operations that end a lease. The first returns the leader's time.

@@ -73,8 +73,8 @@ func (i *Issuer) watch(ctx context.Context, w driver.Watch, wake func()) (out dr
 		}
 		wake()
 	}()
-	if h.runs() && h.ID != w.LeaseID {
-		out.Held = sequence.HeldBy(w.Resource, h.Lease, h.left)
+	if h == nil || h.ID != w.LeaseID {
+		out.Held = h.holds(w.Resource)
 	}
 	return out, nil
 }

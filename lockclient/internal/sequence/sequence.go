@@ -92,12 +92,51 @@ func Token(base, number int64) guard.Token {
 // ErrExhausted says that a token would be above the highest.
 var ErrExhausted = errors.New("the token space is exhausted")
 
-// CheckAdvance refuses a token that leaves no room for later ones.
-func CheckAdvance(above guard.Token) error {
+// ErrChanged says that a request was repeated in vain: others were faster each time.
+var ErrChanged = Unwritten{errors.New("the lease, the base or the floor kept changing")}
+
+// Standing is what an engine knows of a resource.
+type Standing struct {
+	Held *driver.HeldError // nil if nobody has the lease
+	// Base is that of all resources, Floor that of this one; the higher one counts.
+	Base, Floor int64
+	// Number is that of the engine's last write.
+	Number int64
+}
+
+// Advance raises the tokens of a resource above the given one. look says how it stands,
+// and raise stores a floor, unless something has changed since the look.
+func Advance(above guard.Token, look func() (Standing, error), raise func(floor int64) (raised bool, err error)) (guard.Token, error) {
 	if above > maxAdvance && above.Valid() {
-		return guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
+		return guard.NoToken, Refusal{guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())}
 	}
-	return above.Validate()
+	if err := above.Validate(); err != nil {
+		return guard.NoToken, Refusal{err}
+	}
+	for range MaxRetries {
+		now, err := look()
+		if err != nil {
+			return guard.NoToken, err
+		}
+		if now.Held != nil && now.Held.Token < above {
+			return guard.NoToken, Refusal{now.Held}
+		}
+		reached := Token(max(now.Base, now.Floor), now.Number)
+		if reached == guard.NoToken { // the tokens are used up
+			reached = guard.MaxToken
+		}
+		if reached >= above || now.Held != nil {
+			return max(reached, above), nil
+		}
+		raised, err := raise(int64(above) - now.Number)
+		if err != nil {
+			return guard.NoToken, err
+		}
+		if raised {
+			return above, nil
+		}
+	}
+	return guard.NoToken, ErrChanged
 }
 
 // First is the base of an engine that has none, from this process's clock: above every
