@@ -16,36 +16,32 @@ import (
 // none.
 type stored struct{ value, modified int64 }
 
-// Advance raises the tokens of a resource that nobody holds above the given one.
+// Advance raises the tokens of a resource that nobody holds above the given one, and those
+// of every other resource with them: it raises the base.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	leaseKey, floorKey := i.leaseKey(resource), i.floorKey(resource)
-	var floor stored
+	leaseKey := i.leaseKey(resource)
+	var old stored
 	reached, err := sequence.Advance(above, func() (sequence.Standing, error) {
-		base, err := i.currentBase(ctx)
-		if err != nil {
+		if _, err := i.currentBase(ctx); err != nil { // it is there now
 			return sequence.Standing{}, err
 		}
-		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(leaseKey), clientv3.OpGet(floorKey)).Commit()
+		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(leaseKey), clientv3.OpGet(i.baseKey())).Commit()
 		if err != nil {
 			return sequence.Standing{}, sequence.Unwritten{Err: err}
 		}
 		h, err := heldOf(leaseKey, resp.Responses[0].GetResponseRange().Kvs)
 		if err == nil {
-			floor, err = storedOf(floorKey, resp.Responses[1].GetResponseRange().Kvs)
+			old, err = storedOf(i.baseKey(), resp.Responses[1].GetResponseRange().Kvs)
 		}
-		now := sequence.Standing{Base: base.value, Floor: floor.value, Number: resp.Header.Revision}
+		now := sequence.Standing{Base: old.value, Number: resp.Header.Revision}
 		if h != nil {
 			now.Held = i.heldBy(ctx, resource, h)
 		}
 		return now, err
-	}, func(value int64) (raised bool, err error) {
-		put, err := i.client.Txn(ctx).If(
-			clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0),
-			clientv3.Compare(clientv3.ModRevision(floorKey), "=", floor.modified),
-		).Then(clientv3.OpPut(floorKey, strconv.FormatInt(value, 10))).Commit()
-		return err == nil && put.Succeeded, err
+	}, func(value int64) (bool, error) {
+		return i.putBase(ctx, old, value, clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0))
 	})
 	return reached, failed("advance", guard.Claim{Resource: resource}, err)
 }
@@ -110,8 +106,9 @@ func (i *Issuer) readBase(ctx context.Context) (stored, error) {
 	return storedOf(i.baseKey(), resp.Kvs)
 }
 
-func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {
-	resp, err := i.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified)).
+// putBase replaces a base, unless it has changed or a condition does not hold.
+func (i *Issuer) putBase(ctx context.Context, old stored, value int64, also ...clientv3.Cmp) (bool, error) {
+	resp, err := i.client.Txn(ctx).If(append(also, clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified))...).
 		Then(clientv3.OpPut(i.baseKey(), strconv.FormatInt(value, 10))).Commit()
 	if err != nil || !resp.Succeeded {
 		return false, err

@@ -95,7 +95,6 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 			return grant, err
 		}
 	}
-	var floor stored // most resources have none; a failed transaction shows it
 	for range sequence.MaxRetries {
 		if h.runs() {
 			grant, err := s.own(ctx, r, h)
@@ -108,11 +107,11 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 			continue
 		}
 		before, base := i.known()
-		lease := sequence.New(r, max(base.value, floor.value))
+		lease := sequence.New(r, base.value)
 		lease.TTL = r.TTL.Milliseconds()
 		id, lock := i.create(i.idPath(r.Resource, r.LeaseID), nil, 0), i.lockPath(r.Resource)
-		sameFloor, sameBase := check(i.container(r.Resource), floor.version), check(i.basePath(), base.version)
-		ops := []any{s.touch(), sameFloor, sameBase}
+		sameBase := check(i.basePath(), base.version)
+		ops := []any{s.touch(), sameBase}
 		if h == nil {
 			ops = append(ops, id, i.create(lock, lease.Text(), 0))
 		} else { // it ran out
@@ -124,10 +123,8 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 			return i.granted(ctx, s, r, lease.Base, before, responses[0].Stat)
 		case refused == nil:
 			return grant, err
-		case refused == sameFloor && errors.Is(err, zk.ErrNoNode):
+		case refused == id && errors.Is(err, zk.ErrNoNode):
 			err = s.makeNode(ctx, i.container(r.Resource), nil, zk.FlagContainer)
-		case refused == sameFloor && errors.Is(err, zk.ErrBadVersion):
-			floor, err = s.floor(ctx, r.Resource)
 		case refused == sameBase && raced(err):
 			err = i.learnBase(ctx, s)
 		case refused == id && errors.Is(err, zk.ErrNodeExists) && s.spent(ctx, r.Claim()):

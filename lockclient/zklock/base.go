@@ -10,64 +10,49 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-// stored is a floor and its container's version.
-type stored struct {
-	value   int64
-	version int32
-}
-
 // base is the number that every token is above, and the node that it was read
 // from. Created and ctime distinguish one ensemble's data from another's.
 type base struct {
-	stored
+	value          int64
+	version        int32
 	created, ctime int64
 }
 
-// Advance raises the tokens of a resource that nobody holds above the given one.
+// Advance raises the tokens of a resource that nobody holds above the given one, and those
+// of every other resource with them: it raises the base.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	s, err := i.session(ctx)
-	container, lock := i.container(resource), i.lockPath(resource)
+	lock := i.lockPath(resource)
 	if err == nil {
-		err = s.makeNode(ctx, container, nil, zk.FlagContainer)
+		err = s.makeNode(ctx, i.container(resource), nil, zk.FlagContainer)
 	}
 	if err != nil {
 		return guard.NoToken, failed("advance", guard.Claim{Resource: resource}, err)
 	}
 	var h *held
-	var floor stored
+	var old base
 	reached, err := sequence.Advance(above, func() (sequence.Standing, error) {
 		now, err := s.now(ctx)
 		if err == nil {
 			h, err = s.holder(ctx, resource, now.Mtime)
 		}
 		if err == nil {
-			floor, err = s.floor(ctx, resource)
+			err = i.learnBase(ctx, s)
 		}
 		if err != nil {
 			return sequence.Standing{}, err
 		}
-		_, base := i.known()
-		return sequence.Standing{Held: h.holds(resource), Base: base.value, Floor: floor.value, Number: now.Mzxid}, nil
+		_, old = i.known()
+		return sequence.Standing{Held: h.holds(resource), Base: old.value, Number: now.Mzxid}, nil
 	}, func(value int64) (raised bool, err error) {
-		// The container's version is checked by every acquire, and the node floor
-		// keeps the container, which ZooKeeper deletes when it is empty.
-		ops := []any{set(container, strconv.AppendInt(nil, value, 10), floor.version)}
-		if floor.version == 0 {
-			ops = append(ops, i.create(container+"/floor", nil, 0))
-		}
 		// Nobody has been granted the lease since.
-		if h == nil {
-			ops = append(ops, i.create(lock, nil, 0), deletion(lock, -1))
-		} else {
-			ops = append(ops, check(i.idPath(resource, h.ID), 0), check(lock, h.version))
+		unchanged := []any{i.create(lock, nil, 0), deletion(lock, -1)}
+		if h != nil {
+			unchanged = []any{check(i.idPath(resource, h.ID), 0), check(lock, h.version)}
 		}
-		_, refused, err := s.multi(ctx, ops...)
-		if refused != nil && raced(err) {
-			return false, nil
-		}
-		return err == nil, err
+		return s.setBase(ctx, old, value, unchanged...)
 	})
 	return reached, failed("advance", guard.Claim{Resource: resource}, err)
 }
@@ -93,16 +78,24 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 			return err
 		}
 		_, old := i.known()
-		value := strconv.AppendInt(nil, sequence.Raised(old.value), 10)
-		_, refused, err := s.multi(ctx, set(i.basePath(), value, old.version))
-		if err == nil {
-			return i.learnBase(ctx, s)
-		}
-		if refused == nil || !raced(err) {
+		done, err := s.setBase(ctx, old, sequence.Raised(old.value))
+		if err != nil {
 			return err
+		}
+		if done {
+			return i.learnBase(ctx, s)
 		}
 	}
 	return sequence.ErrChanged
+}
+
+// setBase replaces a base, unless it has changed or another operation is refused.
+func (s *session) setBase(ctx context.Context, old base, value int64, also ...any) (done bool, err error) {
+	_, refused, err := s.multi(ctx, append(also, set(s.i.basePath(), strconv.AppendInt(nil, value, 10), old.version))...)
+	if refused != nil && raced(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // known returns the highest zxid of any grant, which the next is above, and the base.
@@ -142,7 +135,7 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		read = base{stored{value, n.stat.Version}, n.stat.Czxid, n.stat.Ctime}
+		read = base{value, n.stat.Version, n.stat.Czxid, n.stat.Ctime}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -153,18 +146,4 @@ func (i *Issuer) learnBase(ctx context.Context, s *session) error {
 		i.base = read
 	}
 	return nil
-}
-
-// floor reads a container.
-func (s *session) floor(ctx context.Context, resource string) (stored, error) {
-	path := s.i.container(resource)
-	n, err := s.get(ctx, path)
-	if err != nil || n == nil {
-		return stored{}, err
-	}
-	if n.stat.Version == 0 && len(n.value) == 0 {
-		return stored{}, nil
-	}
-	value, err := sequence.Number(path, n.value)
-	return stored{value: value, version: n.stat.Version}, err
 }

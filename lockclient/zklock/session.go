@@ -43,8 +43,7 @@ func (i *Issuer) session(ctx context.Context) (*session, error) {
 			done: make(chan struct{}), up: make(chan struct{}), watched: map[string]chan struct{}{}}
 		i.latest = s
 		i.closing.Go(func() {
-			if err := s.begin(); err != nil {
-				s.err = sequence.Unwritten{Err: err}
+			if s.err = s.begin(); s.err != nil {
 				s.end() // first, so that the next request begins another
 			}
 			close(s.ready)
@@ -77,7 +76,7 @@ func (s *session) begin() error {
 	conn, _, err := zk.Connect(s.i.servers, sessionFor, zk.WithDialer(opts.Dialer), zk.WithEventCallback(s.event),
 		zk.WithLogger(s), zk.WithLogInfo(false))
 	if err != nil {
-		return err
+		return sequence.Unwritten{Err: err}
 	}
 	s.i.mu.Lock()
 	s.conn = conn
@@ -92,7 +91,7 @@ func (s *session) begin() error {
 			return struct{}{}, c.AddAuth(opts.Scheme, []byte(opts.Auth))
 		})
 		if err != nil {
-			return err
+			return sequence.Unwritten{Err: err}
 		}
 	}
 	err = s.makeNode(ctx, s.beat, nil, zk.FlagEphemeral)

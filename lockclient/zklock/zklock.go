@@ -6,7 +6,7 @@
 // grow over release, restart and election. The base makes tokens
 // survive more: it is set from the clock at first use, so that tokens after a wiped
 // data directory stay above the earlier ones, and [Issuer.RaiseEpoch], or the command
-// fencectl-zookeeper, raises it after a restore. [Issuer.Advance] raises one resource above the tokens of another
+// fencectl-zookeeper, raises it after a restore; [Issuer.Advance] raises it above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that keeps running through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.
@@ -41,10 +41,9 @@
 // # Nodes
 //
 // Below the root, by default "/fencepost": base, beat-SESSION (ephemeral), and
-// for each resource a container r-RESOURCE, whose value is the floor of its
-// tokens, with the children lock and id-LEASE while the lease runs and until it is
-// taken over, wait-N (ephemeral, sequential), floor, and id-LEASE, written twice, for
-// an hour after a lease ID was spent. A holder that crashed leaves the first two
+// for each resource a container r-RESOURCE with the children lock and id-LEASE, while the
+// lease runs and until it is taken over, wait-N (ephemeral, sequential), and id-LEASE,
+// written twice, for an hour after a lease ID was spent. A holder that crashed leaves the first two
 // behind until the resource is leased again.
 //
 // # What a late request does

@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// MaxRetries is how often a write is repeated whose base or floor was raised since
-	// it was read.
+	// MaxRetries is how often a write is repeated whose base was raised since it was read.
 	MaxRetries = 5
 	// KeptFor is how long a released lease is left to the process that was woken.
 	KeptFor = 300 * time.Millisecond
@@ -93,20 +92,19 @@ func Token(base, number int64) guard.Token {
 var ErrExhausted = errors.New("the token space is exhausted")
 
 // ErrChanged says that a request was repeated in vain: others were faster each time.
-var ErrChanged = Unwritten{errors.New("the lease, the base or the floor kept changing")}
+var ErrChanged = Unwritten{errors.New("the lease or the base kept changing")}
 
 // Standing is what an engine knows of a resource.
 type Standing struct {
-	Held *driver.HeldError // nil if nobody has the lease
-	// Base is that of all resources, Floor that of this one; the higher one counts.
-	Base, Floor int64
-	// Number is that of the engine's last write.
-	Number int64
+	Held   *driver.HeldError // nil if nobody has the lease
+	Base   int64
+	Number int64 // of the engine's last write
 }
 
-// Advance raises the tokens of a resource above the given one. look says how it stands,
-// and raise stores a floor, unless something has changed since the look.
-func Advance(above guard.Token, look func() (Standing, error), raise func(floor int64) (raised bool, err error)) (guard.Token, error) {
+// Advance raises all tokens above the given one, for a resource that nobody has with a lower
+// one. look says how it stands, and raise stores a base, unless something has changed since
+// the look.
+func Advance(above guard.Token, look func() (Standing, error), raise func(base int64) (raised bool, err error)) (guard.Token, error) {
 	if above > maxAdvance && above.Valid() {
 		return guard.NoToken, Refusal{guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())}
 	}
@@ -121,7 +119,7 @@ func Advance(above guard.Token, look func() (Standing, error), raise func(floor 
 		if now.Held != nil && now.Held.Token < above {
 			return guard.NoToken, Refusal{now.Held}
 		}
-		reached := Token(max(now.Base, now.Floor), now.Number)
+		reached := Token(now.Base, now.Number)
 		if reached == guard.NoToken { // the tokens are used up
 			reached = guard.MaxToken
 		}
@@ -146,7 +144,7 @@ func First() int64 { return time.Now().UnixMilli() << 20 }
 // Raised is the base of the next epoch.
 func Raised(base int64) int64 { return max(base+lostAtMost, First()) }
 
-// Number reads a base or a floor. The error is a [Foreign].
+// Number reads a base. The error is a [Foreign].
 func Number(place string, text []byte) (int64, error) {
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil || n < 0 {

@@ -172,8 +172,9 @@ func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
 // keeps its token.
 func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	z := startServers(t, 1)
-	i := issuer(t, nil, z.Addrs()...)
+	i, running := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
 	held := acquire(t, i, "r", "a")
+	acquire(t, running, "warm", "a")
 	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
 	}
@@ -195,13 +196,16 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
 		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
 	}
-	// Another process has neither base nor floor in memory.
+	// A process that runs has the old base in memory, another one none.
+	if got := acquire(t, running, "running", "b"); got.Token <= above {
+		t.Errorf("a process that runs: token %v after Advance to %v", got.Token, above)
+	}
 	next := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
 	if next.Token <= above {
 		t.Errorf("token %v after Advance to %v", next.Token, above)
 	}
-	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token >= above || other.Token <= held.Token {
-		t.Errorf("another resource has token %v; the base alone counts", other.Token)
+	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token <= above {
+		t.Errorf("another resource has token %v; the base counts for all", other.Token)
 	}
 }
 
@@ -238,24 +242,14 @@ func TestForeignValues(t *testing.T) {
 		"version":   `{"v":2,"id":"x","base":"1","ttl":1}`,
 		"endless":   `{"v":1,"id":"x","base":"1"}`,
 		"ephemeral": `{"v":1,"id":"x","base":"1","ttl":1}`,
-		"floor":     "",
-		"minus":     "",
 	} {
 		container := "/fencepost/r-" + r
-		floor := map[string]string{"floor": "seven", "minus": "-7"}[r]
 		must[string](t)(c.Create(container, nil, 0, all))
-		path := container
-		if floor != "" {
-			value = floor
-			must[*zk.Stat](t)(c.Set(container, []byte(floor), 0))
-		} else {
-			path += "/lock"
-			flags := int32(0)
-			if r == "ephemeral" {
-				flags = zk.FlagEphemeral
-			}
-			must[string](t)(c.Create(path, []byte(value), flags, all))
+		path, flags := container+"/lock", int32(0)
+		if r == "ephemeral" {
+			flags = zk.FlagEphemeral
 		}
+		must[string](t)(c.Create(path, []byte(value), flags, all))
 		g, err := i.Acquire(t.Context(), ask(r, "a"))
 		if !errors.Is(err, guard.ErrSetup) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %+v, %v; want ErrSetup that names %s", r, g, err, path)
@@ -264,9 +258,11 @@ func TestForeignValues(t *testing.T) {
 			t.Errorf("%s was changed", path)
 		}
 	}
-	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte("x"), -1))
-	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
-		t.Errorf("a foreign base: %v", err)
+	for _, value := range []string{"x", "-7"} {
+		must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(value), -1))
+		if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
+			t.Errorf("a foreign base: %v", err)
+		}
 	}
 }
 

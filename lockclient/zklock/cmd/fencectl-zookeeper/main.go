@@ -2,7 +2,7 @@
 //
 //	fencectl-zookeeper --servers zk1:2181,zk2:2181,zk3:2181 epoch raise --yes
 //
-// It shows who holds a lease, advances the tokens of a resource, and raises the epoch
+// It shows who holds a lease, advances the tokens above those of a resource elsewhere, and raises the epoch
 // after a restore. The exit codes are fencectl's.
 package main
 
