@@ -107,17 +107,15 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 	if err != nil {
 		return nil, err
 	}
-	leaseKey, spentKey, floorKey := i.leaseKey(r.Resource), i.spentKey(r.Resource, r.LeaseID), i.floorKey(r.Resource)
-	var floor stored // most resources have none; a failed transaction returns it
+	leaseKey, spentKey := i.leaseKey(r.Resource), i.spentKey(r.Resource, r.LeaseID)
 	for range sequence.MaxRetries {
-		l := sequence.New(r, max(base.value, floor.value))
+		l := sequence.New(r, base.value)
 		l.At = time.Now().UnixMilli()
 		before := i.reached()
 		resp, err := i.client.Txn(ctx).If(
 			clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(spentKey), "=", 0),
 			clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", base.modified),
-			clientv3.Compare(clientv3.ModRevision(floorKey), "=", floor.modified),
 		).Then(
 			clientv3.OpPut(leaseKey, string(l.Text()), clientv3.WithLease(lease)),
 			clientv3.OpPut(i.attemptKey(), "", clientv3.WithLease(attempt)), // refused if that has ended
@@ -125,7 +123,6 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 			clientv3.OpGet(leaseKey),
 			clientv3.OpGet(spentKey, clientv3.WithCountOnly()),
 			clientv3.OpGet(i.baseKey()),
-			clientv3.OpGet(floorKey),
 		).Commit()
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			i.drop(attempt)
@@ -167,15 +164,12 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 		if base, err = storedOf(i.baseKey(), get(2).Kvs); err != nil {
 			return nil, err
 		}
-		if floor, err = storedOf(floorKey, get(3).Kvs); err != nil {
-			return nil, err
-		}
 		if base.modified == 0 { // somebody deleted it
 			return nil, sequence.Unwritten{Err: errors.New("the key " + i.baseKey() + " is gone; call RaiseEpoch")}
 		}
 		i.setBase(base)
 	}
-	return nil, errChanged
+	return nil, sequence.ErrChanged
 }
 
 // Renew reads the keys in one transaction, so that a lease whose key was

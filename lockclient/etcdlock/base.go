@@ -16,55 +16,34 @@ import (
 // none.
 type stored struct{ value, modified int64 }
 
-// Advance raises the tokens of a resource that nobody holds above the given one.
+// Advance raises the tokens of a resource that nobody holds above the given one, and those
+// of every other resource with them: it raises the base.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	if err := sequence.CheckAdvance(above); err != nil {
-		return guard.NoToken, err
-	}
-	reached, err := i.advance(ctx, resource, above)
-	return reached, failed("advance", guard.Claim{Resource: resource}, err)
-}
-
-func (i *Issuer) advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
-	leaseKey, floorKey := i.leaseKey(resource), i.floorKey(resource)
-	for range sequence.MaxRetries {
-		base, err := i.currentBase(ctx)
-		if err != nil {
-			return guard.NoToken, err
+	leaseKey := i.leaseKey(resource)
+	var old stored
+	reached, err := sequence.Advance(above, func() (sequence.Standing, error) {
+		if _, err := i.currentBase(ctx); err != nil { // it is there now
+			return sequence.Standing{}, err
 		}
-		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(leaseKey), clientv3.OpGet(floorKey)).Commit()
+		resp, err := i.client.Txn(ctx).Then(clientv3.OpGet(leaseKey), clientv3.OpGet(i.baseKey())).Commit()
 		if err != nil {
-			return guard.NoToken, sequence.Unwritten{Err: err}
+			return sequence.Standing{}, sequence.Unwritten{Err: err}
 		}
 		h, err := heldOf(leaseKey, resp.Responses[0].GetResponseRange().Kvs)
-		if err != nil || h != nil && h.Token < above {
-			return guard.NoToken, i.refused(ctx, resource, h, err)
+		if err == nil {
+			old, err = storedOf(i.baseKey(), resp.Responses[1].GetResponseRange().Kvs)
 		}
-		floor, err := storedOf(floorKey, resp.Responses[1].GetResponseRange().Kvs)
-		if err != nil {
-			return guard.NoToken, err
+		now := sequence.Standing{Base: old.value, Number: resp.Header.Revision}
+		if h != nil {
+			now.Held = i.heldBy(ctx, resource, h)
 		}
-		reached := sequence.Token(max(base.value, floor.value), resp.Header.Revision)
-		if reached == guard.NoToken { // the tokens are used up
-			reached = guard.MaxToken
-		}
-		if reached >= above || h != nil {
-			return max(reached, above), nil
-		}
-		put, err := i.client.Txn(ctx).If(
-			clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0),
-			clientv3.Compare(clientv3.ModRevision(floorKey), "=", floor.modified),
-		).Then(clientv3.OpPut(floorKey, strconv.FormatInt(int64(above)-resp.Header.Revision, 10))).Commit()
-		if err != nil {
-			return guard.NoToken, err
-		}
-		if put.Succeeded {
-			return above, nil
-		}
-	}
-	return guard.NoToken, errChanged
+		return now, err
+	}, func(value int64) (bool, error) {
+		return i.putBase(ctx, old, value, clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0))
+	})
+	return reached, failed("advance", guard.Claim{Resource: resource}, err)
 }
 
 // RaiseEpoch raises all later tokens above those that the cluster issued before:
@@ -91,7 +70,7 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 			return nil
 		}
 	}
-	return errChanged
+	return sequence.ErrChanged
 }
 
 // currentBase returns the base as this issuer read it last. If the cluster has
@@ -116,7 +95,7 @@ func (i *Issuer) currentBase(ctx context.Context) (stored, error) {
 			return stored{}, sequence.Unwritten{Err: err} // a base grants nothing
 		}
 	}
-	return stored{}, errChanged
+	return stored{}, sequence.ErrChanged
 }
 
 func (i *Issuer) readBase(ctx context.Context) (stored, error) {
@@ -127,8 +106,9 @@ func (i *Issuer) readBase(ctx context.Context) (stored, error) {
 	return storedOf(i.baseKey(), resp.Kvs)
 }
 
-func (i *Issuer) putBase(ctx context.Context, old stored, value int64) (bool, error) {
-	resp, err := i.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified)).
+// putBase replaces a base, unless it has changed or a condition does not hold.
+func (i *Issuer) putBase(ctx context.Context, old stored, value int64, also ...clientv3.Cmp) (bool, error) {
+	resp, err := i.client.Txn(ctx).If(append(also, clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified))...).
 		Then(clientv3.OpPut(i.baseKey(), strconv.FormatInt(value, 10))).Commit()
 	if err != nil || !resp.Succeeded {
 		return false, err

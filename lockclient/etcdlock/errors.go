@@ -12,10 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-var (
-	errClosed  = sequence.Unwritten{Err: errors.New("the issuer is closed")}
-	errChanged = sequence.Unwritten{Err: errors.New("the lease, the base or the floor kept changing")}
-)
+var errClosed = sequence.Unwritten{Err: errors.New("the issuer is closed")}
 
 // refusedFirst are what etcd says before it proposes a write, where another try may
 // succeed: the users were changed at that moment, its queue is full, the node is a

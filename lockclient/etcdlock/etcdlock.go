@@ -7,8 +7,7 @@
 // restart and leader change. The base makes tokens survive more: it is set from
 // the clock at first use, so that the tokens of a wiped cluster stay above its
 // earlier ones, and [Issuer.RaiseEpoch], or the command fencectl-etcd, raises it
-// after a restore. [Issuer.Advance] raises one resource above the tokens of another
-// lock system.
+// after a restore; [Issuer.Advance] raises it above the tokens of another lock system.
 //
 // # What it does not
 //
@@ -31,7 +30,7 @@
 //
 // # Keys
 //
-// Below the prefix, by default "fencepost/": base, floor/RESOURCE,
+// Below the prefix, by default "fencepost/": base,
 // lease/RESOURCE (JSON, attached to an etcd lease), spent/RESOURCE/LEASE for an
 // hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS.
 //
@@ -148,7 +147,6 @@ func (i *Issuer) Close() error {
 
 func (i *Issuer) attemptKey() string              { return i.prefix + "attempt/" + i.process }
 func (i *Issuer) leaseKey(resource string) string { return i.prefix + "lease/" + resource }
-func (i *Issuer) floorKey(resource string) string { return i.prefix + "floor/" + resource }
 func (i *Issuer) baseKey() string                 { return i.prefix + "base" }
 func (i *Issuer) queue(resource string) string    { return i.prefix + "queue/" + resource + "\x00" }
 func (i *Issuer) spentKey(resource, id string) string {

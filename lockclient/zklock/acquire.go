@@ -13,217 +13,222 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
+// held is what is stored of a lease that was not released.
+type held struct {
+	*sequence.Lease
+	version int32
+	written int64         // when it was granted or last renewed, in ms since 1970 by the leader's clock
+	left    time.Duration // as of a look; it ran out unless that is positive
+}
+
+// at returns how long the lease lasts from a moment of the leader's clock.
+func (h *held) at(now int64) time.Duration {
+	return time.Duration(h.written+h.TTL-now)*time.Millisecond + clocksDiffer
+}
+
+// runs reports whether somebody has the lease; h may be nil.
+func (h *held) runs() bool { return h != nil && h.left > 0 }
+
+// of reports whether it is the claim's; one without a token is of any. h may be nil.
+func (h *held) of(claim guard.Claim) bool {
+	return h != nil && h.ID == claim.LeaseID && (h.Token == claim.Token || claim.Token == guard.NoToken)
+}
+
+// holds is who has the lease; nil if nobody.
+func (h *held) holds(resource string) *driver.HeldError {
+	if !h.runs() {
+		return nil
+	}
+	return sequence.HeldBy(resource, h.Lease, h.left)
+}
+
+// look returns who has the lease, as of now.
+func (s *session) look(ctx context.Context, resource string) (*held, error) {
+	now, err := s.now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.holder(ctx, resource, now.Mtime)
+}
+
+// holder returns who has the lease at a moment of the leader's clock; nil if nobody. It is
+// at least as new as the session's last write.
+func (s *session) holder(ctx context.Context, resource string, now int64) (*held, error) {
+	path := s.i.lockPath(resource)
+	n, err := s.get(ctx, path)
+	if err != nil || n == nil {
+		return nil, err
+	}
+	lease, err := sequence.Read(path, n.value, n.stat.Mzxid) // a renewal stores the token
+	if err != nil {
+		return nil, err
+	}
+	if lease.TTL == 0 || n.stat.EphemeralOwner != 0 {
+		return nil, sequence.Foreign{Place: path, Value: string(n.value)}
+	}
+	if lease.At == 0 {
+		lease.At = n.stat.Mtime
+	}
+	h := &held{Lease: lease, version: n.stat.Version, written: n.stat.Mtime}
+	h.left = h.at(now)
+	return h, nil
+}
+
 // Acquire grants or refuses.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	from := driver.Now()
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	grant, err := i.acquire(ctx, r)
+	grant.From = from
 	return grant, failed("acquire", r.Claim(), err)
 }
 
-func (i *Issuer) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	s, err := i.session(ctx, r.TTL)
+func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Grant, err error) {
+	s, err := i.session(ctx)
 	if err != nil {
-		return driver.Grant{}, err
+		return grant, err
 	}
-	if r.Waiting { // most likely the lease is held: a read, which writes nothing
-		if h, err := s.current(ctx, r.Resource); err != nil || h != nil && h.ID != r.LeaseID {
-			return driver.Grant{}, refused(r.Resource, h, err)
+	var h *held    // what the transaction replaces
+	if r.Waiting { // most likely the lease is held
+		if h, err = s.look(ctx, r.Resource); err != nil {
+			return grant, err
 		}
 	}
-	var floor stored // most resources have none; a failed transaction shows it
 	for range sequence.MaxRetries {
-		base := i.knownBase()
-		lease := sequence.New(r, max(base.value, floor.value))
-		lease.TTL = r.TTL.Milliseconds()
-		responses, which, err := s.multi(ctx,
-			s.touch(),
-			i.create(i.idPath(r.Resource, r.LeaseID), nil, zk.FlagEphemeral),
-			i.create(i.lockPath(r.Resource), lease.Text(), zk.FlagEphemeral),
-			&zk.CheckVersionRequest{Path: i.container(r.Resource), Version: floor.version},
-			&zk.CheckVersionRequest{Path: i.basePath(), Version: base.version})
-		switch {
-		case err == nil:
-			return i.granted(ctx, s, r, lease.Base, responses[0].Stat)
-		case which < 0:
-			s.doubt(r.Claim(), err)
-			return driver.Grant{}, err
-		case which == 1 && errors.Is(err, zk.ErrNoNode):
-			err = s.makeContainer(ctx, r.Resource)
-		case which == 1 && errors.Is(err, zk.ErrNodeExists):
-			grant, err := i.own(ctx, s, r)
-			if !errors.Is(err, errChanged) {
+		if h.runs() {
+			grant, err := s.own(ctx, r, h)
+			if !errors.Is(err, sequence.ErrChanged) {
+				return grant, err
+			}
+			if h, err = s.look(ctx, r.Resource); err != nil {
 				return grant, err
 			}
 			continue
-		case which == 2 && errors.Is(err, zk.ErrNodeExists):
-			h, err := s.holder(ctx, r.Resource)
-			return driver.Grant{}, refused(r.Resource, h, err)
-		case which == 3 && errors.Is(err, zk.ErrBadVersion):
-			floor, err = s.floor(ctx, r.Resource)
-		case which == 4 && (errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode)):
+		}
+		before, base := i.known()
+		lease := sequence.New(r, base.value)
+		lease.TTL = r.TTL.Milliseconds()
+		id, lock := i.create(i.idPath(r.Resource, r.LeaseID), nil, 0), i.lockPath(r.Resource)
+		sameBase := check(i.basePath(), base.version)
+		ops := []any{s.touch(), sameBase}
+		if h == nil {
+			ops = append(ops, id, i.create(lock, lease.Text(), 0))
+		} else { // it ran out
+			ops = append(ops, deletion(i.idPath(r.Resource, h.ID), 0), id, set(lock, lease.Text(), h.version))
+		}
+		responses, refused, err := s.multi(ctx, ops...)
+		switch {
+		case err == nil:
+			return i.granted(ctx, s, r, lease.Base, before, responses[0].Stat)
+		case refused == nil:
+			return grant, err
+		case refused == id && errors.Is(err, zk.ErrNoNode):
+			err = s.makeNode(ctx, i.container(r.Resource), nil, zk.FlagContainer)
+		case refused == sameBase && raced(err):
 			err = i.learnBase(ctx, s)
+		case refused == id && errors.Is(err, zk.ErrNodeExists) && s.spent(ctx, r.Claim()):
+			err = sequence.Refusal{Err: driver.ErrLeaseIDSpent}
+		case raced(err):
+			h, err = s.look(ctx, r.Resource)
 		}
 		if err != nil {
-			return driver.Grant{}, sequence.Unwritten{Err: err}
+			return grant, sequence.Unwritten{Err: err}
 		}
 	}
-	return driver.Grant{}, errChanged
+	return grant, sequence.ErrChanged
 }
 
 // granted makes a grant from a transaction that was carried out.
-func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base int64, stat *zk.Stat) (driver.Grant, error) {
-	claim := guard.Claim{Resource: r.Resource, LeaseID: r.LeaseID, Token: sequence.Token(base, stat.Mzxid)}
-	err := s.forward(stat.Mzxid)
-	if err == nil && claim.Token == guard.NoToken {
+func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base, before int64, stat *zk.Stat) (driver.Grant, error) {
+	token := sequence.Token(base, stat.Mzxid)
+	err := i.forward(before, stat.Mzxid)
+	if err == nil && token == guard.NoToken {
 		err = sequence.Unwritten{Err: sequence.ErrExhausted}
 	}
-	var from time.Duration
-	if err == nil {
-		from, err = s.keep(claim) // fails if an earlier request of this lease ID left something
-	}
 	if err != nil {
-		s.remove(ctx, claim, 0)
+		s.multi(ctx, i.removal(r.Claim())...)
 		return driver.Grant{}, err
 	}
-	if r.Waiting {
-		i.leaveUnwatched(r.Resource)
+	if r.Waiting { // if its turn had not come, those behind it would wait for its place to run out
+		i.mu.Lock()
+		p := i.places[r.Resource]
+		i.mu.Unlock()
+		i.leave(p)
 	}
-	return driver.Grant{Token: claim.Token, AcquiredAt: time.UnixMilli(stat.Mtime), From: from, TTL: s.timeout}, nil
+	return driver.Grant{Token: token, AcquiredAt: time.UnixMilli(stat.Mtime), TTL: r.TTL}, nil
 }
 
-// own is the result of an acquire whose lease ID exists already: its lease runs, or it
-// is spent. The error is errChanged if neither is the case any more.
-func (i *Issuer) own(ctx context.Context, s *session, r driver.Request) (driver.Grant, error) {
-	h, err := s.find(ctx, r.Claim())
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	if h == nil {
-		id, err := s.stat(ctx, i.idPath(r.Resource, r.LeaseID))
-		if err == nil && id != nil && id.EphemeralOwner == 0 {
-			err = sequence.Refusal{Err: driver.ErrLeaseIDSpent}
-		} else if err == nil {
-			err = errChanged
-		}
-		return driver.Grant{}, err
-	}
-	if h.Owner != r.Owner {
+// own is the result of an acquire of a lease that runs. The error is ErrChanged if that has
+// changed.
+func (s *session) own(ctx context.Context, r driver.Request, h *held) (driver.Grant, error) {
+	switch {
+	case h.ID != r.LeaseID:
+		return driver.Grant{}, sequence.Refusal{Err: h.holds(r.Resource)}
+	case h.Owner != r.Owner:
 		return driver.Grant{}, sequence.Refusal{Err: driver.LeaseIDInUse(r.LeaseID, h.Owner)}
 	}
-	from, err := s.take(ctx, r.Claim(), h)
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	return driver.Grant{Token: h.Token, AcquiredAt: time.UnixMilli(h.At), From: from, TTL: s.timeout}, nil
+	err := s.extend(ctx, r.Resource, h, r.TTL)
+	return driver.Grant{Token: h.Token, AcquiredAt: time.UnixMilli(h.At), TTL: r.TTL}, err
 }
 
-// Renew writes once for all leases of a session, and then reads who has each.
+// Renew writes once, for the leader's time, and then each lease that runs.
 func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-	byTTL := map[time.Duration][]int{}
-	for n, r := range renewals {
-		byTTL[r.TTL] = append(byTTL[r.TTL], n)
+	from := driver.Now()
+	var now *zk.Stat
+	s, err := i.session(ctx)
+	if err == nil {
+		now, err = s.now(ctx)
 	}
 	var wg sync.WaitGroup
-	for ttl, items := range byTTL {
+	for n, r := range renewals {
 		wg.Go(func() {
-			s, err := i.session(ctx, ttl)
+			runs, err := false, err
 			if err == nil {
-				_, _, err = s.multi(ctx, s.touch())
+				runs, err = s.renew(ctx, r, now.Mtime)
 			}
-			for _, n := range items {
-				wg.Go(func() { results[n] = s.renew(ctx, renewals[n].Claim, err) })
+			switch {
+			case err != nil:
+				results[n] = driver.Renewed{Err: failed("renew", r.Claim, err)}
+			case runs:
+				results[n] = driver.Renewed{State: driver.Extended, From: from, TTL: r.TTL}
+			default:
+				results[n] = driver.Renewed{State: driver.Over}
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// renew renews a lease; err is why the session has not written.
-func (s *session) renew(ctx context.Context, claim guard.Claim, err error) driver.Renewed {
-	var h *held
-	if err == nil {
-		h, err = s.find(ctx, claim)
+// renew extends a lease if it runs.
+func (s *session) renew(ctx context.Context, r driver.Renewal, now int64) (runs bool, err error) {
+	for range sequence.MaxRetries {
+		h, err := s.holder(ctx, r.Claim.Resource, now)
+		if err != nil || !h.runs() || !h.of(r.Claim) {
+			return false, err
+		}
+		if err = s.extend(ctx, r.Claim.Resource, h, r.TTL); !errors.Is(err, sequence.ErrChanged) {
+			return err == nil, err
+		}
 	}
-	if err == nil && h == nil {
-		s.forget(claim)
-		return driver.Renewed{State: driver.Over}
-	}
-	var from time.Duration
-	if err == nil {
-		from, err = s.take(ctx, claim, h)
-	}
-	if err != nil {
-		return driver.Renewed{Err: failed("renew", claim, err)}
-	}
-	return driver.Renewed{State: driver.Extended, From: from, TTL: s.timeout}
+	return false, sequence.ErrChanged
 }
 
-// find returns the lease of a claim if it runs; nil if not. A claim without a token is of
-// any. From before it looks, this session does not delete the lease for a while.
-func (s *session) find(ctx context.Context, claim guard.Claim) (*held, error) {
-	if err := s.postpone(ctx, claim); err != nil {
-		return nil, err
-	}
-	h, err := s.holder(ctx, claim.Resource)
-	if err != nil || h == nil || !h.of(claim) {
-		return nil, err
-	}
-	return h, nil
-}
-
-// take makes a lease that was found this session's: one of another session moves, by deleting
-// its two nodes and creating them again. The version of the lock counts how often that
-// was done, so that the session that had the lease does not delete it. The error is
-// errChanged if the lease is another one by now.
-//
-// The later end wins: a lease of a longer TTL moves to a session of that TTL, since
-// one holder may rely on it.
-func (s *session) take(ctx context.Context, claim guard.Claim, h *held) (from time.Duration, err error) {
-	claim.Token = h.Token
-	if h.ttl() > s.timeout {
-		longer, err := s.i.session(ctx, h.ttl())
-		if err == nil {
-			err = longer.catchUp(ctx)
-		}
-		if err == nil {
-			h, err = longer.find(ctx, claim)
-		}
-		if err == nil && h == nil {
-			err = errChanged
-		}
-		if err != nil {
-			return 0, err
-		}
-		return longer.take(ctx, claim, h)
-	}
-	if h.session == s.id {
-		return s.keep(claim)
-	}
-	if h.version >= maxAdoptions {
-		return 0, unwritten("the lease moved between sessions too often")
-	}
+// extend makes a lease last for the TTL from now. The later end wins: a longer TTL
+// stays, since one holder may rely on it. The error is ErrChanged if the lease has changed.
+func (s *session) extend(ctx context.Context, resource string, h *held, ttl time.Duration) error {
 	lease := *h.Lease
-	lease.TTL = s.timeout.Milliseconds()
-	id, lock, text := s.i.idPath(claim.Resource, h.ID), s.i.lockPath(claim.Resource), lease.Text()
-	ops := []any{
-		s.touch(),
-		deletion(id, -1),
-		deletion(lock, h.version),
-		s.i.create(id, nil, zk.FlagEphemeral),
-		s.i.create(lock, text, zk.FlagEphemeral),
+	lease.TTL = max(lease.TTL, ttl.Milliseconds())
+	_, refused, err := s.multi(ctx,
+		check(s.i.idPath(resource, h.ID), 0), // a successor's lock may have this version too
+		set(s.i.lockPath(resource), lease.Text(), h.version))
+	if refused != nil && raced(err) {
+		return sequence.ErrChanged
 	}
-	for range h.version + 1 {
-		ops = append(ops, &zk.SetDataRequest{Path: lock, Data: text, Version: -1})
-	}
-	_, which, err := s.multi(ctx, ops...)
-	switch {
-	case err == nil:
-		return s.keep(claim)
-	case which < 0:
-		s.doubt(claim, err)
-	case raced(which, err):
-		return 0, errChanged
-	}
-	return 0, err
+	return err
+}
+
+// raced says of a refused transaction that a node has changed since it was read.
+func raced(err error) bool {
+	return errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNodeExists) || errors.Is(err, zk.ErrNoNode)
 }

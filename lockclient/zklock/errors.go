@@ -7,15 +7,12 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
 var (
-	errClosed  = unwritten("the issuer is closed")
-	errOver    = unwritten("the session is over")
-	errEnding  = unwritten("the lease ran out and is being deleted")
-	errChanged = unwritten("the lease, the base or the floor kept changing")
+	errClosed = unwritten("the issuer is closed")
+	errOver   = unwritten("the session is over")
 )
 
 func unwritten(text string) error { return sequence.Unwritten{Err: errors.New(text)} }
@@ -41,21 +38,4 @@ func verdict(err error) guard.Reason {
 
 func failed(op string, claim guard.Claim, err error) error {
 	return sequence.Failed(op, claim, err, verdict)
-}
-
-// refused is the result of an acquire that found h, unless it could not see it.
-func refused(resource string, h *held, err error) error {
-	if err != nil {
-		return err
-	}
-	return sequence.Refusal{Err: heldBy(resource, h)}
-}
-
-// heldBy returns who has the lease. How long a session has left is not known: it is at
-// most the whole TTL.
-func heldBy(resource string, h *held) *driver.HeldError {
-	if h == nil {
-		return sequence.HeldBy(resource, nil, 0)
-	}
-	return sequence.HeldBy(resource, h.Lease, h.ttl())
 }

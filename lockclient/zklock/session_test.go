@@ -17,14 +17,14 @@ func TestCloseBesideAnExpiry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{i: i, timeout: 6 * i.opts.TickTime, done: make(chan struct{}), up: make(chan struct{})}
-	s.conn, _, err = zk.Connect(i.servers, s.timeout, zk.WithLogger(s), zk.WithDialer(func(string, string, time.Duration) (net.Conn, error) {
+	s := &session{i: i, done: make(chan struct{}), up: make(chan struct{})}
+	s.conn, _, err = zk.Connect(i.servers, sessionFor, zk.WithLogger(s), zk.WithDialer(func(string, string, time.Duration) (net.Conn, error) {
 		return nil, errors.New("nobody is there")
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	i.sessions[s.timeout] = s
+	i.latest = s
 	s.end()
 	i.Close()
 	refused := make(chan error, 1)

@@ -20,202 +20,140 @@ import (
 type place struct {
 	s        *session
 	resource string
-	node     string // its name
-	watches  int
-	left     *time.Timer // gives it up; nil while it is watched
+	node     string      // its name
+	left     *time.Timer // gives it up; stopped while it is watched
 }
 
 // Watch returns who has the lease. A waiter has a place in the queue by a node of its
 // own and watches the one before it, so that a release wakes only the first. For a
-// watcher of a lease that nobody has, the issuer asks once a tick.
+// watcher of a lease that nobody has, the issuer asks once a second.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	watching, err := i.watch(ctx, w, wake)
 	return watching, failed("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
 }
 
 func (i *Issuer) watch(ctx context.Context, w driver.Watch, wake func()) (out driver.Watching, err error) {
-	s, err := i.session(ctx, controlTicks*i.opts.TickTime)
+	s, err := i.session(ctx)
 	if err != nil {
 		return out, err
 	}
 	var p *place
 	if w.LeaseID != "" {
-		if p, err = i.join(ctx, s, w.Resource); err != nil {
+		if p, err = s.join(ctx, w.Resource); err != nil {
 			return out, err
 		}
 	}
-	// The watch comes first: what changes after it is not missed.
-	var changed <-chan struct{}
-	if err = s.catchUp(ctx); err == nil && p == nil {
-		changed, err = s.changed(ctx, i.lockPath(w.Resource))
-	}
-	var h *held
-	if err == nil {
-		h, err = s.holder(ctx, w.Resource)
-	}
-	if err != nil {
-		i.unwatch(p)
-		return out, err
-	}
 	watching, cancel := context.WithCancel(i.ctx)
-	stop := context.AfterFunc(watching, func() { i.unwatch(p) })
+	out.Stop = func() {
+		cancel()
+		if p != nil { // it is kept for a moment, for a waiter that asks or watches again
+			p.left.Reset(placeFor)
+		}
+	}
+	h, err := s.look(ctx, w.Resource)
+	if err != nil {
+		out.Stop()
+		return driver.Watching{}, err
+	}
 	go func() {
 		defer cancel()
 		switch {
 		case p != nil:
-			if s.turn(watching, p) && stop() {
-				i.leave(p)
-			}
-		case changed != nil:
-			wait(watching, changed)
+			s.turn(watching, p)
+		case h != nil:
+			s.change(watching, i.idPath(w.Resource, h.ID))
 		default:
-			s.appears(watching, i.lockPath(w.Resource), i.opts.TickTime)
+			s.appears(watching, i.lockPath(w.Resource), time.Second)
 		}
-		if watching.Err() == nil {
-			wake()
+		if watching.Err() != nil {
+			return
 		}
+		if p != nil {
+			i.leave(p)
+		}
+		wake()
 	}()
-	out.Stop = func() {
-		if stop() {
-			i.unwatch(p)
-		}
-		cancel()
-	}
-	if h != nil && h.ID != w.LeaseID {
-		out.Held = heldBy(w.Resource, h)
+	if h == nil || h.ID != w.LeaseID {
+		out.Held = h.holds(w.Resource)
 	}
 	return out, nil
 }
 
-// wait reports whether c was closed before ctx ended.
-func wait(ctx context.Context, c <-chan struct{}) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-c:
-		return true
-	}
-}
-
 // join takes this process's place in the queue, or keeps it.
-func (i *Issuer) join(ctx context.Context, s *session, resource string) (*place, error) {
-	if p := i.placeIn(s, resource, nil); p != nil {
+func (s *session) join(ctx context.Context, resource string) (*place, error) {
+	s.i.mu.Lock()
+	p := s.i.places[resource]
+	s.i.mu.Unlock()
+	if p != nil && p.s == s {
+		p.left.Stop()
 		return p, nil
 	}
-	if err := s.makeContainer(ctx, resource); err != nil {
+	if err := s.makeNode(ctx, s.i.container(resource), nil, zk.FlagContainer); err != nil {
 		return nil, err
 	}
 	path, err := call(ctx, s, func(c *zk.Conn) (string, error) {
-		return c.Create(i.container(resource)+"/wait-", nil, zk.FlagEphemeralSequential, i.opts.ACL)
+		return c.Create(s.i.container(resource)+"/wait-", nil, zk.FlagEphemeralSequential, s.i.opts.ACL)
 	})
 	if err != nil {
 		return nil, sequence.Unwritten{Err: err} // a place holds nothing
 	}
-	mine := &place{s: s, resource: resource, node: path[strings.LastIndexByte(path, '/')+1:]}
-	p := i.placeIn(s, resource, mine)
-	if p != mine { // another waiter of this process was faster
-		go mine.drop()
+	p = &place{s: s, resource: resource, node: path[strings.LastIndexByte(path, '/')+1:]}
+	p.left = time.AfterFunc(placeFor, func() { s.i.leave(p) })
+	p.left.Stop()
+	s.i.mu.Lock()
+	defer s.i.mu.Unlock()
+	if other := s.i.places[resource]; other != nil { // another waiter of this process was faster, and will be woken
+		go other.drop()
 	}
+	s.i.places[resource] = p
 	return p, nil
-}
-
-// placeIn counts a watch of the session's place; without one it is new, which may be nil.
-func (i *Issuer) placeIn(s *session, resource string, new *place) *place {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	p := i.places[resource]
-	if p == nil || p.s != s {
-		if new == nil {
-			return nil
-		}
-		p = new
-		i.places[resource] = p
-	}
-	if p.left != nil {
-		p.left.Stop()
-		p.left = nil
-	}
-	p.watches++
-	return p
-}
-
-// unwatch keeps, for a moment, the place of a waiter that asks or has abandoned its acquire.
-func (i *Issuer) unwatch(p *place) {
-	if p == nil {
-		return
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	p.watches--
-	if p.watches == 0 && i.places[p.resource] == p {
-		p.left = time.AfterFunc(placeFor, func() { i.leave(p) })
-	}
 }
 
 // leave gives up the place in the queue, so that the next is the first.
 func (i *Issuer) leave(p *place) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.leaveLocked(p)
-}
-
-func (i *Issuer) leaveLocked(p *place) {
-	if i.places[p.resource] == p {
+	if p != nil && i.places[p.resource] == p {
 		delete(i.places, p.resource)
 		go p.drop()
 	}
 }
 
-// leaveUnwatched gives up the place of a waiter that was granted the lease before
-// its turn came, unless another one watches. Those behind it would wait for it
-// until the place runs out.
-func (i *Issuer) leaveUnwatched(resource string) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if p := i.places[resource]; p != nil && p.watches == 0 {
-		i.leaveLocked(p)
-	}
-}
-
 // drop deletes a place. If that fails, it ends with the session.
 func (p *place) drop() {
-	ctx, cancel := context.WithTimeout(p.s.i.ctx, p.s.timeout)
+	ctx, cancel := context.WithTimeout(p.s.i.ctx, sessionFor)
 	defer cancel()
-	do(ctx, p.s, func(c *zk.Conn) error { return c.Delete(p.s.i.container(p.resource)+"/"+p.node, -1) })
+	call(ctx, p.s, func(c *zk.Conn) (struct{}, error) {
+		return struct{}{}, c.Delete(p.s.i.container(p.resource)+"/"+p.node, -1)
+	})
 }
 
-// turn returns when it is this place's turn: it is the first in the queue and nobody
-// has the lease; or when that is not known. It returns false when ctx ends.
-func (s *session) turn(ctx context.Context, p *place) bool {
-	container, lock := s.i.container(p.resource), s.i.lockPath(p.resource)
+// turn returns when it is this place's turn: it is the first in the queue and the lease was
+// released; or when that is not known, or ctx ends. That a lease runs out wakes nobody: a
+// waiter knows when.
+func (s *session) turn(ctx context.Context, p *place) {
 	for {
 		all, err := s.children(ctx, p.resource, "wait-")
-		if err != nil {
-			return ctx.Err() == nil
-		}
 		slices.SortFunc(all, func(a, b string) int { return cmp.Compare(number(a)-number(b), 0) })
 		n := slices.Index(all, p.node)
-		if n < 0 {
-			return true
+		if err != nil || n < 0 {
+			return
 		}
-		ahead := lock
-		if n > 0 {
-			ahead = container + "/" + all[n-1]
+		if n == 0 {
+			if h, err := s.holder(ctx, p.resource, 0); err == nil && h != nil {
+				s.change(ctx, s.i.idPath(p.resource, h.ID))
+			}
+			return
 		}
-		changed, err := s.changed(ctx, ahead)
-		switch {
-		case err != nil || changed == nil && n == 0:
-			return ctx.Err() == nil
-		case changed != nil && !wait(ctx, changed):
-			return false
-		case changed != nil && n > 0:
-			// The one before was woken, or has gone. It gets a moment to take the
-			// lease; if nobody has it after that, this process may already be the
-			// first.
-			kept, stop := context.WithTimeout(ctx, sequence.KeptFor)
-			s.appears(kept, lock, 20*time.Millisecond)
-			stop()
+		if !s.change(ctx, s.i.container(p.resource)+"/"+all[n-1]) {
+			return
 		}
+		// The one before was woken, or has gone. It gets a moment to take the
+		// lease; if nobody has it after that, this process may already be the
+		// first.
+		kept, stop := context.WithTimeout(ctx, sequence.KeptFor)
+		s.appears(kept, s.i.lockPath(p.resource), 20*time.Millisecond)
+		stop()
 	}
 }
 
@@ -230,7 +168,7 @@ func number(node string) int32 {
 // the client and the server would keep a watch of a node that never comes.
 func (s *session) appears(ctx context.Context, path string, every time.Duration) {
 	for {
-		if stat, err := s.stat(ctx, path); err != nil || stat != nil {
+		if n, err := s.get(ctx, path); err != nil || n != nil {
 			return
 		}
 		select {
@@ -241,41 +179,42 @@ func (s *session) appears(ctx context.Context, path string, every time.Duration)
 	}
 }
 
-// changed returns what is closed when the node changes, or that is not known; nil if
-// there is no such node. All that watch a node share one watch, because the client
-// keeps each until it fires.
-func (s *session) changed(ctx context.Context, path string) (<-chan struct{}, error) {
+// change reports whether a node has changed or is gone; false if that is not known or ctx
+// ends. All that watch a node share one watch, because the client keeps each until it
+// fires.
+func (s *session) change(ctx context.Context, path string) bool {
 	s.i.mu.Lock()
 	changed := s.watched[path]
 	s.i.mu.Unlock()
-	if changed != nil {
-		return changed, nil
-	}
-	events, err := call(ctx, s, func(c *zk.Conn) (<-chan zk.Event, error) {
-		_, _, events, err := c.GetW(path)
-		return events, err
-	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, sequence.Unwritten{Err: err}
-	}
-	changed = make(chan struct{})
-	s.i.mu.Lock()
-	s.watched[path] = changed
-	s.i.mu.Unlock()
-	go func() {
-		select {
-		case <-events:
-		case <-s.done:
+	if changed == nil {
+		events, err := call(ctx, s, func(c *zk.Conn) (<-chan zk.Event, error) {
+			_, _, events, err := c.GetW(path)
+			return events, err
+		})
+		if err != nil {
+			return errors.Is(err, zk.ErrNoNode)
 		}
+		changed = make(chan struct{})
 		s.i.mu.Lock()
-		if s.watched[path] == changed {
-			delete(s.watched, path)
-		}
+		s.watched[path] = changed
 		s.i.mu.Unlock()
-		close(changed)
-	}()
-	return changed, nil
+		go func() {
+			select {
+			case <-events:
+			case <-s.done:
+			}
+			s.i.mu.Lock()
+			if s.watched[path] == changed {
+				delete(s.watched, path)
+			}
+			s.i.mu.Unlock()
+			close(changed)
+		}()
+	}
+	select {
+	case <-changed:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

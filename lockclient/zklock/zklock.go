@@ -2,23 +2,21 @@
 //
 // # What it guarantees
 //
-// The token is a base plus the zxid of the transaction that created the lease's
-// node. Zxids grow over release, restart and election. The base makes tokens
+// The token is a base plus the zxid of the transaction that granted the lease. Zxids
+// grow over release, restart and election. The base makes tokens
 // survive more: it is set from the clock at first use, so that tokens after a wiped
 // data directory stay above the earlier ones, and [Issuer.RaiseEpoch], or the command
-// fencectl-zookeeper, raises it after a restore. [Issuer.Advance] raises one resource above the tokens of another
+// fencectl-zookeeper, raises it after a restore; [Issuer.Advance] raises it above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that keeps running through it notices and refuses
 // (guard.ErrMarkAhead), a new process cannot know.
 //
 // # What it does not
 //
-// Residual risk: a holder whose server is cut off from the leader learns late
-// that its session has ended, because servers respond to pings and reads on their
-// own. So a deadline counts from an older write, see "Deadlines" below; that is
-// a measured margin, not a proof. It is a matter of ticks: servers that get no
-// processor time for longer use it up. If it does not hold, a second holder has
-// the higher token and a fence refuses the first.
+// Residual risk: the clock that decides when a lease is over is the leader's, and with
+// an election it becomes another server's. If that is ahead by more than a second, a
+// lease may end before its holder's deadline. The second holder has the higher token,
+// so a fence refuses the first.
 //
 // # Use
 //
@@ -30,53 +28,44 @@
 //
 // # Deadlines
 //
-// ZooKeeper has sessions, not leases. The issuer has one session for each TTL in
-// use, with that TTL as its timeout; if a lease is not renewed while its session
-// lives, the issuer deletes it. TTLs are multiples of a tick, at least four and
-// at most twenty: the servers' own bounds are two and twenty, and a session of
-// less than four would be over before a renewal is known to count.
-//
-// A renewal is a write, and the issuer writes once a tick besides. The leader
-// learns of a follower's clients with its pings, twice a tick. So a write proves
-// that the leader knew of an earlier write that was carried out a tick before it
-// was sent, and the deadline counts from the earlier one, which is one to two
-// ticks older than the renewal.
+// A lease is a node, and a grant and a renewal write it. ZooKeeper stores with each
+// write the leader's time, so that the lease is over when the leader's time is the TTL
+// and a second later: the second is for servers whose clocks differ. Nobody needs to
+// delete it: whoever asks next takes it over. So no lease depends on a session.
 //
 // # Reads
 //
 // A server reads what it knows, which may be behind the leader. What the issuer says
-// of a lease that another session has is read after a sync.
+// of a lease is read after a write of its own, whose time is the one to compare with.
 //
 // # Nodes
 //
-// Below the root, by default "/fencepost": base, beat-PROCESS (ephemeral), and
-// for each resource a container r-RESOURCE, whose value is the floor of its
-// tokens, with the children lock and id-LEASE (ephemeral), wait-N (ephemeral,
-// sequential), floor, and id-LEASE again, not ephemeral, for an hour after a
-// lease ID was spent.
+// Below the root, by default "/fencepost": base, beat-SESSION (ephemeral), and
+// for each resource a container r-RESOURCE with the children lock and id-LEASE, while the
+// lease runs and until it is taken over, wait-N (ephemeral, sequential), and id-LEASE,
+// written twice, for an hour after a lease ID was spent. A holder that crashed leaves the first two
+// behind until the resource is leased again.
 //
 // # What a late request does
 //
 // An acquire takes effect only in the session that it was sent in. One that is
-// delayed in the network may take effect until that session ends, which is its
-// TTL and a tick after the servers last heard from it. A lease ID that was
+// delayed in the network may take effect until that session ends, which is ten seconds
+// and a tick after the servers last heard from it. A lease ID that was
 // released without a token is never granted, however late.
 //
 // # Failure by failure
 //
 //   - No quorum, or a response was lost: guard.ErrOutcomeUnknown; the same lease
-//     ID finds its own grant, also in another session.
+//     ID finds its own grant, also from another process.
 //   - No rights, a foreign value under a node: guard.ErrSetup, and nothing was written.
-//   - A session that the servers grant for another time than requested:
-//     guard.ErrUnavailable, and nothing was written.
 //
 // Reclaimed is never reported.
 package zklock
 
 import (
 	"context"
-	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -88,12 +77,10 @@ import (
 )
 
 const (
-	minTicks, maxTicks = 4, 20
-	controlTicks       = 6 // of the session that waiters have their places by
-	spentFor           = time.Hour
-	placeFor           = 2 * time.Second // for which a place in the queue is kept without a watch
-	idleFor            = time.Minute     // after which a session without leases is closed
-	maxAdoptions       = 50              // of one lease by other sessions
+	sessionFor   = 10 * time.Second // without a connection
+	clocksDiffer = time.Second      // at most, those of the servers
+	spentFor     = time.Hour
+	placeFor     = 2 * time.Second // for which a place in the queue is kept without a watch
 )
 
 // Options configures [New]. The zero value is the default.
@@ -101,10 +88,6 @@ type Options struct {
 	// Root is the node that all others are below; empty means "/fencepost". It
 	// is created if missing; its parent is not.
 	Root string
-	// TickTime is the servers' tickTime; 0 means two seconds, which is their
-	// default. A different one is noticed when a session gets a timeout other
-	// than the requested one.
-	TickTime time.Duration
 	// Auth and Scheme are presented to the servers, such as "user:password"
 	// under "digest"; empty means none.
 	Scheme, Auth string
@@ -120,14 +103,13 @@ type Issuer struct {
 	opts    Options
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
+	closing sync.WaitGroup
 
-	mu       sync.Mutex
-	sessions map[time.Duration]*session // by timeout
-	base     base                       // as last read
-	seen     int64                      // the highest zxid of any response
-	places   map[string]*place          // in the queue, by resource
-	closed   bool
-	closing  sync.WaitGroup
+	mu     sync.Mutex
+	latest *session          // nil if it is over
+	base   base              // as last read
+	seen   int64             // the highest zxid of any grant
+	places map[string]*place // in the queue, by resource
 }
 
 var (
@@ -140,15 +122,12 @@ var (
 // connect before the first request. opts may be nil. The error is a
 // [*guard.InvalidError].
 func New(servers []string, opts *Options) (*Issuer, error) {
-	i := &Issuer{servers: servers, sessions: map[time.Duration]*session{}, places: map[string]*place{}}
+	i := &Issuer{servers: servers, places: map[string]*place{}}
 	if opts != nil {
 		i.opts = *opts
 	}
 	if i.opts.Root == "" {
 		i.opts.Root = "/fencepost"
-	}
-	if i.opts.TickTime == 0 {
-		i.opts.TickTime = 2 * time.Second
 	}
 	if i.opts.Dialer == nil {
 		i.opts.Dialer = net.DialTimeout
@@ -156,12 +135,9 @@ func New(servers []string, opts *Options) (*Issuer, error) {
 	if i.opts.ACL == nil {
 		i.opts.ACL = zk.WorldACL(zk.PermAll)
 	}
-	tick := i.opts.TickTime
 	switch {
 	case len(servers) == 0:
 		return nil, guard.Missing("servers")
-	case tick < 10*time.Millisecond || tick > time.Minute || tick%time.Millisecond != 0:
-		return nil, guard.Invalid("Options.TickTime", tick.String(), "must be whole milliseconds, 10 ms to a minute")
 	case !strings.HasPrefix(i.opts.Root, "/") || strings.HasSuffix(i.opts.Root, "/"):
 		return nil, guard.Invalid("Options.Root", i.opts.Root, "must begin with a slash and not end with one")
 	}
@@ -169,55 +145,45 @@ func New(servers []string, opts *Options) (*Issuer, error) {
 	return i, nil
 }
 
-// Limits: TTLs of whole ticks, four to twenty.
+// Limits: TTLs in whole milliseconds, from a second.
 func (i *Issuer) Limits() driver.Limits {
-	tick := i.opts.TickTime
-	return driver.Limits{MinTTL: minTicks * tick, MaxTTL: maxTicks * tick, TTLStep: tick,
-		Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
+	return driver.Limits{MinTTL: time.Second, TTLStep: time.Millisecond, Batch: 50, Poll: 5 * time.Second, MetadataBytes: 1000}
 }
 
-// Close closes the sessions, which ends their leases.
+// Close closes the session, which gives up the places in the queues.
 func (i *Issuer) Close() error {
 	i.mu.Lock()
-	i.closed = true
-	all := make([]*session, 0, len(i.sessions))
-	for _, s := range i.sessions {
-		all = append(all, s)
-	}
-	i.mu.Unlock()
 	i.cancel()
-	for _, s := range all {
+	s := i.latest
+	i.mu.Unlock()
+	if s != nil {
 		s.end()
 	}
 	i.closing.Wait()
 	return nil
 }
 
-// name escapes s for a node's name: letters, digits and a few signs stay.
-func name(s string) string {
-	var out strings.Builder
-	for n := range len(s) {
-		c := s[n]
-		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-_:=@,", c) >= 0 {
-			out.WriteByte(c)
-		} else {
-			fmt.Fprintf(&out, "%%%02X", c)
-		}
-	}
-	return out.String()
+func (i *Issuer) basePath() string { return i.opts.Root + "/base" }
+func (i *Issuer) container(resource string) string {
+	return i.opts.Root + "/r-" + url.PathEscape(resource)
 }
-
-func (i *Issuer) basePath() string                 { return i.opts.Root + "/base" }
-func (i *Issuer) container(resource string) string { return i.opts.Root + "/r-" + name(resource) }
-func (i *Issuer) lockPath(resource string) string  { return i.container(resource) + "/lock" }
+func (i *Issuer) lockPath(resource string) string { return i.container(resource) + "/lock" }
 func (i *Issuer) idPath(resource, id string) string {
-	return i.container(resource) + "/id-" + name(id)
-}
-
-func deletion(path string, version int32) *zk.DeleteRequest {
-	return &zk.DeleteRequest{Path: path, Version: version}
+	return i.container(resource) + "/id-" + url.PathEscape(id)
 }
 
 func (i *Issuer) create(path string, value []byte, flags int32) *zk.CreateRequest {
 	return &zk.CreateRequest{Path: path, Data: value, Acl: i.opts.ACL, Flags: flags}
+}
+
+func set(path string, value []byte, version int32) *zk.SetDataRequest {
+	return &zk.SetDataRequest{Path: path, Data: value, Version: version}
+}
+
+func check(path string, version int32) *zk.CheckVersionRequest {
+	return &zk.CheckVersionRequest{Path: path, Version: version}
+}
+
+func deletion(path string, version int32) *zk.DeleteRequest {
+	return &zk.DeleteRequest{Path: path, Version: version}
 }

@@ -63,7 +63,7 @@ func (r *role) connect() (driver.Issuer, error) {
 		}
 		return etcdlock.New(client, nil)
 	case "zookeeper":
-		return zklock.New(r.Addrs, &zklock.Options{TickTime: servers.ZooKeeperTick})
+		return zklock.New(r.Addrs, nil)
 	}
 	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: r.Addrs, MaxRetries: -1})
 	return redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, nil)

@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// MaxRetries is how often a write is repeated whose base or floor was raised since
-	// it was read.
+	// MaxRetries is how often a write is repeated whose base was raised since it was read.
 	MaxRetries = 5
 	// KeptFor is how long a released lease is left to the process that was woken.
 	KeptFor = 300 * time.Millisecond
@@ -92,12 +91,50 @@ func Token(base, number int64) guard.Token {
 // ErrExhausted says that a token would be above the highest.
 var ErrExhausted = errors.New("the token space is exhausted")
 
-// CheckAdvance refuses a token that leaves no room for later ones.
-func CheckAdvance(above guard.Token) error {
+// ErrChanged says that a request was repeated in vain: others were faster each time.
+var ErrChanged = Unwritten{errors.New("the lease or the base kept changing")}
+
+// Standing is what an engine knows of a resource.
+type Standing struct {
+	Held   *driver.HeldError // nil if nobody has the lease
+	Base   int64
+	Number int64 // of the engine's last write
+}
+
+// Advance raises all tokens above the given one, for a resource that nobody has with a lower
+// one. look says how it stands, and raise stores a base, unless something has changed since
+// the look.
+func Advance(above guard.Token, look func() (Standing, error), raise func(base int64) (raised bool, err error)) (guard.Token, error) {
 	if above > maxAdvance && above.Valid() {
-		return guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())
+		return guard.NoToken, Refusal{guard.Invalid("token", above.String(), "must be at most "+maxAdvance.String())}
 	}
-	return above.Validate()
+	if err := above.Validate(); err != nil {
+		return guard.NoToken, Refusal{err}
+	}
+	for range MaxRetries {
+		now, err := look()
+		if err != nil {
+			return guard.NoToken, err
+		}
+		if now.Held != nil && now.Held.Token < above {
+			return guard.NoToken, Refusal{now.Held}
+		}
+		reached := Token(now.Base, now.Number)
+		if reached == guard.NoToken { // the tokens are used up
+			reached = guard.MaxToken
+		}
+		if reached >= above || now.Held != nil {
+			return max(reached, above), nil
+		}
+		raised, err := raise(int64(above) - now.Number)
+		if err != nil {
+			return guard.NoToken, err
+		}
+		if raised {
+			return above, nil
+		}
+	}
+	return guard.NoToken, ErrChanged
 }
 
 // First is the base of an engine that has none, from this process's clock: above every
@@ -107,7 +144,7 @@ func First() int64 { return time.Now().UnixMilli() << 20 }
 // Raised is the base of the next epoch.
 func Raised(base int64) int64 { return max(base+lostAtMost, First()) }
 
-// Number reads a base or a floor. The error is a [Foreign].
+// Number reads a base. The error is a [Foreign].
 func Number(place string, text []byte) (int64, error) {
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil || n < 0 {

@@ -76,9 +76,11 @@ func TestBase(t *testing.T) {
 	if first := First(); Raised(5) < first {
 		t.Errorf("raised below the clock")
 	}
+	free := func() (Standing, error) { return Standing{Base: 100, Number: 7}, nil }
 	for above, ok := range map[guard.Token]bool{-1: false, 0: false, 1: true, 1<<62 - 1: true, 1 << 62: false, guard.MaxToken + 1: false} {
-		if err := CheckAdvance(above); (err == nil) != ok || err != nil && !errors.Is(err, guard.ErrInvalid) {
-			t.Errorf("advance to %v: %v", above, err)
+		reached, err := Advance(above, free, func(base int64) (bool, error) { return Token(base, 7) == above, nil })
+		if err = Failed("advance", guard.Claim{}, err, nil); (err == nil) != ok || err != nil && !errors.Is(err, guard.ErrInvalid) || ok && reached != max(above, 107) {
+			t.Errorf("advance to %v: %v, %v", above, reached, err)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // TestP3AdvanceNearTheHighestToken: Advance leaves room for the revisions to come.
-// A floor that has none, as earlier versions wrote, is never lowered, and nothing
+// A base that has none is never lowered, and nothing
 // is granted above it.
 func TestP3AdvanceNearTheHighestToken(t *testing.T) {
 	const most = guard.Token(1<<62 - 1)
@@ -27,16 +27,17 @@ func TestP3AdvanceNearTheHighestToken(t *testing.T) {
 		t.Errorf("token %v after Advance to %v", got.Token, most)
 	}
 	top := (guard.MaxToken - 1).String()
-	if _, err := c.Put(t.Context(), "fencepost/floor/full", top); err != nil {
+	if _, err := c.Put(t.Context(), "fencepost/base", top); err != nil {
 		t.Fatal(err)
 	}
 	if reached, err := i.Advance(t.Context(), "full", 1000); err != nil || reached != guard.MaxToken {
 		t.Errorf("Advance(1000) at the top = %v, %v; want %v", reached, err, guard.MaxToken)
 	}
-	if got, err := c.Get(t.Context(), "fencepost/floor/full"); err != nil || string(got.Kvs[0].Value) != top {
-		t.Errorf("the floor was %s and is %v", top, got)
+	if got, err := c.Get(t.Context(), "fencepost/base"); err != nil || string(got.Kvs[0].Value) != top {
+		t.Errorf("the base was %s and is %v", top, got)
 	}
-	for range 2 { // also under an ID that has been refused before
+	i = issuer(t, addr) // another process, which reads the base
+	for range 2 {       // also under an ID that has been refused before
 		if g, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
 			t.Errorf("above the highest token: %v, %v", g.Token, err)
 		}

@@ -33,7 +33,7 @@ func startLagging(t *testing.T) *lagging {
 		t.Cleanup(p.Close)
 		proxies[link{follower, leader}] = p
 		return p.Addr()
-	}, "tickTime=1000")
+	})
 	l.leader = l.Leader(t)
 	l.follower = (l.leader + 1) % 3
 	p := proxies[link{l.follower, l.leader}]

@@ -13,7 +13,7 @@ func TestCommand(t *testing.T) {
 	run := servers.Build(t, "lockclient/zklock/cmd/fencectl-zookeeper")
 	z := startServers(t, 1)
 	on := func(args ...string) (string, int) {
-		return run(append([]string{"--servers", z.Nodes[0].Addr, "--tick", tick.String(), "--timeout", "1m"}, args...)...)
+		return run(append([]string{"--servers", z.Nodes[0].Addr, "--timeout", "1m"}, args...)...)
 	}
 	held := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
 	if out, code := on("show", "r"); code != 0 || !strings.Contains(out, held.Token.String()) {

@@ -46,7 +46,7 @@ func TestWatchesOfFreeResources(t *testing.T) {
 	acquire(t, i, "r", "a")
 	select {
 	case <-seen:
-	case <-time.After(20 * tick):
+	case <-time.After(20 * time.Second):
 		t.Error("the onlooker of a free resource did not see the grant")
 	}
 }

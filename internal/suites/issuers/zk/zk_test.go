@@ -20,28 +20,17 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
 )
 
-// tick is a long one, so that the longest TTL, which most tests use, is long
-// enough for a slow machine.
-const (
-	tick = time.Second
-	ttl  = 20 * tick
-)
+// ttl is long enough for a slow machine.
+const ttl = 20 * time.Second
 
 func startServers(t testing.TB, n int) *servers.ZooKeeper {
 	t.Helper()
-	return servers.StartZooKeeper(t, n, "tickTime=1000")
+	return servers.StartZooKeeper(t, n)
 }
 
 func issuer(t testing.TB, opts *zklock.Options, addrs ...string) *zklock.Issuer {
 	t.Helper()
-	o := zklock.Options{}
-	if opts != nil {
-		o = *opts
-	}
-	if o.TickTime == 0 {
-		o.TickTime = tick
-	}
-	i, err := zklock.New(addrs, &o)
+	i, err := zklock.New(addrs, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +48,7 @@ func conformance(t *testing.T, z *servers.ZooKeeper) {
 			},
 			TTL: ttl,
 			// See "What a late request does" in the documentation.
-			Slack:        ttl + 3*tick,
+			Slack:        10*time.Second + 3*servers.ZooKeeperTick,
 			SessionBound: true,
 			Parallel:     true,
 		}
@@ -92,7 +81,7 @@ func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
 // client is a bare client, with which a test reads and damages nodes.
 func client(t testing.TB, addrs ...string) *zk.Conn {
 	t.Helper()
-	c, events, err := zk.Connect(addrs, 20*tick, zk.WithLogInfo(false), zk.WithLogger(silent{}))
+	c, events, err := zk.Connect(addrs, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(silent{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,8 +172,9 @@ func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
 // keeps its token.
 func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	z := startServers(t, 1)
-	i := issuer(t, nil, z.Addrs()...)
+	i, running := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
 	held := acquire(t, i, "r", "a")
+	acquire(t, running, "warm", "a")
 	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
 	}
@@ -206,13 +196,16 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
 		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
 	}
-	// Another process has neither base nor floor in memory.
+	// A process that runs has the old base in memory, another one none.
+	if got := acquire(t, running, "running", "b"); got.Token <= above {
+		t.Errorf("a process that runs: token %v after Advance to %v", got.Token, above)
+	}
 	next := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
 	if next.Token <= above {
 		t.Errorf("token %v after Advance to %v", next.Token, above)
 	}
-	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token >= above || other.Token <= held.Token {
-		t.Errorf("another resource has token %v; the base alone counts", other.Token)
+	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token <= above {
+		t.Errorf("another resource has token %v; the base counts for all", other.Token)
 	}
 }
 
@@ -244,28 +237,19 @@ func TestForeignValues(t *testing.T) {
 	}
 	all := zk.WorldACL(zk.PermAll)
 	for r, value := range map[string]string{
-		"text":       "x",
-		"json":       `{"owner":"x"}`,
-		"version":    `{"v":2,"id":"x","base":"1","ttl":1}`,
-		"persistent": `{"v":1,"id":"x","base":"1","ttl":1}`,
-		"floor":      "",
-		"minus":      "",
+		"text":      "x",
+		"json":      `{"owner":"x"}`,
+		"version":   `{"v":2,"id":"x","base":"1","ttl":1}`,
+		"endless":   `{"v":1,"id":"x","base":"1"}`,
+		"ephemeral": `{"v":1,"id":"x","base":"1","ttl":1}`,
 	} {
 		container := "/fencepost/r-" + r
-		floor := map[string]string{"floor": "seven", "minus": "-7"}[r]
 		must[string](t)(c.Create(container, nil, 0, all))
-		path := container
-		if floor != "" {
-			value = floor
-			must[*zk.Stat](t)(c.Set(container, []byte(floor), 0))
-		} else {
-			path += "/lock"
-			flags := int32(zk.FlagEphemeral)
-			if r == "persistent" {
-				flags = 0
-			}
-			must[string](t)(c.Create(path, []byte(value), flags, all))
+		path, flags := container+"/lock", int32(0)
+		if r == "ephemeral" {
+			flags = zk.FlagEphemeral
 		}
+		must[string](t)(c.Create(path, []byte(value), flags, all))
 		g, err := i.Acquire(t.Context(), ask(r, "a"))
 		if !errors.Is(err, guard.ErrSetup) || g.Token != guard.NoToken || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %+v, %v; want ErrSetup that names %s", r, g, err, path)
@@ -274,9 +258,11 @@ func TestForeignValues(t *testing.T) {
 			t.Errorf("%s was changed", path)
 		}
 	}
-	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte("x"), -1))
-	if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
-		t.Errorf("a foreign base: %v", err)
+	for _, value := range []string{"x", "-7"} {
+		must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(value), -1))
+		if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
+			t.Errorf("a foreign base: %v", err)
+		}
 	}
 }
 
@@ -309,7 +295,6 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no rights":               {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
 		"a wrong password":        {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
-		"another tick":            {zklock.Options{TickTime: 2 * tick}, addr, "tickTime"},
 		"no such parent":          {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
 		"a server that wants TLS": {zklock.Options{}, plain.Addr().String(), ""},
 		"nobody there":            {zklock.Options{}, process.FreeAddr(t), ""},
@@ -319,9 +304,6 @@ func TestRefusals(t *testing.T) {
 			r := ask("r", "a")
 			if name == "a server that wants TLS" || name == "nobody there" {
 				r.Timeout = 3 * time.Second
-			}
-			if name == "another tick" {
-				r.TTL = 40 * tick
 			}
 			g, err := i.Acquire(t.Context(), r)
 			want := guard.ErrUnavailable
@@ -335,7 +317,7 @@ func TestRefusals(t *testing.T) {
 	}
 	acquire(t, issuer(t, &zklock.Options{Root: "/locked/below", Scheme: "digest", Auth: "user:secret"}, addr), "r", "a")
 	for field, opts := range map[string]*zklock.Options{
-		"Options.Root": {Root: "x"}, "Options.TickTime": {TickTime: time.Microsecond},
+		"Options.Root": {Root: "x"},
 	} {
 		if _, err := zklock.New([]string{addr}, opts); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%+v: %v; want ErrInvalid that names %s", opts, err, field)
@@ -420,79 +402,74 @@ func (c cutting) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestP8UnknownAcquireEndsWithItsTTL: the answer to an acquire is lost, nobody
-// retries or releases it, and the session lives on for another lease. The grant
-// that nobody holds ends.
+// TestP8UnknownAcquireEndsWithItsTTL: the answer to an acquire is lost, and nobody
+// retries or releases it. The grant that nobody holds ends with its TTL, and one that is
+// retried before that is the holder's.
 func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 	z := startServers(t, 1)
 	var request atomic.Pointer[string]
-	i := issuer(t, &zklock.Options{TickTime: servers.ZooKeeperTick, Dialer: func(network, address string, timeout time.Duration) (net.Conn, error) {
+	i := issuer(t, &zklock.Options{Dialer: func(network, address string, timeout time.Duration) (net.Conn, error) {
 		conn, err := net.DialTimeout(network, address, timeout)
 		return cutting{conn, &request}, err
 	}}, z.Addrs()...)
-	r := func(resource, id string) driver.Request {
-		return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: 20 * servers.ZooKeeperTick, Timeout: time.Minute}
-	}
-	other, err := i.Acquire(t.Context(), r("other", "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := i.Acquire(t.Context(), r("r", "before"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if freed, err := i.Release(t.Context(), guard.Claim{Resource: "r", Token: first.Token, LeaseID: "before"}); !freed || err != nil {
-		t.Fatal(freed, err)
+	other := issuer(t, nil, z.Addrs()...)
+	const ttl = 3 * time.Second
+	r := func(id string) driver.Request {
+		return driver.Request{Resource: "r", LeaseID: id, Owner: "o", TTL: ttl, Timeout: time.Minute}
 	}
 	c := client(t, z.Addrs()...)
-	there := func() bool {
-		ok, _, err := c.Exists("/fencepost/r-r/lock")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ok
+	if _, err := i.Release(t.Context(), acquire(t, i, "r", "before")); err != nil {
+		t.Fatal(err)
 	}
-	lost := false
-	for n := 0; n < 20 && !lost; n++ { // the server may notice the connection's end first
-		what := fmt.Sprint("id-lost", n)
-		request.Store(&what)
-		if _, err := i.Acquire(t.Context(), r("r", what[3:])); !errors.Is(err, guard.ErrOutcomeUnknown) {
-			t.Fatalf("%v; want ErrOutcomeUnknown", err)
+	// lose sends an acquire whose answer is lost. The server may notice the
+	// connection's end first.
+	lose := func(id string) (lost string, sent time.Time) {
+		for n := range 20 {
+			lost, what := fmt.Sprint(id, n), fmt.Sprint("id-", id, n)
+			request.Store(&what)
+			sent := time.Now()
+			if _, err := i.Acquire(t.Context(), r(lost)); !errors.Is(err, guard.ErrOutcomeUnknown) {
+				t.Fatalf("%v; want ErrOutcomeUnknown", err)
+			}
+			for began := time.Now(); time.Since(began) < time.Second; time.Sleep(5 * time.Millisecond) {
+				if there, _, err := c.Exists("/fencepost/r-r/lock"); err != nil {
+					t.Fatal(err)
+				} else if there {
+					return lost, sent
+				}
+			}
 		}
-		for began := time.Now(); !lost && time.Since(began) < time.Second; time.Sleep(5 * time.Millisecond) {
-			lost = there()
-		}
-	}
-	if !lost {
 		t.Fatal("the acquire was never carried out")
+		return "", time.Time{}
 	}
-	for began := time.Now(); there(); time.Sleep(20 * time.Millisecond) {
-		if time.Since(began) > time.Minute {
-			t.Fatal("a lease that nobody holds is there a minute after its TTL of eight seconds")
+	_, sent := lose("lost")
+	var next driver.Grant
+	for {
+		var err error
+		if next, err = other.Acquire(t.Context(), r("next")); err == nil {
+			break
 		}
-		results := make([]driver.Renewed, 1)
-		i.Renew(t.Context(), []driver.Renewal{{Claim: guard.Claim{Resource: "other", Token: other.Token, LeaseID: "a"}, TTL: 20 * servers.ZooKeeperTick}}, results)
-		if results[0].State == driver.Over {
-			t.Fatal("the session is over, which shows nothing")
+		if !errors.Is(err, driver.ErrHeld) || time.Since(sent) > time.Minute {
+			t.Fatalf("%v after an acquire with a TTL of %v: %v", time.Since(sent), ttl, err)
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
-	// A retry with the lease ID before that gets the holder's lease.
-	again := "id-again"
-	request.Store(&again)
-	if _, err := i.Acquire(t.Context(), r("r", "again")); !errors.Is(err, guard.ErrOutcomeUnknown) {
-		t.Fatalf("%v; want ErrOutcomeUnknown", err)
+	if after := time.Since(sent); after < ttl {
+		t.Errorf("it ended after %v, and its TTL is %v", after, ttl)
 	}
-	held, err := i.Acquire(t.Context(), r("r", "again"))
+	if freed, err := other.Release(t.Context(), guard.Claim{Resource: "r", Token: next.Token, LeaseID: "next"}); !freed || err != nil {
+		t.Fatal(freed, err)
+	}
+	id, _ := lose("again")
+	held, err := i.Acquire(t.Context(), r(id))
 	if err != nil {
 		t.Fatal(err)
 	}
-	claim := guard.Claim{Resource: "r", Token: held.Token, LeaseID: "again"}
-	for began := time.Now(); time.Since(began) < 25*servers.ZooKeeperTick; time.Sleep(100 * time.Millisecond) {
-		results := make([]driver.Renewed, 1)
-		i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: 20 * servers.ZooKeeperTick}}, results)
-		if results[0].State == driver.Over {
-			t.Fatal("the lease was deleted though it was adopted and renewed")
-		}
+	if _, err := other.Acquire(t.Context(), r("next")); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("while the retried acquire's lease runs: %v", err)
+	}
+	if freed, err := i.Release(t.Context(), guard.Claim{Resource: "r", Token: held.Token, LeaseID: id}); !freed || err != nil {
+		t.Errorf("the release of the retried acquire's lease: %v, %v", freed, err)
 	}
 }
 

@@ -2,7 +2,7 @@
 //
 //	fencectl-etcd --endpoints https://etcd1:2379 epoch raise --yes
 //
-// It shows who holds a lease, advances the tokens of a resource, and raises the epoch
+// It shows who holds a lease, advances the tokens above those of a resource elsewhere, and raises the epoch
 // after a restore. The exit codes are fencectl's.
 package main
 

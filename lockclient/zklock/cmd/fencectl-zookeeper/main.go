@@ -2,7 +2,7 @@
 //
 //	fencectl-zookeeper --servers zk1:2181,zk2:2181,zk3:2181 epoch raise --yes
 //
-// It shows who holds a lease, advances the tokens of a resource, and raises the epoch
+// It shows who holds a lease, advances the tokens above those of a resource elsewhere, and raises the epoch
 // after a restore. The exit codes are fencectl's.
 package main
 
@@ -19,10 +19,9 @@ func main() {
 	flags := flag.NewFlagSet("fencectl-zookeeper", flag.ContinueOnError)
 	servers := flags.String("servers", "127.0.0.1:2181", "servers, separated by commas")
 	root := flags.String("root", "", "node that all others are below, as zklock.Options.Root")
-	tick := flags.Duration("tick", 0, "the servers' tickTime; 0 is two seconds")
 	auth := flags.String("auth", "", "scheme:credentials, such as digest:user:password")
 	opcmd.Main(flags, func() (driver.Issuer, error) {
 		scheme, credentials, _ := strings.Cut(*auth, ":")
-		return zklock.New(strings.Split(*servers, ","), &zklock.Options{Root: *root, TickTime: *tick, Scheme: scheme, Auth: credentials})
+		return zklock.New(strings.Split(*servers, ","), &zklock.Options{Root: *root, Scheme: scheme, Auth: credentials})
 	})
 }
