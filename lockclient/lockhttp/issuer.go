@@ -26,7 +26,6 @@ type Issuer struct {
 	client http.Client
 	owned  bool // an http.Transport, which does not repeat what may have arrived
 	proofs proofs
-	pace   pace
 
 	mu    sync.Mutex
 	known bool
@@ -42,8 +41,7 @@ var (
 // "https://locks.example.com" or with a path that the server is mounted under.
 // It sends nothing. httpClient adds the credentials, in its Transport; nil means
 // [http.DefaultClient]. Redirects are not followed. A Transport that retries
-// requests by itself is safe, since a lease ID is granted once, but costs time. After a
-// proxy's 429 or 503 nothing is sent for the time that its Retry-After says, 0.2 to 5 s.
+// requests by itself is safe, since a lease ID is granted once, but costs time.
 //
 // The error is a [*guard.InvalidError].
 func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
@@ -134,9 +132,6 @@ func (i *Issuer) send(ctx context.Context, op string, claim guard.Claim, method,
 // do sends one request and reads its response into out. Anything other than a
 // response of the server is an error with an unknown outcome.
 func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
-	if err := i.pace.wait(ctx, op, claim); err != nil {
-		return err
-	}
 	sent := driver.Now()
 	resp, err := i.send(ctx, op, claim, method, path, in)
 	if err != nil {
@@ -172,7 +167,6 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 		name, ours = strings.CutPrefix(p.Type, problemPrefix)
 	}
 	if !ours { // a proxy's
-		i.pace.refused(resp)
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
@@ -313,9 +307,6 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		stop()
 		cancel()
 		return driver.Watching{}, readOnly(err)
-	}
-	if err := i.pace.wait(ctx, "watch", claim); err != nil {
-		return fail(err)
 	}
 	sent := driver.Now()
 	resp, err := i.send(watching, "watch", claim, http.MethodGet, "/v1/watch?"+q.Encode(), nil)
