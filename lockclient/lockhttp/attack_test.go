@@ -8,10 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -116,78 +113,6 @@ func (a admin) ForceUnlock(_ context.Context, _, _, _ string, o *driver.ForceUnl
 
 func (a admin) Audit(context.Context, string, *driver.AuditOptions) iter.Seq2[driver.AuditRecord, error] {
 	return func(func(driver.AuditRecord, error) bool) {}
-}
-
-// cutForm sends the form of a force unlock.
-func cutForm(a admin, leaseID string) *httptest.ResponseRecorder {
-	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, &lockhttp.Options{Admin: a}))
-	form := url.Values{"resource": {"r"}, "confirm": {"r"}, "actor": {"ada"}, "reason": {"x"}, "leaseId": {leaseID}, "requestId": {"R1"}}
-	r := httptest.NewRequest("POST", "/ui/force-unlock", strings.NewReader(form.Encode()))
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	return w
-}
-
-// TestPageOfUnknownUnlock (P5, P6): a force unlock whose outcome is unknown is never said
-// to be not done, whether the lease can be read again or not, and the form that repeats
-// it is for the same lease.
-func TestPageOfUnknownUnlock(t *testing.T) {
-	t.Parallel()
-	successor := driver.LeaseInfo{Resource: "r", State: driver.StateHeld, LeaseID: "L2", Owner: "successor", Token: 2}
-	for name, err := range map[string]error{
-		"unknown": guard.OutcomeUnknown("force unlock", guard.Claim{}, errors.New("lost")),
-		"plain":   errors.New("an error of no kind"),
-	} {
-		for _, down := range []bool{true, false} {
-			w := cutForm(admin{
-				get: func() (driver.LeaseInfo, error) {
-					if down {
-						return driver.LeaseInfo{}, guard.Unavailable("get", guard.Claim{}, errors.New("down"))
-					}
-					return successor, nil
-				},
-				unlock: func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error) { return driver.ForceUnlocked{}, err },
-			}, "L1")
-			page := w.Body.String()
-			if w.Code != 500 || !strings.Contains(page, "not known whether") || strings.Contains(page, "Nothing was done") ||
-				!strings.Contains(page, `name="leaseId" value="L1"`) || !strings.Contains(page, `name="requestId" value="R1"`) {
-				t.Errorf("%s, the lease can be read: %t: %d\n%s", name, !down, w.Code, page)
-			}
-		}
-	}
-}
-
-// TestPageOfFreeLease (P5): the form of a lease that was free cuts nothing while it
-// cannot be seen that it still is. The control is one that is seen.
-func TestPageOfFreeLease(t *testing.T) {
-	t.Parallel()
-	for err, want := range map[error]int32{guard.Unavailable("get", guard.Claim{}, errors.New("down")): 0, nil: 1} {
-		var cut atomic.Int32
-		w := cutForm(admin{
-			get: func() (driver.LeaseInfo, error) { return driver.LeaseInfo{Resource: "r", State: driver.StateFree}, err },
-			unlock: func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error) {
-				cut.Add(1)
-				return driver.ForceUnlocked{Invalidated: guard.Claim{Resource: "r", Token: 9, LeaseID: "x"}}, nil
-			},
-		}, "")
-		if cut.Load() != want || (w.Code == 200) != (want == 1) {
-			t.Errorf("the look says %v: %d, %d were cut", err, w.Code, cut.Load())
-		}
-	}
-}
-
-// TestSignInWhileNobodyKnows (P5): credentials that cannot be checked are not refused.
-func TestSignInWhileNobodyKnows(t *testing.T) {
-	t.Parallel()
-	web, _ := serve(t, memory.NewServer().Issuer(), people, nil)
-	for token, want := range map[string]int{"store down": 503, "nobody": 401} {
-		r, _ := http.NewRequest("POST", web.URL+"/ui/sign-in", strings.NewReader(url.Values{"token": {token}}.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		if got := send(t, r); got.status != want || strings.Contains(got.text, "not accepted") != (want == 401) {
-			t.Errorf("%s: %d %s", token, got.status, got.text)
-		}
-	}
 }
 
 // TestOneFillsWhatIsRemembered: the leases of one identity do not displace those of
@@ -330,8 +255,8 @@ func TestNamedStates(t *testing.T) {
 	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 500 || got.problem() != "setup" || got.header.Get("Retry-After") != "" {
 		t.Errorf("readiness: %d %s", got.status, got.text)
 	}
-	if got := ask(t, web.URL, "", "GET", "/ui", ""); got.status != 500 || !strings.Contains(got.text, "An operator must repair") {
-		t.Errorf("the page: %d %s", got.status, got.text)
+	if got := ask(t, web.URL, "", "GET", "/v1/locks", ""); got.status != 500 || !strings.Contains(got.text, "An operator must repair") {
+		t.Errorf("the list: %d %s", got.status, got.text)
 	}
 	i := connect(t, web.URL+"/wrong")
 	_, acquired := i.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Second})

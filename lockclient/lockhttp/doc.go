@@ -77,10 +77,10 @@
 // [Authenticate] returns an [Identity] for a request. It may name the resources
 // of its templates; the variable {tenant} must be its tenant. Everything else
 // gets a 403, whether it exists or not, and is in no list, page, count or
-// audit that it sees. It sees who holds a lease on its own resources, but not
-// the lease ID or token, with which it could act as the holder, unless
-// Identity.SeeHolders allows it. Force unlocks and the audit need
-// Identity.Operator. [Limits] bound each identity. The resource fencepost-readyz is
+// audit that it sees. It sees who holds a lease on its own resources. The lease ID
+// and token, with which it could act as the holder, force unlocks and the audit need
+// Identity.Operator. The operators' page is a client of these requests: it asks for a
+// bearer token, which it keeps for its tab, and has no rights of its own. [Limits] bound each identity. The resource fencepost-readyz is
 // the servers' own, for /readyz.
 //
 // The server compares the resource, lease ID and token of a renewal or release
@@ -114,10 +114,12 @@
 //
 // # Where to read on
 //
-// server.go has the routes and how an exchange with the issuer is bounded, fields.go
-// how a request is read, problem.go the table of errors for both sides. acquire.go,
-// renew.go and watch.go are the requests of workers, admin.go, lists.go and page.go
-// those of operators; issuer.go is the client.
+// An acquire goes from server.go (options, the table of routes and their fields, how an
+// exchange with the issuer is bounded) to request.go (its fields, read and checked) and
+// identity.go (what the identity may), then to acquire.go, and its response is in wire.go
+// or, if it is refused, problem.go, the table of errors for both sides. renew.go, leases.go
+// (which lease an ID means) and watch.go are the other requests of workers, operate.go,
+// health.go and page.go those of operators. issuer.go and proofs.go are the client.
 //
 // # Compatibility
 //

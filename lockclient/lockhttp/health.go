@@ -82,17 +82,11 @@ func (s *Server) probe(ctx context.Context) error {
 	return err
 }
 
-// probeTTL is ten seconds, or the nearest TTL that the issuer allows.
+// probeTTL is ten seconds, or the nearest TTL below that the issuer allows.
 func probeTTL(l driver.Limits) time.Duration {
 	ttl := 10 * time.Second
 	if l.MaxTTL > 0 {
 		ttl = min(ttl, l.MaxTTL)
 	}
-	ttl = max(ttl, l.MinTTL)
-	if l.TTLStep > 0 {
-		if ttl -= ttl % l.TTLStep; ttl < l.MinTTL || ttl == 0 {
-			ttl += l.TTLStep
-		}
-	}
-	return ttl
+	return max(l.MinTTL, l.TTLStep, ttl-ttl%max(l.TTLStep, time.Microsecond))
 }

@@ -3,7 +3,6 @@ package lockhttp
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,45 +20,24 @@ const (
 	stateOver     = "over"
 )
 
-// parseRenewal reads one renewal of a batch.
-func (s *Server) parseRenewal(id *Identity, f *fields) (driver.Renewal, error) {
-	r := driver.Renewal{Claim: f.claim(true), TTL: f.seconds("ttlSeconds")}
-	err := f.end()
-	if err == nil {
-		err = mine(id, r.Claim)
-	}
-	if err == nil {
-		err = s.checkTTL(id, r.TTL)
-	}
-	return r, err
-}
-
-func (s *Server) renewOne(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	renewal := driver.Renewal{Claim: in.claim(false), TTL: in.seconds("ttlSeconds")}
-	err := in.end()
-	if err == nil && renewal.TTL != 0 {
-		err = s.checkTTL(id, renewal.TTL)
-	}
-	if err == nil {
-		renewal.Claim, err = s.complete(r.Context(), id, renewal.Claim)
-	}
+func (s *Server) renewOne(w http.ResponseWriter, q *request) error {
+	claim, err := q.complete()
 	if err != nil {
 		return err
 	}
-	if renewal.TTL == 0 {
-		if renewal.TTL = s.granted.lease(renewal.Claim).ttl; renewal.TTL == 0 {
-			return guard.Invalid("ttlSeconds", "", "is required: this server does not know for how long the lease was granted")
-		}
-		if err := s.checkTTL(id, renewal.TTL); err != nil {
-			return err
-		}
+	ttl := cmp.Or(q.ttl, s.granted.lease(claim).ttl)
+	if ttl == 0 {
+		return guard.Invalid("ttlSeconds", "", "is required: this server does not know for how long the lease was granted")
 	}
-	results, failures := s.renew(r.Context(), id, []driver.Renewal{renewal})
+	if err := q.mayLast(ttl); err != nil {
+		return err
+	}
+	results, failures := s.renew(q.Context(), q.id, []driver.Renewal{{Claim: claim, TTL: ttl}})
 	switch {
 	case failures[0] != nil:
-		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: renewal.Claim.LeaseID}
+		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: claim.LeaseID}
 	case results[0].State == stateOver:
-		return &httpError{kind: &kindOver, leaseID: renewal.Claim.LeaseID, cut: s.cutOf(r.Context(), renewal.Claim)}
+		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
 	s.respond(w, results[0])
 	return nil
@@ -76,44 +54,33 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 }
 
 // why says who ended a lease by force. It changes nothing.
-func (s *Server) why(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	claim := in.claim(true)
-	err := in.end()
-	if err == nil {
-		err = mine(id, claim)
-	}
-	if err != nil {
-		return err
-	}
-	s.respond(w, whyBody{cutOf(s.cutOf(r.Context(), claim)), time.Now()})
+func (s *Server) why(w http.ResponseWriter, q *request) error {
+	s.respond(w, whyBody{cutOf(s.cutOf(q.Context(), q.claim)), time.Now()})
 	return nil
 }
 
-func (s *Server) renewBatch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	var raw []json.RawMessage
-	if list := in.take("renewals"); list == nil || json.Unmarshal(list, &raw) != nil || len(raw) == 0 || len(raw) > batchMost {
-		return guard.Invalid("renewals", string(list), fmt.Sprintf("must be a list of 1 to %d renewals", batchMost))
-	}
-	if err := in.end(); err != nil {
-		return err
-	}
-	bodies, seen := make([]renewedBody, len(raw)), map[guard.Claim]bool{}
+func (s *Server) renewBatch(w http.ResponseWriter, q *request) error {
+	bodies, seen := make([]renewedBody, len(q.renewals)), map[guard.Claim]bool{}
 	var renewals []driver.Renewal
 	var places []int // of the renewals among the bodies
-	for n := range raw {
-		renewal, err := s.parseRenewal(id, parseBody(raw[n]))
-		if err == nil && seen[renewal.Claim] {
-			err = guard.Invalid("leaseId", renewal.Claim.LeaseID, "is given twice")
+	for n, raw := range q.renewals {
+		item := &request{Request: q.Request, s: s, id: q.id}
+		in, err := parseObject(raw)
+		if err == nil {
+			err = item.parse(in, "body", "resource! leaseId! fencingToken! ttlSeconds!")
+		}
+		if err == nil && seen[item.claim] {
+			err = guard.Invalid("leaseId", item.claim.LeaseID, "is given twice")
 		}
 		if err != nil {
-			bodies[n] = refused(renewal.Claim, err)
+			bodies[n] = refused(item.claim, err)
 			continue
 		}
-		seen[renewal.Claim] = true
-		renewals, places = append(renewals, renewal), append(places, n)
+		seen[item.claim] = true
+		renewals, places = append(renewals, driver.Renewal{Claim: item.claim, TTL: item.ttl}), append(places, n)
 	}
 	if len(renewals) > 0 {
-		results, _ := s.renew(r.Context(), id, renewals)
+		results, _ := s.renew(q.Context(), q.id, renewals)
 		for n, place := range places {
 			bodies[place] = results[n]
 		}
@@ -184,14 +151,6 @@ func (s *Server) renewed(id *Identity, r driver.Renewal, got driver.Renewed, beg
 	return b, err
 }
 
-// mine checks a claim's names, and that the identity may name its resource.
-func mine(id *Identity, claim guard.Claim) error {
-	if err := allowed(id, claim.Resource); err != nil {
-		return err
-	}
-	return leaseID(claim.LeaseID)
-}
-
 // running reports whether the claim's lease runs, or that is not known now. The release of
 // any other lease ID is stored for an hour, so it counts as an acquire; so does every one
 // where the issuer never says who has a lease.
@@ -205,29 +164,22 @@ func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
 
 // release releases a lease. A claim with a resource and no token is abandoned: see
 // [driver.Issuer]. One without a resource is that of a lease that runs.
-func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	claim := in.claim(false)
-	if err := in.end(); err != nil {
-		return err
-	}
+func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
+	claim := q.claim
 	if claim.Resource == "" {
-		found, err := s.complete(r.Context(), id, claim)
-		if err != nil {
+		if claim, err = q.complete(); err != nil {
 			return err
 		}
-		claim = found
-	} else if err := mine(id, claim); err != nil {
-		return err
 	}
-	if claim.Token == guard.NoToken && id.Limits.Acquire != nil && !s.running(r.Context(), claim) && id.limited() {
+	if claim.Token == guard.NoToken && q.id.Limits.Acquire != nil && !s.running(q.Context(), claim) && q.id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
 	// A worker may send its release and exit.
-	freed, err := within(context.WithoutCancel(r.Context()), s, "release", claim, func(ctx context.Context) (bool, error) {
+	freed, err := within(context.WithoutCancel(q.Context()), s, "release", claim, func(ctx context.Context) (bool, error) {
 		return s.issuer.Release(ctx, claim)
 	}, nil)
-	s.observe(r.Context(), guard.OpRelease, claim, began, err)
+	s.observe(q.Context(), guard.OpRelease, claim, began, err)
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
@@ -235,7 +187,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request, id *Identity, i
 	if !freed {
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}
-	s.log(r.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", id.Subject))
+	s.log(q.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))
 	s.respond(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})
 	return nil
 }

@@ -74,23 +74,14 @@ func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
 // has the lease, a second, "wake", that it is worth asking again. A waiter, which
 // names its lease ID, queues with the others of this server; a watcher does not.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	asked := driver.Watch{Resource: in.text("resource"), LeaseID: in.text("leaseId")}
-	if err := in.end(); err != nil {
-		return err
-	}
-	if err := allowed(id, asked.Resource); err != nil {
-		return err
-	}
-	if err := renamed(guard.ValidateLeaseID(asked.LeaseID), "leaseId"); err != nil {
-		return err
-	}
-	done, ok := s.waits.begin(id)
+func (s *Server) watch(w http.ResponseWriter, q *request) error {
+	asked := driver.Watch{Resource: q.claim.Resource, LeaseID: q.claim.LeaseID}
+	done, ok := s.waits.begin(q.id.Subject, cmp.Or(q.id.Limits.Waiting, defaultWaiting))
 	if !ok {
 		return &httpError{kind: &kindTooMany}
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
+	ctx, cancel := context.WithTimeout(q.Context(), s.opts.MaxWait)
 	defer cancel()
 	var out *stream // nil until the first event
 	tell := func(held *driver.HeldError) bool {
@@ -98,7 +89,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 			return true
 		}
 		out = newStream(w)
-		return out.send("holder", holderEvent{asked.Resource, holderOf(held, id.sees()), time.Now()}) == nil
+		return out.send("holder", holderEvent{asked.Resource, holderOf(held, q.id.Operator), time.Now()}) == nil
 	}
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -122,7 +113,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 			}
 		}
 	}
-	name := waiting.Name{Subject: id.Subject, LeaseID: asked.LeaseID}
+	name := waiting.Name{Subject: q.id.Subject, LeaseID: asked.LeaseID}
 	var place *waiting.Place // a waiter's
 	if asked.LeaseID != "" {
 		place, _ = s.waiters.Join(asked.Resource, name)
