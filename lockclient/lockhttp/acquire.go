@@ -63,7 +63,7 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
 		return nil
 	}
-	s.log(q.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
+	s.log(q.Context(), slog.LevelInfo, "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
 		slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", q.id.Subject))
 	s.respond(w, body)
 	return nil

@@ -42,9 +42,9 @@
 //
 //	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter}
 //	POST   /v1/locks/{leaseId}/renew         {ttlSeconds, resource, fencingToken}, or no body: the grant's TTL
-//	POST   /v1/locks/renew                   {renewals: [{resource, leaseId, fencingToken, ttlSeconds}, ...]}
 //	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N
-//	POST   /v1/locks/release                 {resource, leaseId, fencingToken}, for lease IDs such as ".."
+//	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
+//	POST   /v1/locks/release                 likewise
 //	POST   /v1/locks/why                     {resource, leaseId, fencingToken}: who ended the lease by force
 //	GET    /v1/locks?prefix=P                a page of what the identity may name
 //	GET    /v1/locks/{resource}
@@ -65,9 +65,6 @@
 // A renewal and a release need only the lease ID; a resource and a token are checked if
 // they are given. RETRIES.md says what finding a lease by its ID costs, what to do about
 // a lost response and an acquire to abandon (P8), and why a second DELETE is 404.
-//
-// Each item of a batch has its own state: extended, over, or the word of an error
-// below. A bad item does not prevent the others from being carried out.
 //
 // Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
 // name and "%61" an a.

@@ -130,11 +130,11 @@ func newLeaseID(ttl time.Duration) string {
 
 // ttlOf returns the TTL that newLeaseID wrote; 0 for another ID.
 func ttlOf(leaseID string) time.Duration {
-	if len(leaseID) <= uuidLen || leaseID[uuidLen] != '_' {
-		return 0
+	var ttl seconds
+	if len(leaseID) > uuidLen && leaseID[uuidLen] == '_' {
+		_ = ttl.UnmarshalJSON([]byte(leaseID[uuidLen+1:])) // else it is a client's
 	}
-	ttl, _ := parseSeconds(leaseID[uuidLen+1:])
-	return ttl
+	return time.Duration(ttl)
 }
 
 // complete fills in the resource and the token of a claim that a request names by its

@@ -239,11 +239,11 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 		// A mark that is already there, or higher, also stops the cut holder.
 		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
 		if !body.Raised {
-			s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
+			s.log(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
 		}
 	}
 	body.ServerTime = time.Now()
-	s.log(ctx, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", q.actor), slog.String("reason", q.reason),
+	s.log(ctx, slog.LevelInfo, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", q.actor), slog.String("reason", q.reason),
 		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised), slog.String("subject", q.id.Subject))
 	s.respond(w, body)
 	return nil

@@ -75,15 +75,6 @@ var kinds = []*kind{
 	&kindUnauthorized, &kindForbidden, &kindOver, &kindMethod, &kindTooLarge, &kindMediaType, &kindTooMany, &kindInternal, &kindUnsupported,
 }
 
-// explain returns what a response says of an error: more of what the client caused, and
-// nothing of the server.
-func (k *kind) explain(err error) (field, detail string) {
-	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
-		return invalid.Field, err.Error()
-	}
-	return "", k.detail
-}
-
 // kindNamed finds a kind by its word; a word of a newer server's means that nobody knows
 // what was done.
 func kindNamed(word string) *kind {
@@ -194,8 +185,10 @@ func cutOf(e *driver.ForceUnlockedError) *cut {
 // logged and not shown.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, err error) {
 	k := kindOf(err)
-	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, ServerTime: time.Now()}
-	p.Field, p.Detail = k.explain(err)
+	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
+		p.Field, p.Detail = invalid.Field, err.Error() // the client caused it
+	}
 	if own, is := errors.AsType[*httpError](err); is {
 		p.LeaseID, p.Cut = own.leaseID, cutOf(own.cut)
 	}
@@ -207,7 +200,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, er
 		h.Set("Retry-After", "1")
 	}
 	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
-		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
+		s.log(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
 			slog.String("path", r.URL.EscapedPath()), slog.String("subject", subject),
 			slog.String("problem", k.name), slog.Any("error", err))
 	}

@@ -7,20 +7,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// The states of a renewal, as they are sent.
-const (
-	stateExtended = "extended"
-	stateOver     = "over"
-)
-
-func (s *Server) renewOne(w http.ResponseWriter, q *request) error {
+// renew extends a lease. A claim without a resource or a token is that of a lease that
+// runs; without a TTL it is that of the grant.
+func (s *Server) renew(w http.ResponseWriter, q *request) error {
 	claim, err := q.complete()
 	if err != nil {
 		return err
@@ -32,14 +27,37 @@ func (s *Server) renewOne(w http.ResponseWriter, q *request) error {
 	if err := q.mayLast(ttl); err != nil {
 		return err
 	}
-	results, failures := s.renew(q.Context(), q.id, []driver.Renewal{{Claim: claim, TTL: ttl}})
+	began, at := s.now(), time.Now()
+	got, err := within(q.Context(), s, "renew", claim, func(ctx context.Context) (driver.Renewed, error) {
+		var results [1]driver.Renewed
+		s.issuer.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: ttl}}, results[:])
+		return results[0], results[0].Err
+	}, nil)
+	ttl = left(cmp.Or(got.TTL, ttl), began, got.From)
+	body := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twiceOf(claim.Token), State: "extended"}
 	switch {
-	case failures[0] != nil:
-		return &httpError{kind: kindOf(failures[0]), err: failures[0], leaseID: claim.LeaseID}
-	case results[0].State == stateOver:
+	case err != nil || got.State == driver.Over:
+	case got.State != driver.Extended:
+		err = guard.OutcomeUnknown("renew", claim, errors.New("the issuer left it out"))
+	case s.now()-began >= ttl:
+		err = guard.OutcomeUnknown("renew", claim, driver.ErrLate)
+	default:
+		body.TTL, body.ExpiresAt = seconds(ttl), at.Add(ttl)
+		s.granted.add(q.id.Subject, claim, 0, body.ExpiresAt)
+		if body.Proof, err = s.sign(q.id, claim, body.ExpiresAt); err != nil {
+			err = guard.OutcomeUnknown("renew", claim, fmt.Errorf("signing: %w", err))
+		}
+	}
+	s.observe(q.Context(), guard.OpRenew, claim, began, err)
+	if err != nil {
+		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
+	}
+	if got.State == driver.Over {
+		s.granted.remove(claim)
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
-	s.respond(w, results[0])
+	body.ServerTime = time.Now()
+	s.respond(w, body)
 	return nil
 }
 
@@ -57,98 +75,6 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.Forc
 func (s *Server) why(w http.ResponseWriter, q *request) error {
 	s.respond(w, whyBody{cutOf(s.cutOf(q.Context(), q.claim)), time.Now()})
 	return nil
-}
-
-func (s *Server) renewBatch(w http.ResponseWriter, q *request) error {
-	bodies, seen := make([]renewedBody, len(q.renewals)), map[guard.Claim]bool{}
-	var renewals []driver.Renewal
-	var places []int // of the renewals among the bodies
-	for n, raw := range q.renewals {
-		item := &request{Request: q.Request, s: s, id: q.id}
-		in, err := parseObject(raw)
-		if err == nil {
-			err = item.parse(in, "body", "resource! leaseId! fencingToken! ttlSeconds!")
-		}
-		if err == nil && seen[item.claim] {
-			err = guard.Invalid("leaseId", item.claim.LeaseID, "is given twice")
-		}
-		if err != nil {
-			bodies[n] = refused(item.claim, err)
-			continue
-		}
-		seen[item.claim] = true
-		renewals, places = append(renewals, driver.Renewal{Claim: item.claim, TTL: item.ttl}), append(places, n)
-	}
-	if len(renewals) > 0 {
-		results, _ := s.renew(q.Context(), q.id, renewals)
-		for n, place := range places {
-			bodies[place] = results[n]
-		}
-	}
-	s.respond(w, batchBody{bodies, time.Now()})
-	return nil
-}
-
-// refused is the verdict on an item that was not carried out, or nobody knows it. The
-// others were.
-func refused(claim guard.Claim, err error) renewedBody {
-	k := kindOf(err)
-	b := renewedOf(claim, k.name)
-	b.Field, b.Detail = k.explain(err)
-	return b
-}
-
-// renew carries out renewals, as many at a time as the issuer takes. failures
-// are the errors of those whose outcome is not known.
-func (s *Server) renew(ctx context.Context, id *Identity, renewals []driver.Renewal) (bodies []renewedBody, failures []error) {
-	began, at := s.now(), time.Now()
-	bodies, failures = make([]renewedBody, len(renewals)), make([]error, len(renewals))
-	results, err := within(ctx, s, "renew", renewals[0].Claim, func(ctx context.Context) ([]driver.Renewed, error) {
-		results := make([]driver.Renewed, len(renewals))
-		batch := max(1, s.limits.Batch)
-		var parts sync.WaitGroup // none waits for one that halts another
-		for n := 0; n < len(renewals); n += batch {
-			end := min(n+batch, len(renewals))
-			parts.Go(func() { s.issuer.Renew(ctx, renewals[n:end], results[n:end]) })
-		}
-		parts.Wait()
-		return results, nil
-	}, nil)
-	for n, r := range renewals {
-		got := driver.Renewed{Err: err}
-		if err == nil {
-			got = results[n]
-		}
-		if bodies[n], failures[n] = s.renewed(id, r, got, began, at); failures[n] != nil {
-			bodies[n] = refused(r.Claim, failures[n])
-		}
-		s.observe(ctx, guard.OpRenew, r.Claim, began, failures[n])
-	}
-	return bodies, failures
-}
-
-// renewed is the verdict on one renewal, which began at a time by the issuer's clock and
-// by the wall clock.
-func (s *Server) renewed(id *Identity, r driver.Renewal, got driver.Renewed, began time.Duration, at time.Time) (b renewedBody, err error) {
-	ttl := left(cmp.Or(got.TTL, r.TTL), began, got.From)
-	switch {
-	case got.State == driver.Over:
-		s.granted.remove(r.Claim)
-		return renewedOf(r.Claim, stateOver), nil
-	case got.State == driver.Extended && s.now()-began >= ttl:
-		return b, guard.OutcomeUnknown("renew", r.Claim, driver.ErrLate)
-	case got.State != driver.Extended && got.Err == nil:
-		return b, guard.OutcomeUnknown("renew", r.Claim, errors.New("the issuer left it out"))
-	case got.State != driver.Extended:
-		return b, got.Err
-	}
-	b = renewedOf(r.Claim, stateExtended)
-	b.TTL, b.ExpiresAt = seconds(ttl), at.Add(ttl)
-	s.granted.add(id.Subject, r.Claim, 0, b.ExpiresAt)
-	if b.Proof, err = s.sign(id, r.Claim, b.ExpiresAt); err != nil {
-		err = guard.OutcomeUnknown("renew", r.Claim, fmt.Errorf("signing: %w", err))
-	}
-	return b, err
 }
 
 // running reports whether the claim's lease runs, or that is not known now. The release of
@@ -187,7 +113,7 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 	if !freed {
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
 	}
-	s.log(q.Context(), "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))
+	s.log(q.Context(), slog.LevelInfo, "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))
 	s.respond(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})
 	return nil
 }

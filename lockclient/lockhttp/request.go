@@ -40,7 +40,6 @@ type request struct {
 	before                   int64  // what all IDs of a page of the audit are below
 	limit                    int64  // how long a page is at most
 	state                    driver.LeaseState
-	renewals                 []json.RawMessage
 }
 
 // field is how a field is read.
@@ -52,7 +51,7 @@ type field struct {
 
 const (
 	mustText    = "must be one string, without half a surrogate pair"
-	mustSeconds = "must be a number of seconds, with up to six digits after the point"
+	mustSeconds = "must be a number of seconds, from 0 to a billion"
 	mustCount   = "must be a number, in digits"
 	pageMost    = 1000
 )
@@ -69,12 +68,11 @@ var fields = map[string]field{
 	"metadata":     {func(q *request) any { return (*text)(&q.metadata) }, mustText, func(q *request) error { return input.Plain("metadata", q.metadata, q.s.limits.MetadataBytes) }},
 	"notAfter":     {func(q *request) any { return &q.notAfter }, "must be a time as in RFC 3339", nil},
 	"waiting":      {func(q *request) any { return &q.waiting }, "must be true or false", nil},
-	"renewals":     {func(q *request) any { return &q.renewals }, mustRenewals, (*request).fits},
 	"actorId":      {func(q *request) any { return (*text)(&q.actor) }, mustText, nil},
 	"reason":       {func(q *request) any { return (*text)(&q.reason) }, mustText, nil},
 	"requestId":    {func(q *request) any { return (*text)(&q.requestID) }, mustText, nil},
 	"prefix":       {func(q *request) any { return (*text)(&q.prefix) }, mustText, nil},
-	"after":        {func(q *request) any { return (*text)(&q.after) }, mustText, (*request).mayFollow},
+	"after":        {func(q *request) any { return (*text)(&q.after) }, mustText, func(q *request) error { return guard.ValidateResource(q.after) }},
 	"before":       {func(q *request) any { return (*count)(&q.before) }, mustCount, nil},
 	"limit":        {func(q *request) any { return (*count)(&q.limit) }, mustCount, (*request).isPage},
 	"state":        {func(q *request) any { return (*text)(&q.state) }, mustText, (*request).isState},
@@ -147,25 +145,6 @@ func (q *request) mayBe() error {
 	return guard.ValidateOwner(q.owner)
 }
 
-// batchMost is how many renewals one request may have.
-const batchMost = 100
-
-var mustRenewals = fmt.Sprintf("must be a list of 1 to %d renewals", batchMost)
-
-func (q *request) fits() error {
-	if len(q.renewals) == 0 || len(q.renewals) > batchMost {
-		return guard.Invalid("renewals", strconv.Itoa(len(q.renewals)), mustRenewals)
-	}
-	return nil
-}
-
-func (q *request) mayFollow() error {
-	if q.mayName(q.after) != nil {
-		return guard.Invalid("after", q.after, "is not where a page of this list ends")
-	}
-	return nil
-}
-
 func (q *request) isPage() error {
 	if q.limit < 1 || q.limit > pageMost {
 		return guard.Invalid("limit", strconv.FormatInt(q.limit, 10), "must be 1 to "+strconv.Itoa(pageMost))
@@ -215,7 +194,7 @@ func (q *request) read(w http.ResponseWriter, inPath, names string) error {
 }
 
 // parse decodes and then checks the fields that a request may have; those with "!" must
-// be there. null and the empty text are no value.
+// be there. null and the empty text count as not given.
 func (q *request) parse(in members, place, names string) error {
 	given := map[string]bool{}
 	for name := range strings.FieldsSeq(strings.ReplaceAll(names, "!", "")) {

@@ -64,10 +64,10 @@ type Options struct {
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
-	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
-	// attribute event, with their subjects, lock_request_failed for each response of 500 and more and
-	// lock_unauthenticated; nil means slog.Default() for the last two and none
-	// for the rest.
+	// Logger gets lock_acquired, lock_released and lock_force_unlocked, with their
+	// subjects, and as warnings lock_request_failed for each response of 500 and more,
+	// lock_raise_failed and lock_unauthenticated; each name is also the attribute event.
+	// nil means slog.Default() for the warnings and none for the rest.
 	Logger *slog.Logger
 	// Observer gets every acquire, renewal, release and force unlock; nil means
 	// none.
@@ -85,9 +85,9 @@ const (
 	// writeTimeout bounds how long a response or an event may take to be read. It
 	// is longer, since a response waits for the body.
 	writeTimeout = 15 * time.Second
-	// bodyMost is the longest body of a request in bytes. A batch of the longest names
-	// fits, however JSON escapes them.
-	bodyMost = 512 << 10
+	// bodyMost is the longest body of a request in bytes. The longest names fit, however
+	// JSON escapes them.
+	bodyMost = 64 << 10
 )
 
 // Server is the lock server's [http.Handler]. Make one with [New]. It is safe
@@ -99,7 +99,6 @@ type Server struct {
 	now          func() time.Duration // the clock that the issuer's leases count by
 	authenticate Authenticate
 	opts         Options
-	events       *slog.Logger // of what succeeds; may be nil
 	router       chi.Router
 	waits, finds counts // of the requests that wait, and of look-ups of lease IDs
 	granted      granted
@@ -143,9 +142,6 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	}
 	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
 		return nil, err
-	}
-	if s.events = o.Logger; o.Logger == nil {
-		o.Logger = slog.Default()
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.router = s.routes()
@@ -208,11 +204,11 @@ func (s *Server) routes() chi.Router {
 	}{
 		{"GET", "/v1/time", s.time, ""},
 		{"POST", "/v1/locks/acquire", s.acquire, "resource! ttlSeconds! ownerId leaseId waitSeconds metadata notAfter waiting"},
-		{"POST", "/v1/locks/renew", s.renewBatch, "renewals!"},
-		{"POST", "/v1/locks/release", s.release, "leaseId! resource fencingToken"}, // lease IDs such as "..", which proxies change in a path
-		{"POST", "/v1/locks/why", s.why, "resource! leaseId! fencingToken!"},
-		{"POST", "/v1/locks/{leaseId}/renew", s.renewOne, "leaseId! resource fencingToken ttlSeconds"},
+		{"POST", "/v1/locks/{leaseId}/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"},
 		{"DELETE", "/v1/locks/{leaseId}", s.release, "leaseId! resource fencingToken"},
+		{"POST", "/v1/locks/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"}, // for lease IDs such as "..",
+		{"POST", "/v1/locks/release", s.release, "leaseId! resource fencingToken"},        // which proxies change in a path
+		{"POST", "/v1/locks/why", s.why, "resource! leaseId! fencingToken!"},
 		{"GET", "/v1/locks", s.list, "prefix after limit state"},
 		{"GET", "/v1/locks/{resource}", s.get, "resource!"},
 		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock, "resource! actorId! reason! leaseId requestId"},
@@ -253,8 +249,7 @@ func (q *request) identify() error {
 		err = guard.ValidateOwner(id.Subject)
 	}
 	if err != nil {
-		q.s.opts.Logger.LogAttrs(q.Context(), slog.LevelWarn, "lock_unauthenticated",
-			slog.String("remote", q.RemoteAddr), slog.String("error", err.Error()))
+		q.s.log(q.Context(), slog.LevelWarn, "lock_unauthenticated", slog.String("remote", q.RemoteAddr), slog.String("error", err.Error()))
 		return &httpError{kind: &kindUnauthorized}
 	}
 	q.id = id
@@ -324,9 +319,9 @@ func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, be
 // back, such as one that it grants under an older lease of its engine.
 func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, began-from) }
 
-func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
-	if s.events != nil {
-		s.events.LogAttrs(ctx, slog.LevelInfo, name, append(attrs, slog.String("event", name))...)
+func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	if logger := input.Logger(s.opts.Logger, level); logger != nil {
+		logger.LogAttrs(ctx, level, name, append(attrs, slog.String("event", name))...)
 	}
 }
 

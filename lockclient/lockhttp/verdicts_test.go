@@ -16,51 +16,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// TestVerdicts: each renewal of a batch has its own verdict, whatever is wrong
-// with the others.
-func TestVerdicts(t *testing.T) {
-	t.Parallel()
-	server := memory.NewServer()
-	web, _ := serve(t, server.Issuer(), people, nil)
-	ask(t, web.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","leaseId":"L","ttlSeconds":30}`)
-	ask(t, web.URL, "umbrella-1", "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","leaseId":"U","ttlSeconds":30}`)
-	good := `{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":600}`
-	states := []string{"invalid", "forbidden", "forbidden", "extended", "invalid", "invalid", "invalid", "over", "invalid"}
-	fields := []string{"body", "", "", "", "leaseId", "ttlSeconds", "fencingToken", "", "body"}
-	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/renew", `{"renewals":[7,`+strings.Join([]string{
-		`{"resource":"umbrella:billing-close:1","leaseId":"U","fencingToken":"1","ttlSeconds":600}`,
-		`{"resource":"umbrella:billing-close:none","leaseId":"U","fencingToken":"1","ttlSeconds":600}`, good, good,
-		`{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":0}`,
-		`{"resource":"acme:billing-close:1","leaseId":"L","ttlSeconds":600}`,
-		`{"resource":"acme:billing-close:1","leaseId":"X","fencingToken":"1","ttlSeconds":600}`,
-		`{"resource":"acme:billing-close:1","leaseId":"L","fencingToken":"1","ttlSeconds":600,"x":1}`,
-	}, ",")+`]}`)
-	results, _ := got.body["results"].([]any)
-	if got.status != 200 || len(results) != len(states) {
-		t.Fatalf("%+v", got)
-	}
-	for n, one := range results {
-		item := one.(map[string]any)
-		field, _ := item["field"].(string)
-		if item["state"] != states[n] || field != fields[n] || (item["expiresAt"] != nil) != (states[n] == "extended") {
-			t.Errorf("item %d is %v, want %s for %q", n, item, states[n], fields[n])
-		}
-	}
-	delete(results[1].(map[string]any), "serverTime")
-	delete(results[2].(map[string]any), "serverTime")
-	if there, nowhere := fmt.Sprint(results[1]), fmt.Sprint(results[2]); strings.ReplaceAll(nowhere, ":none", ":1") != there {
-		t.Errorf("what there is and what there is not differ:\n%s\n%s", there, nowhere)
-	}
-	if h := server.Holder("umbrella:billing-close:1"); h == nil || h.Remaining > 30*time.Second {
-		t.Errorf("another tenant's lease: %+v", h)
-	}
-	if h := server.Holder("acme:billing-close:1"); h == nil || h.Remaining < 500*time.Second {
-		t.Errorf("the good item: %+v", h)
-	}
-}
-
 // TestVerdictsOfClient: the Go client's good renewals are carried out although one is
-// forbidden and one is out of bounds, and the longest batch fits into a request.
+// forbidden and one is out of bounds, and the longest names fit into a request.
 func TestVerdictsOfClient(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()

@@ -97,7 +97,7 @@ func TestDescription(t *testing.T) {
 	ask(demo, "POST", "/v1/locks/LEASE/renew", `{"ttlSeconds":600}`, 200, true)
 	ask(demo, "POST", "/v1/locks/LEASE/renew", "", 200, true)
 	ask(demo, "POST", "/v1/locks/LEASE/renew", `{"resource":"`+r+`","fencingToken":TOKEN,"ttlSeconds":600}`, 200, true)
-	ask(demo, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"`+r+`","leaseId":"LEASE","fencingToken":"TOKEN","ttlSeconds":600},{"resource":"`+r+`","leaseId":"x","fencingToken":"TOKEN","ttlSeconds":600}]}`, 200, true)
+	ask(demo, "POST", "/v1/locks/renew", `{"leaseId":"LEASE","resource":"`+r+`","fencingToken":"TOKEN","ttlSeconds":600}`, 200, true)
 	ask(demo, "GET", "/v1/locks?prefix=demo&limit=1&state=held", "", 200, true)
 	ask(demo, "GET", "/v1/locks/"+r, "", 200, true)
 	ask("demo-worker", "GET", "/v1/locks/"+r, "", 200, true)
@@ -106,7 +106,7 @@ func TestDescription(t *testing.T) {
 	ask(demo, "POST", "/v1/locks/LEASE/renew", `{"resource":"`+r+`","fencingToken":"TOKEN","ttlSeconds":600}`, 404, true)
 	ask(demo, "POST", "/v1/locks/why", `{"resource":"`+r+`","leaseId":"LEASE","fencingToken":"TOKEN"}`, 200, true)
 	ask(demo, "POST", "/v1/locks/why", `{"resource":"`+r+`","leaseId":"x","fencingToken":"TOKEN"}`, 200, true)
-	ask(demo, "POST", "/v1/locks/renew", `{"renewals":[{"resource":"umbrella:billing-close:1","leaseId":"x","fencingToken":"1","ttlSeconds":600},{"resource":"`+r+`","leaseId":"x","fencingToken":"1","ttlSeconds":0}]}`, 200, true)
+	ask(demo, "POST", "/v1/locks/renew", `{"leaseId":"x","resource":"umbrella:billing-close:1","fencingToken":"1","ttlSeconds":600}`, 403, true)
 	ask(demo, "GET", "/v1/audit?limit=5", "", 200, true)
 	got = ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`","ttlSeconds":600}`, 200, true)
 	token, lease = part(got, "token"), part(got, "leaseId")
@@ -126,11 +126,12 @@ func TestDescription(t *testing.T) {
 	ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`"}`, 400, false)
 	ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`","ttlSeconds":"600"}`, 400, false)
 	ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`","ttlSeconds":600,"ttl":1}`, 400, false)
-	ask(demo, "POST", "/v1/locks/renew", `{"renewals":[]}`, 400, false)
+	ask(demo, "POST", "/v1/locks/renew", `{"resource":"`+r+`"}`, 400, false)
 	ask(demo, "POST", "/v1/locks/LEASE/renew", `{"resource":"`+r+`","fencingToken":"01","ttlSeconds":600}`, 400, false)
 	ask(demo, "DELETE", "/v1/locks/LEASE", "", 404, true)
 	ask(demo, "GET", "/v1/locks?state=lost", "", 400, false)
 	ask(demo, "GET", "/v1/locks?limit=1001", "", 400, false)
+	ask(demo, "GET", "/v1/locks?limit=0", "", 400, false)
 
 	for path, item := range doc.Paths.Map() {
 		for method, operation := range item.Operations() {
