@@ -60,7 +60,7 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 	}
 	body.ServerTime = time.Now()
 	if refused {
-		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
+		write(w, http.StatusConflict, "json", body) // "curl -f ... && work" must not work
 		return nil
 	}
 	s.log(q.Context(), slog.LevelInfo, "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),

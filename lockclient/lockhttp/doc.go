@@ -45,7 +45,6 @@
 //	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N
 //	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
 //	POST   /v1/locks/release                 likewise
-//	POST   /v1/locks/why                     {resource, leaseId, fencingToken}: who ended the lease by force
 //	GET    /v1/locks?prefix=P                a page of what the identity may name
 //	GET    /v1/locks/{resource}
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}

@@ -18,7 +18,7 @@ const readyFor = time.Second
 // readiness is what /readyz found last.
 type readiness struct {
 	mu      sync.Mutex
-	at      time.Time // zero: not yet
+	at      time.Time
 	err     error
 	leaseID string // of a lease whose release has not succeeded
 }
@@ -34,7 +34,7 @@ const (
 // readyz acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
-	if s.ready.at.IsZero() || time.Since(s.ready.at) > readyFor {
+	if time.Since(s.ready.at) > readyFor {
 		// Not the context of a single request: the response is for all.
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
 		s.ready.at = time.Now()

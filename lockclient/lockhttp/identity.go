@@ -68,20 +68,8 @@ func (id *Identity) may(resource string) bool {
 
 func (id *Identity) matches(t *guard.Template, resource string) bool {
 	values, err := t.Match(resource)
-	if err != nil {
-		return false
-	}
-	next := 0
-	for _, part := range t.Parts() {
-		if part.Variable == "" {
-			continue
-		}
-		if part.Variable == tenantVariable && (id.Tenant == "" || values[next] != id.Tenant) {
-			return false
-		}
-		next++
-	}
-	return true
+	tenant := slices.Index(t.Variables(), tenantVariable)
+	return err == nil && (tenant < 0 || id.Tenant != "" && values[tenant] == id.Tenant)
 }
 
 // limited reports whether an acquire, or what counts as one, is one too many.

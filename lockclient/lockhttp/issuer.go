@@ -145,30 +145,21 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	if err != nil {
 		return guard.OutcomeUnknown(op, claim, err)
 	}
-	if held := resp.StatusCode == http.StatusConflict && !isProblem(text); resp.StatusCode != http.StatusOK && !(held && op == "acquire") {
-		return i.refusal(op, claim, resp, text, sent)
+	var p problem
+	_ = json.Unmarshal(text, &p) // another response has no type, and the same serverTime
+	if refused := op == "acquire" && resp.StatusCode == http.StatusConflict; p.Type != "" || resp.StatusCode != http.StatusOK && !refused {
+		return i.refusal(op, claim, resp, p, sent)
 	}
-	var told timeBody
-	if err := errors.Join(json.Unmarshal(text, out), json.Unmarshal(text, &told)); err != nil {
+	if err := json.Unmarshal(text, out); err != nil {
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is not this server's: %w", err))
 	}
-	i.learn(told.ServerTime, sent)
+	i.learn(p.ServerTime, sent)
 	return nil
 }
 
-// isProblem reports whether a response has the type of a problem.
-func isProblem(text []byte) bool {
-	var p problem
-	return json.Unmarshal(text, &p) == nil && p.Type != ""
-}
-
 // refusal is the error of a problem.
-func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text []byte, sent time.Duration) error {
-	var p problem
-	name, ours := "", false
-	if json.Unmarshal(text, &p) == nil {
-		name, ours = strings.CutPrefix(p.Type, problemPrefix)
-	}
+func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, p problem, sent time.Duration) error {
+	name, ours := strings.CutPrefix(p.Type, problemPrefix)
 	if !ours { // a proxy's
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %s, and not this server's", resp.Status))
 	}
@@ -178,7 +169,18 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 	if k.status != resp.StatusCode {
 		k = &kindInternal
 	}
+	if k == &kindOver {
+		return &httpError{kind: k, err: said, cut: p.Cut}
+	}
 	return k.refused(op, claim, p.Field, said)
+}
+
+// isOver reports whether the server said that a lease is over.
+func isOver(err error) (over httpError, is bool) {
+	if own, is := errors.AsType[*httpError](err); is && own.kind == &kindOver {
+		return *own, true
+	}
+	return over, false
 }
 
 // Acquire asks once; the server does not wait.
@@ -247,9 +249,10 @@ func (i *Issuer) renew(ctx context.Context, r driver.Renewal) driver.Renewed {
 	in["ttlSeconds"] = seconds(r.TTL)
 	var got renewedBody
 	err := i.do(ctx, "renew", r.Claim, http.MethodPost, "/v1/locks/renew", in, &got)
+	over, is := isOver(err)
 	switch {
-	case is(err, &kindOver):
-		i.proofs.end(r.Claim)
+	case is:
+		i.proofs.end(r.Claim, over.cut)
 		return driver.Renewed{State: driver.Over}
 	case errors.Is(err, guard.ErrInvalid):
 		err = guard.Unavailable("renew", r.Claim, err) // the lease may run
@@ -266,11 +269,12 @@ func (i *Issuer) renew(ctx context.Context, r driver.Renewal) driver.Renewed {
 
 // Release frees the claim's lease; without a token it invalidates the lease ID.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	i.proofs.end(claim) // a claim without a token has none
 	var answer releasedBody
 	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", fieldsOf(claim), &answer)
+	over, is := isOver(err)
+	i.proofs.end(claim, over.cut) // a claim without a token has none
 	switch {
-	case is(err, &kindOver):
+	case is:
 		return false, nil
 	case err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID):
 		err = foreign("release", claim)
@@ -278,14 +282,13 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 	return err == nil, err
 }
 
-// Why returns who force-unlocked a lease.
-func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
-	var answer whyBody
-	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/why", fieldsOf(claim), &answer)
-	if err != nil || answer.Cut == nil {
-		return nil
+// Why returns who force-unlocked a lease, as the server said when a renewal or a release
+// found that it is over. It sends nothing.
+func (i *Issuer) Why(_ context.Context, claim guard.Claim) error {
+	if by := i.proofs.get(claim).cut; by != nil {
+		return &driver.ForceUnlockedError{Actor: by.Actor, Reason: by.Reason, At: by.At}
 	}
-	return &driver.ForceUnlockedError{Actor: answer.Cut.Actor, Reason: answer.Cut.Reason, At: answer.Cut.At}
+	return nil
 }
 
 // Watch reads a stream of events until the lease is released or the stream
@@ -312,8 +315,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, responseMost))
-		return fail(i.refusal("watch", claim, resp, text, sent))
+		var p problem
+		_ = json.NewDecoder(io.LimitReader(resp.Body, responseMost)).Decode(&p) // else it is a proxy's
+		return fail(i.refusal("watch", claim, resp, p, sent))
 	}
 	events := bufio.NewScanner(io.LimitReader(resp.Body, responseMost))
 	name, data, err := nextEvent(events)

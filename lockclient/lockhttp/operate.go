@@ -90,9 +90,6 @@ func (s *Server) get(w http.ResponseWriter, q *request) error {
 		body = s.lock(info, q.id)
 	} else {
 		held, err := s.held(q.Context(), resource)
-		if err == driver.ErrNoWatch { // one that failed is around more
-			return &httpError{kind: &kindUnsupported, err: err}
-		}
 		if err != nil {
 			return err
 		}

@@ -63,18 +63,16 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 
 // cutOf returns who ended a lease by force; nil if nobody did, or nobody knows
 // that.
-func (s *Server) cutOf(ctx context.Context, claim guard.Claim) (cut *driver.ForceUnlockedError) {
+func (s *Server) cutOf(ctx context.Context, claim guard.Claim) *cut {
+	var by *driver.ForceUnlockedError
 	if e, ok := s.issuer.(driver.Explainer); ok {
 		_, err := within(ctx, s, "why", claim, func(ctx context.Context) (none, error) { return none{}, e.Why(ctx, claim) }, nil)
-		errors.As(err, &cut)
+		errors.As(err, &by)
 	}
-	return cut
-}
-
-// why says who ended a lease by force. It changes nothing.
-func (s *Server) why(w http.ResponseWriter, q *request) error {
-	s.respond(w, whyBody{cutOf(s.cutOf(q.Context(), q.claim)), time.Now()})
-	return nil
+	if by == nil {
+		return nil
+	}
+	return &cut{by.Actor, by.Reason, by.At}
 }
 
 // running reports whether the claim's lease runs, or that is not known now. The release of
@@ -111,7 +109,7 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 	}
 	s.granted.remove(claim)
 	if !freed {
-		return &httpError{kind: &kindOver, leaseID: claim.LeaseID}
+		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
 	s.log(q.Context(), slog.LevelInfo, "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))
 	s.respond(w, releasedBody{true, claim.Resource, claim.LeaseID, time.Now()})

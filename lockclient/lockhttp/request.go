@@ -182,9 +182,7 @@ func (q *request) read(w http.ResponseWriter, inPath, names string) error {
 	if inPath != "" {
 		value := chi.URLParam(q.Request, inPath)
 		if q.URL.RawPath != "" { // else net/http has decoded it: "%2F" is a slash, "%61" an a
-			if value, err = url.PathUnescape(value); err != nil {
-				return guard.Invalid("path", chi.URLParam(q.Request, inPath), "has a bad escape")
-			}
+			value, _ = url.PathUnescape(value) // net/http has checked it
 		}
 		if err := in.put(inPath, value); err != nil {
 			return err

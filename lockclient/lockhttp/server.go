@@ -136,11 +136,10 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 		s.opts = *opts
 	}
 	o := &s.opts
-	o.Timeout, o.MaxWait = cmp.Or(o.Timeout, defaultTimeout), cmp.Or(o.MaxWait, defaultMaxWait)
-	if err := input.Between("Options.Timeout", o.Timeout, time.Millisecond, time.Hour); err != nil {
+	if err := input.Fill("Options.Timeout", &o.Timeout, defaultTimeout, time.Hour); err != nil {
 		return nil, err
 	}
-	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
+	if err := input.Fill("Options.MaxWait", &o.MaxWait, defaultMaxWait, 24*time.Hour); err != nil {
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -208,7 +207,6 @@ func (s *Server) routes() chi.Router {
 		{"DELETE", "/v1/locks/{leaseId}", s.release, "leaseId! resource fencingToken"},
 		{"POST", "/v1/locks/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"}, // for lease IDs such as "..",
 		{"POST", "/v1/locks/release", s.release, "leaseId! resource fencingToken"},        // which proxies change in a path
-		{"POST", "/v1/locks/why", s.why, "resource! leaseId! fencingToken!"},
 		{"GET", "/v1/locks", s.list, "prefix after limit state"},
 		{"GET", "/v1/locks/{resource}", s.get, "resource!"},
 		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock, "resource! actorId! reason! leaseId requestId"},

@@ -60,25 +60,48 @@ func (explained) Why(context.Context, guard.Claim) error {
 	return &driver.ForceUnlockedError{Actor: "ada", Reason: "it hangs", At: time.Unix(1, 0)}
 }
 
-// TestWhyChangesNothing: asking why a lease is over is possible whatever the
-// server's bounds for TTLs are, and does not touch a running lease.
-func TestWhyChangesNothing(t *testing.T) {
+// TestWhyOfClient: the Go client knows who cut a lease from the renewal or the release that
+// finds it over, whether the server signs or not, and of no other lease.
+func TestWhyOfClient(t *testing.T) {
 	t.Parallel()
-	server := memory.NewServer()
-	web, _ := serve(t, explained{server.Issuer()}, func(*http.Request) (*lockhttp.Identity, error) {
-		return &lockhttp.Identity{Subject: "a", Tenant: "acme", Templates: []*guard.Template{closes}, Limits: lockhttp.Limits{MinTTL: time.Minute}}, nil
-	}, nil)
-	client := connect(t, web.URL).(driver.Explainer)
-	claim := server.Steal("acme:billing-close:1", "a", time.Hour)
-	var cut *driver.ForceUnlockedError
-	if err := client.Why(t.Context(), claim); !errors.As(err, &cut) || cut.Actor != "ada" || cut.Reason != "it hangs" || cut.At.Unix() != 1 {
-		t.Errorf("%v", err)
+	who := func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
 	}
-	if h := server.Holder(claim.Resource); h == nil || h.Remaining < 59*time.Minute {
-		t.Errorf("the lease was touched: %+v", h)
-	}
-	if err := client.Why(t.Context(), server.Steal("umbrella:billing-close:1", "u", time.Hour)); err != nil {
-		t.Errorf("of another tenant's: %v", err)
+	for what, opts := range map[string]*lockhttp.Options{"signed": {Signer: &signer{}}, "not signed": nil} {
+		server := memory.NewServer()
+		web, _ := serve(t, explained{server.Issuer()}, who, opts)
+		client := connect(t, web.URL)
+		why := func(claim guard.Claim) error { return client.(driver.Explainer).Why(t.Context(), claim) }
+		for _, resource := range []string{"renewed", "released"} {
+			request := driver.Request{Resource: resource, LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute}
+			g, err := client.Acquire(t.Context(), request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim := guard.Claim{Resource: resource, Token: g.Token, LeaseID: "L"}
+			if err := why(claim); err != nil {
+				t.Errorf("%s, %s: while it runs: %v", what, resource, err)
+			}
+			server.Expire(resource)
+			server.Steal(resource, "another", time.Minute)
+			if resource == "renewed" {
+				var renewed [1]driver.Renewed
+				client.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: time.Minute}}, renewed[:])
+				if renewed[0].State != driver.Over {
+					t.Errorf("%s: %+v", what, renewed)
+				}
+			} else if freed, err := client.Release(t.Context(), claim); freed || err != nil {
+				t.Errorf("%s: %t %v", what, freed, err)
+			}
+			var cut *driver.ForceUnlockedError
+			if err := why(claim); !errors.As(err, &cut) || cut.Actor != "ada" || cut.Reason != "it hangs" || cut.At.Unix() != 1 {
+				t.Errorf("%s, %s: %v", what, resource, err)
+			}
+			claim.Token++
+			if err := why(claim); err != nil {
+				t.Errorf("%s, %s: of another lease: %v", what, resource, err)
+			}
+		}
 	}
 }
 

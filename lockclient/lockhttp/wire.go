@@ -115,12 +115,6 @@ type releasedBody struct {
 	ServerTime time.Time `json:"serverTime"`
 }
 
-// whyBody says why a lease is over, if that is known.
-type whyBody struct {
-	Cut        *cut      `json:"forceUnlocked,omitempty"`
-	ServerTime time.Time `json:"serverTime"`
-}
-
 type timeBody struct {
 	ServerTime time.Time `json:"serverTime"`
 }

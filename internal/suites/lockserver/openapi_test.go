@@ -104,8 +104,6 @@ func TestDescription(t *testing.T) {
 	ask(demo, "POST", "/v1/locks/"+r+"/force-unlock", `{"actorId":"ada","reason":"x","leaseId":"LEASE"}`, 200, true)
 	ask(demo, "POST", "/v1/locks/"+r+"/force-unlock", `{"actorId":"ada","reason":"x","leaseId":"LEASE"}`, 409, true)
 	ask(demo, "POST", "/v1/locks/LEASE/renew", `{"resource":"`+r+`","fencingToken":"TOKEN","ttlSeconds":600}`, 404, true)
-	ask(demo, "POST", "/v1/locks/why", `{"resource":"`+r+`","leaseId":"LEASE","fencingToken":"TOKEN"}`, 200, true)
-	ask(demo, "POST", "/v1/locks/why", `{"resource":"`+r+`","leaseId":"x","fencingToken":"TOKEN"}`, 200, true)
 	ask(demo, "POST", "/v1/locks/renew", `{"leaseId":"x","resource":"umbrella:billing-close:1","fencingToken":"1","ttlSeconds":600}`, 403, true)
 	ask(demo, "GET", "/v1/audit?limit=5", "", 200, true)
 	got = ask(demo, "POST", "/v1/locks/acquire", `{"resource":"`+r+`","ttlSeconds":600}`, 200, true)
