@@ -186,19 +186,30 @@ func (s searching) Find(ctx context.Context, id string) ([]guard.Claim, error) {
 }
 
 // TestOneSearchesForMany: an identity that asks for leases that nobody has keeps no other
-// from finding its own.
+// from finding its own, and has four look-ups in progress at most.
 func TestOneSearchesForMany(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		issuer := searching{memory.NewServer().Issuer()}
 		h, other := guard.Must(lockhttp.New(issuer, people, nil)), guard.Must(lockhttp.New(issuer, people, nil))
 		record(other, "POST", "/v1/locks/acquire", "umbrella-1", `{"resource":"umbrella:billing-close:1","leaseId":"mine","ttlSeconds":30}`)
-		for range 50 {
-			go record(h, "DELETE", "/v1/locks/nothing", "acme-1", "")
+		codes := make(chan int, 50)
+		for range cap(codes) {
+			go func() { codes <- record(h, "DELETE", "/v1/locks/nothing", "acme-1", "").Code }()
 		}
-		time.Sleep(150 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 		if w := record(h, "POST", "/v1/locks/mine/renew", "umbrella-1", `{"ttlSeconds":30}`); w.Code != 200 {
 			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		got := map[int]int{}
+		for range cap(codes) {
+			got[<-codes]++
+		}
+		if got[404] != 4 || got[429] != 46 {
+			t.Errorf("%v", got)
+		}
+		if w := record(h, "DELETE", "/v1/locks/nothing", "acme-1", ""); w.Code != 404 {
+			t.Errorf("after those: %d %s", w.Code, w.Body)
 		}
 		time.Sleep(time.Minute)
 	})

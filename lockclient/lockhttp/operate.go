@@ -24,6 +24,7 @@ type lockBody struct {
 	AcquiredAt time.Time `json:"createdAt,omitzero"`
 	HeldFor    seconds   `json:"heldForSeconds"`
 	Waiting    int       `json:"waiting"`
+	ServerTime time.Time `json:"serverTime,omitzero"` // unless it is a part of another body
 }
 
 type listBody struct {
@@ -98,10 +99,8 @@ func (s *Server) get(w http.ResponseWriter, q *request) error {
 			body.State, body.holder = string(driver.StateHeld), *h
 		}
 	}
-	s.respond(w, struct {
-		lockBody
-		ServerTime time.Time `json:"serverTime"`
-	}{body, time.Now()})
+	body.ServerTime = time.Now()
+	s.respond(w, body)
 	return nil
 }
 
