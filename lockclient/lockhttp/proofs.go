@@ -46,7 +46,7 @@ func (p *proofs) end(claim guard.Claim, by *cut) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if v := p.byClaim[claim]; v.proof != "" || by != nil {
-		p.put(claim, proven{v.proof, by, min(cmp.Or(v.until, driver.Now()), driver.Now())})
+		p.put(claim, proven{v.proof, cmp.Or(by, v.cut), min(cmp.Or(v.until, driver.Now()), driver.Now())})
 	}
 }
 

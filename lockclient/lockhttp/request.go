@@ -44,38 +44,47 @@ type request struct {
 
 // field is how a field is read.
 type field struct {
-	into  func(*request) any
-	must  string               // what it must be
+	into  func(*request) any   // its type says what can be decoded
 	check func(*request) error // nil if whatever can be decoded is right
 }
-
-const (
-	mustText    = "must be one string, without half a surrogate pair"
-	mustSeconds = "must be a number of seconds, from 0 to a billion"
-	mustCount   = "must be a number, in digits"
-	pageMost    = 1000
-)
 
 // fields are all fields of all requests, by their names. The table of routes says which a
 // request may have.
 var fields = map[string]field{
-	"resource":     {func(q *request) any { return (*text)(&q.claim.Resource) }, mustText, func(q *request) error { return q.mayName(q.claim.Resource) }},
-	"leaseId":      {func(q *request) any { return (*text)(&q.claim.LeaseID) }, mustText, func(q *request) error { return guard.ValidateLeaseID(q.claim.LeaseID) }},
-	"fencingToken": {func(q *request) any { return (*token)(&q.claim.Token) }, "must be a decimal number from 1 to " + guard.MaxToken.String(), nil},
-	"ttlSeconds":   {func(q *request) any { return (*seconds)(&q.ttl) }, mustSeconds, func(q *request) error { return q.mayLast(q.ttl) }},
-	"waitSeconds":  {func(q *request) any { return (*seconds)(&q.wait) }, mustSeconds, func(q *request) error { return input.Between("waitSeconds", q.wait, 0, q.s.opts.MaxWait) }},
-	"ownerId":      {func(q *request) any { return (*text)(&q.owner) }, mustText, (*request).mayBe},
-	"metadata":     {func(q *request) any { return (*text)(&q.metadata) }, mustText, func(q *request) error { return input.Plain("metadata", q.metadata, q.s.limits.MetadataBytes) }},
-	"notAfter":     {func(q *request) any { return &q.notAfter }, "must be a time as in RFC 3339", nil},
-	"waiting":      {func(q *request) any { return &q.waiting }, "must be true or false", nil},
-	"actorId":      {func(q *request) any { return (*text)(&q.actor) }, mustText, nil},
-	"reason":       {func(q *request) any { return (*text)(&q.reason) }, mustText, nil},
-	"requestId":    {func(q *request) any { return (*text)(&q.requestID) }, mustText, nil},
-	"prefix":       {func(q *request) any { return (*text)(&q.prefix) }, mustText, nil},
-	"after":        {func(q *request) any { return (*text)(&q.after) }, mustText, func(q *request) error { return guard.ValidateResource(q.after) }},
-	"before":       {func(q *request) any { return (*count)(&q.before) }, mustCount, nil},
-	"limit":        {func(q *request) any { return (*count)(&q.limit) }, mustCount, (*request).isPage},
-	"state":        {func(q *request) any { return (*text)(&q.state) }, mustText, (*request).isState},
+	"resource":     {func(q *request) any { return (*text)(&q.claim.Resource) }, func(q *request) error { return q.mayName(q.claim.Resource) }},
+	"leaseId":      {func(q *request) any { return (*text)(&q.claim.LeaseID) }, func(q *request) error { return guard.ValidateLeaseID(q.claim.LeaseID) }},
+	"fencingToken": {func(q *request) any { return (*token)(&q.claim.Token) }, nil},
+	"ttlSeconds":   {func(q *request) any { return (*seconds)(&q.ttl) }, func(q *request) error { return q.mayLast(q.ttl) }},
+	"waitSeconds":  {func(q *request) any { return (*seconds)(&q.wait) }, (*request).mayWait},
+	"notAfter":     {func(q *request) any { return &q.notAfter }, nil},
+	"waiting":      {func(q *request) any { return &q.waiting }, nil},
+	"ownerId":      {func(q *request) any { return (*text)(&q.owner) }, (*request).mayBe},
+	"metadata":     {func(q *request) any { return (*text)(&q.metadata) }, (*request).maySay},
+	"actorId":      {func(q *request) any { return (*text)(&q.actor) }, nil},
+	"reason":       {func(q *request) any { return (*text)(&q.reason) }, nil},
+	"requestId":    {func(q *request) any { return (*text)(&q.requestID) }, nil},
+	"prefix":       {func(q *request) any { return (*text)(&q.prefix) }, nil},
+	"after":        {func(q *request) any { return (*text)(&q.after) }, func(q *request) error { return guard.ValidateResource(q.after) }},
+	"before":       {func(q *request) any { return (*count)(&q.before) }, nil},
+	"limit":        {func(q *request) any { return (*count)(&q.limit) }, (*request).isPage},
+	"state":        {func(q *request) any { return (*text)(&q.state) }, (*request).isState},
+}
+
+// mustBe says what a field of a type must be.
+func mustBe(into any) string {
+	switch into.(type) {
+	case *token:
+		return "must be a decimal number from 1 to " + guard.MaxToken.String()
+	case *seconds:
+		return "must be a number of seconds, from 0 to a billion"
+	case *count:
+		return "must be a number, in digits"
+	case *time.Time:
+		return "must be a time as in RFC 3339"
+	case *bool:
+		return "must be true or false"
+	}
+	return "must be one string, without half a surrogate pair"
 }
 
 // text is a string. Half a surrogate pair becomes U+FFFD in encoding/json, so that two
@@ -138,12 +147,23 @@ func (q *request) mayLast(ttl time.Duration) error {
 	return nil
 }
 
+func (q *request) mayWait() error {
+	return input.Between("waitSeconds", q.wait, 0, q.s.opts.MaxWait)
+}
+
+func (q *request) maySay() error {
+	return input.Plain("metadata", q.metadata, q.s.limits.MetadataBytes)
+}
+
 func (q *request) mayBe() error {
 	if q.id.Owner != "" && q.owner != q.id.Owner {
 		return &httpError{kind: &kindForbidden, err: errors.New("the ownerId is another's")}
 	}
 	return guard.ValidateOwner(q.owner)
 }
+
+// pageMost is how long a page is at most.
+const pageMost = 1000
 
 func (q *request) isPage() error {
 	if q.limit < 1 || q.limit > pageMost {
@@ -201,8 +221,8 @@ func (q *request) parse(in members, place, names string) error {
 		if raw == nil || string(raw) == "null" {
 			continue
 		}
-		if json.Unmarshal(raw, fields[name].into(q)) != nil {
-			return guard.Invalid(name, string(raw), fields[name].must)
+		if into := fields[name].into(q); json.Unmarshal(raw, into) != nil {
+			return guard.Invalid(name, string(raw), mustBe(into))
 		}
 		given[name] = string(raw) != `""`
 	}
