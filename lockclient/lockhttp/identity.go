@@ -37,11 +37,10 @@ type Identity struct {
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is called before every acquire, before a release without a token of what
-	// is not a running lease, and before a request that names a lease only by an ID
-	// that this server does not know, and reports whether it may go on;
-	// nil means always. The Allow method of a rate.Limiter of golang.org/x/time
-	// is one.
+	// Acquire is called before every acquire, and before a release without a token and a
+	// request that names a lease only by its ID, if this server does not know the lease as
+	// one that runs. It reports whether the request may go on; nil means always. The Allow
+	// method of a rate.Limiter of golang.org/x/time is one.
 	Acquire func() bool
 	// Waiting is how many of its requests may wait for a lease or follow one at
 	// a time; 0 means 1,000.

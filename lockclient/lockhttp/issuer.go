@@ -157,7 +157,8 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	return nil
 }
 
-// refusal is the error of a problem.
+// refusal is the error of a problem: an [httpError] of a lease that is over, and of
+// nothing else.
 func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, p problem, sent time.Duration) error {
 	name, ours := strings.CutPrefix(p.Type, problemPrefix)
 	if !ours { // a proxy's
@@ -173,14 +174,6 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, p pr
 		return &httpError{kind: k, err: said, cut: p.Cut}
 	}
 	return k.refused(op, claim, p.Field, said)
-}
-
-// isOver reports whether the server said that a lease is over.
-func isOver(err error) (over httpError, is bool) {
-	if own, is := errors.AsType[*httpError](err); is && own.kind == &kindOver {
-		return *own, true
-	}
-	return over, false
 }
 
 // Acquire asks once; the server does not wait.
@@ -249,7 +242,7 @@ func (i *Issuer) renew(ctx context.Context, r driver.Renewal) driver.Renewed {
 	in["ttlSeconds"] = seconds(r.TTL)
 	var got renewedBody
 	err := i.do(ctx, "renew", r.Claim, http.MethodPost, "/v1/locks/renew", in, &got)
-	over, is := isOver(err)
+	over, is := errors.AsType[*httpError](err) // see refusal
 	switch {
 	case is:
 		i.proofs.end(r.Claim, over.cut)
@@ -271,12 +264,12 @@ func (i *Issuer) renew(ctx context.Context, r driver.Renewal) driver.Renewed {
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
 	var answer releasedBody
 	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", fieldsOf(claim), &answer)
-	over, is := isOver(err)
-	i.proofs.end(claim, over.cut) // a claim without a token has none
-	switch {
-	case is:
+	if over, is := errors.AsType[*httpError](err); is { // see refusal
+		i.proofs.end(claim, over.cut)
 		return false, nil
-	case err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID):
+	}
+	i.proofs.end(claim, nil) // a claim without a token has none
+	if err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID) {
 		err = foreign("release", claim)
 	}
 	return err == nil, err

@@ -108,15 +108,22 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
-// lease returns what is known of a lease. Of one that this server did not grant, it is the
-// TTL at most, which the lease ID may say.
-func (g *granted) lease(claim guard.Claim) running {
+// knows reports whether the lease under the claim's ID runs, as far as this server knows.
+func (g *granted) knows(claim guard.Claim) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.get(claim) != nil
+}
+
+// ttl returns the TTL that a lease was granted for; 0 if that is not known. Of one that
+// this server did not grant, the lease ID may say it.
+func (g *granted) ttl(claim guard.Claim) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if r := g.get(claim); r != nil {
-		return *r
+		return r.ttl
 	}
-	return running{ttl: ttlOf(claim.LeaseID)}
+	return ttlOf(claim.LeaseID)
 }
 
 // uuidLen is the length of input.NewLeaseID.

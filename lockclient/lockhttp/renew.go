@@ -20,7 +20,7 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 	if err != nil {
 		return err
 	}
-	ttl := cmp.Or(q.ttl, s.granted.lease(claim).ttl)
+	ttl := cmp.Or(q.ttl, s.granted.ttl(claim))
 	if ttl == 0 {
 		return guard.Invalid("ttlSeconds", "", "is required: this server does not know for how long the lease was granted")
 	}
@@ -75,17 +75,6 @@ func (s *Server) cutOf(ctx context.Context, claim guard.Claim) *cut {
 	return &cut{by.Actor, by.Reason, by.At}
 }
 
-// running reports whether the claim's lease runs, or that is not known now. The release of
-// any other lease ID is stored for an hour, so it counts as an acquire; so does every one
-// where the issuer never says who has a lease.
-func (s *Server) running(ctx context.Context, claim guard.Claim) bool {
-	if s.granted.lease(claim).until.After(time.Now()) {
-		return true
-	}
-	held, err := s.held(ctx, claim.Resource)
-	return err != nil && !errors.Is(err, driver.ErrNoWatch) || held != nil && held.LeaseID == claim.LeaseID
-}
-
 // release releases a lease. A claim with a resource and no token is abandoned: see
 // [driver.Issuer]. One without a resource is that of a lease that runs.
 func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
@@ -95,7 +84,8 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 			return err
 		}
 	}
-	if claim.Token == guard.NoToken && q.id.Limits.Acquire != nil && !s.running(q.Context(), claim) && q.id.limited() {
+	// The lease ID is stored for an hour then, unless it is that of a lease that runs.
+	if claim.Token == guard.NoToken && !s.granted.knows(claim) && q.id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
