@@ -12,7 +12,7 @@ import (
 // Identity is who asks and what it may do. The zero value may do nothing.
 type Identity struct {
 	// Subject names the identity, 1 to 128 bytes without control characters.
-	// Waits are counted by it, and the log has it. Required.
+	// What Limits bound is counted by it, and the log has it. Required.
 	Subject string
 	// Tenant is the value that the variable {tenant} of a template must have.
 	// If empty, no template with that variable matches.
@@ -42,8 +42,8 @@ type Limits struct {
 	// one that runs. It reports whether the request may go on; nil means always. The Allow
 	// method of a rate.Limiter of golang.org/x/time is one.
 	Acquire func() bool
-	// Waiting is how many of its requests may wait for a lease or follow one at
-	// a time; 0 means 1,000.
+	// Waiting is how many of its requests may wait for a lease, which includes every
+	// acquire with waitSeconds, or follow one at a time; 0 means 1,000.
 	Waiting int
 	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. The
 	// issuer's limits bound them further.

@@ -58,8 +58,8 @@ type Options struct {
 	Raise func(ctx context.Context, invalidated guard.Claim) error
 	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange
 	// without a response is abandoned a tenth of a second later. Most requests are one
-	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz
-	// and /ui are several.
+	// exchange; one that names a lease only by an ID that this server does not know, one
+	// that finds its lease over and a force unlock with Raise are several.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
