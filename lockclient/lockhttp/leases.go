@@ -188,23 +188,16 @@ func (q *request) match(claims []guard.Claim) (found guard.Claim, err error) {
 // without an index of lease IDs reads all leases.
 const findsMost = 4
 
-// find asks the issuer which leases run under a claim's ID: on the claim's resource, or
-// on any if the issuer is a driver.Finder.
+// find asks the issuer which leases run under the claim's ID.
 func (q *request) find() ([]guard.Claim, error) {
 	s, claim := q.s, q.claim
-	if claim.Resource != "" {
-		held, err := s.held(q.Context(), claim.Resource)
-		if err == driver.ErrNoWatch {
-			return nil, guard.Invalid("fencingToken", "", "is required: this server did not grant the lease, and its issuer cannot say which token it has")
-		}
-		if err != nil || held == nil || held.LeaseID != claim.LeaseID {
-			return nil, err
-		}
-		return []guard.Claim{{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID}}, nil
-	}
 	f, ok := s.issuer.(driver.Finder)
 	if !ok {
-		return nil, guard.Invalid("resource", "", "is required: this server does not know the lease as one that runs, and its issuer cannot find leases by ID")
+		field := "resource" // a renewal needs both
+		if claim.Resource != "" {
+			field = "fencingToken"
+		}
+		return nil, guard.Invalid(field, "", "is required: this server does not know the lease as one that runs, and its issuer cannot find leases by ID")
 	}
 	done, ok := s.finds.begin(q.id.Subject, findsMost)
 	if !ok {

@@ -90,12 +90,13 @@ func (s *Server) get(w http.ResponseWriter, q *request) error {
 		}
 		body = s.lock(info, q.id)
 	} else {
-		held, err := s.held(q.Context(), resource)
+		watching, err := s.watchIssuer(q.Context(), driver.Watch{Resource: resource}, func() {})
 		if err != nil {
 			return err
 		}
+		watching.Stop()
 		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
-		if h := holderOf(held, q.id.Operator); h != nil {
+		if h := holderOf(watching.Held, q.id.Operator); h != nil {
 			body.State, body.holder = string(driver.StateHeld), *h
 		}
 	}

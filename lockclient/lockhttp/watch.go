@@ -38,15 +38,6 @@ func send(w http.ResponseWriter, name string, data any) error {
 	return control.Flush()
 }
 
-// held asks the issuer who has the lease.
-func (s *Server) held(ctx context.Context, resource string) (*driver.HeldError, error) {
-	watching, err := s.watchIssuer(ctx, driver.Watch{Resource: resource}, func() {})
-	if err == nil {
-		watching.Stop()
-	}
-	return watching.Held, err
-}
-
 // watchIssuer is the issuer's Watch as one exchange.
 func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	watching, err := within(ctx, s, "watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID},
