@@ -128,7 +128,7 @@ func TestOneFillsWhatIsRemembered(t *testing.T) {
 		return id, nil
 	}
 	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), who, nil))
-	for n := range 1<<16 + 1 {
+	for n := range 1<<13 + 1 {
 		if w := record(h, "POST", "/v1/locks/acquire", "a", fmt.Sprintf(`{"resource":"a:billing-close:%d","leaseId":"a%d","ttlSeconds":86400}`, n, n)); w.Code != 200 {
 			t.Fatal(w.Body)
 		}

@@ -27,6 +27,11 @@ func TestGrantedIsBounded(t *testing.T) {
 			}
 			return false
 		}
+		count := func(subject string) int {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.of[subject]
+		}
 		add := func(subject string, i int, lasts time.Duration) {
 			g.add(subject, claim(i), time.Minute, time.Now().Add(lasts))
 		}
@@ -35,13 +40,13 @@ func TestGrantedIsBounded(t *testing.T) {
 		}
 		add("one", grantedMost, time.Hour)
 		add("another", grantedMost+1, 5*time.Hour)
-		if !knows(0) || knows(grantedMost) || !knows(grantedMost+1) || g.of["one"] != grantedMost {
-			t.Errorf("%d leases of one subject, of %d at most", g.of["one"], grantedMost)
+		if !knows(0) || knows(grantedMost) || !knows(grantedMost+1) || count("one") != grantedMost {
+			t.Errorf("%d leases of one subject, of %d at most", count("one"), grantedMost)
 		}
 		g.add("another", claim(0), 0, time.Now().Add(3*time.Hour)) // extended by another, and still the first one's
 		time.Sleep(90 * time.Minute)
-		if !knows(0) || knows(2) || !knows(1) || g.of["one"] != grantedMost/2+1 || g.ttl(claim(0)) != time.Minute {
-			t.Errorf("extended: %t, over: %t, runs: %t; %d leases", knows(0), knows(2), knows(1), g.of["one"])
+		if !knows(0) || knows(2) || !knows(1) || count("one") != grantedMost/2+1 || g.ttl(claim(0)) != time.Minute {
+			t.Errorf("extended: %t, over: %t, runs: %t; %d leases", knows(0), knows(2), knows(1), count("one"))
 		}
 		add("one", grantedMost, time.Hour)
 		g.remove(guard.Claim{Resource: claim(1).Resource, Token: 2, LeaseID: claim(1).LeaseID})
@@ -50,8 +55,8 @@ func TestGrantedIsBounded(t *testing.T) {
 		}
 		g.remove(claim(1))
 		g.remove(claim(1))
-		if knows(1) || g.of["one"] != grantedMost/2+1 {
-			t.Errorf("%d leases after one was removed and one added", g.of["one"])
+		if knows(1) || count("one") != grantedMost/2+1 {
+			t.Errorf("%d leases after one was removed and one added", count("one"))
 		}
 		time.Sleep(5 * time.Hour)
 		synctest.Wait()

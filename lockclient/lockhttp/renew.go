@@ -33,16 +33,16 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 		s.issuer.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: ttl}}, results[:])
 		return results[0], results[0].Err
 	}, nil)
-	ttl = left(cmp.Or(got.TTL, ttl), began, got.From)
+	lasts := left(cmp.Or(got.TTL, ttl), began, got.From)
 	body := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twiceOf(claim.Token), State: "extended"}
 	switch {
 	case err != nil || got.State == driver.Over:
 	case got.State != driver.Extended:
 		err = guard.OutcomeUnknown("renew", claim, errors.New("the issuer left it out"))
-	case s.now()-began >= ttl:
+	case s.now()-began >= lasts:
 		err = guard.OutcomeUnknown("renew", claim, driver.ErrLate)
 	default:
-		body.TTL, body.ExpiresAt = seconds(ttl), at.Add(ttl)
+		body.TTL, body.ExpiresAt = seconds(lasts), at.Add(lasts)
 		s.granted.add(q.id.Subject, claim, 0, body.ExpiresAt)
 		if body.Proof, err = s.sign(q.id, claim, body.ExpiresAt); err != nil {
 			err = guard.OutcomeUnknown("renew", claim, fmt.Errorf("signing: %w", err))
