@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,35 +142,52 @@ func TestOneFillsWhatIsRemembered(t *testing.T) {
 	}
 }
 
-// halting waits for one renewal without end.
-type halting struct{ *memory.Issuer }
+// halting does not carry out one renewal, and says so when all others are.
+type halting struct {
+	*memory.Issuer
+	others  atomic.Int64 // that are not yet
+	carried chan struct{}
+	alone   atomic.Bool // they were not in time
+}
 
-func (h halting) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+func (h *halting) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
 	if renewals[0].Claim.Resource == "r0" {
-		<-ctx.Done()
-		results[0].Err = guard.OutcomeUnknown("renew", renewals[0].Claim, ctx.Err())
+		select {
+		case <-h.carried:
+		case <-ctx.Done():
+			h.alone.Store(true)
+		}
+		results[0].Err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("halted"))
 		return
 	}
 	h.Issuer.Renew(ctx, renewals, results)
+	if h.others.Add(-1) == 0 {
+		close(h.carried)
+	}
 }
 
 // TestOneHaltsABatch: a renewal that the issuer does not carry out keeps no other of the
-// Go client's from being carried out.
+// Go client's from being carried out meanwhile.
 func TestOneHaltsABatch(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
-	web, _ := serve(t, halting{server.Issuer()}, everybody, &lockhttp.Options{Timeout: 2 * time.Second})
+	issuer := &halting{Issuer: server.Issuer(), carried: make(chan struct{})}
+	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: 10 * time.Second})
 	client := connect(t, web.URL)
 	var renewals []driver.Renewal
 	for n := range client.Limits().Batch {
 		renewals = append(renewals, driver.Renewal{Claim: server.Steal(fmt.Sprint("r", n), "a", time.Minute), TTL: time.Minute})
 	}
+	issuer.others.Store(int64(len(renewals) - 1))
 	results := make([]driver.Renewed, len(renewals))
 	client.Renew(t.Context(), renewals, results)
 	for n, got := range results {
 		if n == 0 && !errors.Is(got.Err, guard.ErrOutcomeUnknown) || n > 0 && got.State != driver.Extended {
 			t.Errorf("%d: %+v", n, got)
 		}
+	}
+	if issuer.alone.Load() {
+		t.Error("the others waited for it")
 	}
 }
 
