@@ -11,7 +11,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
@@ -30,45 +29,66 @@ type acquiring struct {
 	lost     bool          // an attempt may have been granted unnoticed
 }
 
-func (s *Server) acquire(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	a := &acquiring{s: s, id: id, arrived: s.now()}
-	a.from = a.arrived
-	if err := a.parse(in); err != nil {
+func (s *Server) acquire(w http.ResponseWriter, q *request) error {
+	a, err := q.acquiring()
+	if err != nil {
 		return err
 	}
-	if id.limited() {
+	if q.id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	if s.closing() || !s.work.Begin() {
 		return errClosing
 	}
 	defer s.work.End() // after a release of what nobody got has begun
-	grant, err := a.run(r.Context())
+	grant, err := a.run(q.Context())
 	held, refused := errors.AsType[*driver.HeldError](err)
 	if !refused && !errors.Is(err, driver.ErrLate) { // it asks again, by the time in the response
-		s.waiters.Asked(a.Resource, waiting.Name{Subject: id.Subject, LeaseID: a.LeaseID})
+		s.waiters.Asked(a.Resource, a.name())
 	}
-	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: holderOf(held, id.sees())}
+	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: holderOf(held, q.id.Operator)}
 	if err == nil {
-		err = a.hand(r.Context(), grant, &body)
+		err = a.hand(q.Context(), grant, &body)
 	}
 	if err != nil {
 		a.abandon()
 	}
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
-	s.observe(r.Context(), guard.OpAcquire, claim, a.arrived, err)
+	s.observe(q.Context(), guard.OpAcquire, claim, a.arrived, err)
 	if err != nil && !refused {
 		return &httpError{kind: kindOf(err), err: err, leaseID: a.LeaseID}
 	}
 	body.ServerTime = time.Now()
 	if refused {
-		s.answerWith(w, http.StatusConflict, body) // "curl -f ... && work" must not work
+		write(w, http.StatusConflict, "json", body) // "curl -f ... && work" must not work
 		return nil
 	}
-	s.log(r.Context(), "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
-		slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", id.Subject))
+	s.log(q.Context(), slog.LevelInfo, "lock_acquired", slog.String("resource", a.Resource), slog.String("ownerId", a.Owner), slog.String("leaseId", a.LeaseID),
+		slog.String("fencingToken", grant.Token.String()), slog.Float64("ttlSeconds", grant.TTL.Seconds()), slog.String("subject", q.id.Subject))
 	s.respond(w, body)
 	return nil
+}
+
+// acquiring is what the request asks for, with what it leaves to the server.
+func (q *request) acquiring() (*acquiring, error) {
+	if q.s.opts.Signer != nil && q.id.Audience == "" {
+		return nil, &httpError{kind: &kindInternal, err: errors.New("Identity.Audience is empty, and Options.Signer needs it")}
+	}
+	a := &acquiring{s: q.s, id: q.id, given: q.claim.LeaseID != "", wait: q.wait, notAfter: q.notAfter, arrived: q.s.now()}
+	if !a.notAfter.IsZero() {
+		a.wait = max(0, min(a.wait, time.Until(a.notAfter)))
+	}
+	a.from = a.arrived
+	a.Request = driver.Request{
+		Resource: q.claim.Resource, LeaseID: cmp.Or(q.claim.LeaseID, newLeaseID(q.ttl)), Owner: cmp.Or(q.owner, q.id.Owner, q.id.Subject),
+		Metadata: q.metadata, TTL: q.ttl, Waiting: q.waiting || a.wait > 0,
+	}
+	return a, nil
+}
+
+// name is the waiter's.
+func (a *acquiring) name() waiting.Name {
+	return waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID}
 }
 
 // hand puts a grant into the response, unless nobody is left to take it or it would be
@@ -99,66 +119,6 @@ func (s *Server) closing() bool {
 	}
 }
 
-// parse reads and checks all fields; nothing is sent before it succeeds.
-func (a *acquiring) parse(f *fields) error {
-	a.Resource, a.Owner, a.LeaseID, a.Metadata = f.text("resource"), f.text("ownerId"), f.text("leaseId"), f.text("metadata")
-	a.TTL, a.wait, a.notAfter, a.Waiting = f.seconds("ttlSeconds"), f.seconds("waitSeconds"), f.moment("notAfter"), f.flag("waiting")
-	if err := f.end(); err != nil {
-		return err
-	}
-	if err := allowed(a.id, a.Resource); err != nil {
-		return err
-	}
-	if a.s.opts.Signer != nil && a.id.Audience == "" {
-		return &httpError{kind: &kindInternal, err: errors.New("Identity.Audience is empty, and Options.Signer needs it")}
-	}
-	if most := a.s.limits.ResourceBytes; most > 0 && len(a.Resource) > most {
-		return guard.Invalid("resource", a.Resource, fmt.Sprintf("is %d bytes long, this server's issuer takes %d", len(a.Resource), most))
-	}
-	if a.id.Owner != "" && a.Owner != "" && a.Owner != a.id.Owner {
-		return &httpError{kind: &kindForbidden, err: errors.New("the ownerId is another's")}
-	}
-	a.Owner = cmp.Or(a.Owner, a.id.Owner, a.id.Subject)
-	if err := renamed(guard.ValidateOwner(a.Owner), "ownerId"); err != nil {
-		return err
-	}
-	if err := renamed(guard.ValidateLeaseID(a.LeaseID), "leaseId"); err != nil {
-		return err
-	}
-	if err := input.Plain("metadata", a.Metadata, a.s.limits.MetadataBytes); err != nil {
-		return err
-	}
-	if err := a.s.checkTTL(a.id, a.TTL); err != nil {
-		return err
-	}
-	if a.wait > a.s.opts.MaxWait {
-		return guard.Invalid("waitSeconds", a.wait.String(), "must be at most "+a.s.opts.MaxWait.String())
-	}
-	if !a.notAfter.IsZero() {
-		a.wait = max(0, min(a.wait, time.Until(a.notAfter)))
-	}
-	a.given = a.LeaseID != ""
-	a.LeaseID = cmp.Or(a.LeaseID, newLeaseID(a.TTL))
-	a.Waiting = a.Waiting || a.wait > 0
-	return nil
-}
-
-// checkTTL checks a TTL against the limits of the identity and the issuer.
-func (s *Server) checkTTL(id *Identity, ttl time.Duration) error {
-	low := max(cmp.Or(id.Limits.MinTTL, defaultMinTTL), s.limits.MinTTL)
-	high := cmp.Or(id.Limits.MaxTTL, defaultMaxTTL)
-	if s.limits.MaxTTL > 0 {
-		high = min(high, s.limits.MaxTTL)
-	}
-	if err := input.Between("ttlSeconds", ttl, low, high); err != nil {
-		return err
-	}
-	if step := s.limits.TTLStep; step > time.Microsecond && ttl%step != 0 {
-		return guard.Invalid("ttlSeconds", ttl.String(), "must be a multiple of "+step.String())
-	}
-	return nil
-}
-
 // abandon releases a grant that nobody got or may yet be made, unless the
 // client chose the lease ID: it may present that again, and this release could
 // arrive after that.
@@ -185,33 +145,27 @@ func (a *acquiring) abandon() {
 // run asks, and waits if the request allows it. The error of a refusal is a
 // [*driver.HeldError].
 func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
-	// A client that presents a lease ID may have the lease already. Any other
-	// joins the queue if there is one.
-	refusal := &driver.HeldError{Resource: a.Resource}
 	reserved := time.Duration(0) // for a client that was called
 	if a.Waiting {
-		reserved = a.s.waiters.Reserved(a.Resource, waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID})
+		reserved = a.s.waiters.Reserved(a.Resource, a.name())
 	}
-	if reserved > 0 && a.wait == 0 {
+	switch {
+	case a.wait == 0 && reserved > 0:
 		return grant, kept(a.Resource, reserved)
+	case a.wait == 0:
+		return a.try(ctx)
 	}
-	if a.given && reserved == 0 || a.wait == 0 || a.s.waiters.Count(a.Resource) == 0 {
-		grant, err = a.try(ctx)
-		held, refused := errors.AsType[*driver.HeldError](err)
-		if !refused || a.wait == 0 {
-			return grant, err
-		}
-		refusal = held
-	}
-	done, ok := a.s.waits.begin(a.id)
+	done, ok := a.s.waits.begin(a.id.Subject, cmp.Or(a.id.Limits.Waiting, defaultWaiting))
 	if !ok {
 		return grant, &httpError{kind: &kindTooMany}
 	}
 	defer done()
 	limited, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
 	defer cancel()
+	refusal := &driver.HeldError{Resource: a.Resource}
 	over, known := a.s.waiters.Wait(limited, &waiting.Waiter{
 		Resource: a.Resource, LeaseID: a.LeaseID, Poll: a.s.limits.Poll, Nap: pollEvery, Watch: a.s.watchIssuer, Closed: a.s.closed,
+		First: a.given && reserved == 0, // it may have the lease already
 		Heard: func(h *driver.HeldError) { refusal = h },
 		Ask: func(context.Context) (waiting.Verdict, *driver.HeldError) { // the last try may end after the wait
 			grant, err = a.try(ctx)

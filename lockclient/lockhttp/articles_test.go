@@ -230,7 +230,10 @@ func TestByIDWithoutFinder(t *testing.T) {
 	if got := ask(t, b.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 400 || got.str("field") != "resource" {
 		t.Errorf("%d %s", got.status, got.text)
 	}
-	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"resource":"r"}`); got.status != 200 {
+	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"resource":"r"}`); got.status != 400 || got.str("field") != "fencingToken" {
+		t.Errorf("%d %s", got.status, got.text)
+	}
+	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"resource":"r","fencingToken":1}`); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.text)
 	}
 	if got := ask(t, a.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {

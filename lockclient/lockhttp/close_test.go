@@ -121,7 +121,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		}}
-		h = guard.Must(lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }}))
+		h = guard.Must(lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Timeout: time.Minute, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }}))
 		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
 			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
 		}

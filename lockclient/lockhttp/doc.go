@@ -42,10 +42,9 @@
 //
 //	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter}
 //	POST   /v1/locks/{leaseId}/renew         {ttlSeconds, resource, fencingToken}, or no body: the grant's TTL
-//	POST   /v1/locks/renew                   {renewals: [{resource, leaseId, fencingToken, ttlSeconds}, ...]}
 //	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N
-//	POST   /v1/locks/release                 {resource, leaseId, fencingToken}, for lease IDs such as ".."
-//	POST   /v1/locks/why                     {resource, leaseId, fencingToken}: who ended the lease by force
+//	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
+//	POST   /v1/locks/release                 likewise
 //	GET    /v1/locks?prefix=P                a page of what the identity may name
 //	GET    /v1/locks/{resource}
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
@@ -66,9 +65,6 @@
 // they are given. RETRIES.md says what finding a lease by its ID costs, what to do about
 // a lost response and an acquire to abandon (P8), and why a second DELETE is 404.
 //
-// Each item of a batch has its own state: extended, over, or the word of an error
-// below. A bad item does not prevent the others from being carried out.
-//
 // Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
 // name and "%61" an a.
 //
@@ -77,10 +73,10 @@
 // [Authenticate] returns an [Identity] for a request. It may name the resources
 // of its templates; the variable {tenant} must be its tenant. Everything else
 // gets a 403, whether it exists or not, and is in no list, page, count or
-// audit that it sees. It sees who holds a lease on its own resources, but not
-// the lease ID or token, with which it could act as the holder, unless
-// Identity.SeeHolders allows it. Force unlocks and the audit need
-// Identity.Operator. [Limits] bound each identity. The resource fencepost-readyz is
+// audit that it sees. It sees who holds a lease on its own resources. The lease ID
+// and token, with which it could act as the holder, force unlocks and the audit need
+// Identity.Operator. The operators' page is a client of these requests: it asks for a
+// bearer token, which it keeps for its tab, and has no rights of its own. [Limits] bound each identity. The resource fencepost-readyz is
 // the servers' own, for /readyz.
 //
 // The server compares the resource, lease ID and token of a renewal or release
@@ -114,10 +110,12 @@
 //
 // # Where to read on
 //
-// server.go has the routes and how an exchange with the issuer is bounded, fields.go
-// how a request is read, problem.go the table of errors for both sides. acquire.go,
-// renew.go and watch.go are the requests of workers, admin.go, lists.go and page.go
-// those of operators; issuer.go is the client.
+// An acquire goes from server.go (options, the table of routes and their fields, how an
+// exchange with the issuer is bounded) to request.go (its fields, read and checked) and
+// identity.go (what the identity may), then to acquire.go, and its response is in wire.go
+// or, if it is refused, problem.go, the table of errors for both sides. renew.go, leases.go
+// (which lease an ID means) and watch.go are the other requests of workers, operate.go,
+// health.go and page.go those of operators. issuer.go and proofs.go are the client.
 //
 // # Compatibility
 //

@@ -18,7 +18,7 @@ const readyFor = time.Second
 // readiness is what /readyz found last.
 type readiness struct {
 	mu      sync.Mutex
-	at      time.Time // zero: not yet
+	at      time.Time
 	err     error
 	leaseID string // of a lease whose release has not succeeded
 }
@@ -34,7 +34,7 @@ const (
 // readyz acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
-	if s.ready.at.IsZero() || time.Since(s.ready.at) > readyFor {
+	if time.Since(s.ready.at) > readyFor {
 		// Not the context of a single request: the response is for all.
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
 		s.ready.at = time.Now()
@@ -82,17 +82,11 @@ func (s *Server) probe(ctx context.Context) error {
 	return err
 }
 
-// probeTTL is ten seconds, or the nearest TTL that the issuer allows.
+// probeTTL is ten seconds, or the nearest TTL below that the issuer allows.
 func probeTTL(l driver.Limits) time.Duration {
 	ttl := 10 * time.Second
 	if l.MaxTTL > 0 {
 		ttl = min(ttl, l.MaxTTL)
 	}
-	ttl = max(ttl, l.MinTTL)
-	if l.TTLStep > 0 {
-		if ttl -= ttl % l.TTLStep; ttl < l.MinTTL || ttl == 0 {
-			ttl += l.TTLStep
-		}
-	}
-	return ttl
+	return max(l.MinTTL, l.TTLStep, ttl-ttl%max(l.TTLStep, time.Microsecond))
 }

@@ -1,7 +1,6 @@
 package lockhttp
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +12,7 @@ import (
 // Identity is who asks and what it may do. The zero value may do nothing.
 type Identity struct {
 	// Subject names the identity, 1 to 128 bytes without control characters.
-	// Waits are counted by it, and the log has it. Required.
+	// What Limits bound is counted by it, and the log has it. Required.
 	Subject string
 	// Tenant is the value that the variable {tenant} of a template must have.
 	// If empty, no template with that variable matches.
@@ -25,11 +24,8 @@ type Identity struct {
 	// Owner is the ownerId of its leases; another one is refused. If empty, the
 	// request chooses it, and then it is text for people that proves nothing.
 	Owner string
-	// SeeHolders lets it see the tokens and lease IDs of other holders, with
-	// which it could renew and release their leases: for processes that trust
-	// each other, as those of one application do.
-	SeeHolders bool
-	// Operator may force-unlock, read the audit and see what SeeHolders shows.
+	// Operator may force-unlock, read the audit and see the tokens and lease IDs of other
+	// holders, with which it could renew and release their leases.
 	Operator bool
 	// Audience is for whom the proofs of its claims are made, such as a service
 	// and its tenant: another audience refuses them. Required with
@@ -41,14 +37,13 @@ type Identity struct {
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is called before every acquire, before a release without a token of what
-	// is not a running lease, and before a request that names a lease only by an ID
-	// that this server does not know, and reports whether it may go on;
-	// nil means always. The Allow method of a rate.Limiter of golang.org/x/time
-	// is one.
+	// Acquire is called before every acquire, and before a release without a token and a
+	// request that names a lease only by its ID, if this server does not know the lease as
+	// one that runs. It reports whether the request may go on; nil means always. The Allow
+	// method of a rate.Limiter of golang.org/x/time is one.
 	Acquire func() bool
-	// Waiting is how many of its requests may wait for a lease or follow one at
-	// a time; 0 means 1,000.
+	// Waiting is how many of its requests may wait for a lease, which includes every
+	// acquire with waitSeconds, or follow one at a time; 0 means 1,000.
 	Waiting int
 	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. The
 	// issuer's limits bound them further.
@@ -72,26 +67,12 @@ func (id *Identity) may(resource string) bool {
 
 func (id *Identity) matches(t *guard.Template, resource string) bool {
 	values, err := t.Match(resource)
-	if err != nil {
-		return false
-	}
-	next := 0
-	for _, part := range t.Parts() {
-		if part.Variable == "" {
-			continue
-		}
-		if part.Variable == tenantVariable && (id.Tenant == "" || values[next] != id.Tenant) {
-			return false
-		}
-		next++
-	}
-	return true
+	tenant := slices.Index(t.Variables(), tenantVariable)
+	return err == nil && (tenant < 0 || id.Tenant != "" && values[tenant] == id.Tenant)
 }
 
 // limited reports whether an acquire, or what counts as one, is one too many.
 func (id *Identity) limited() bool { return id.Limits.Acquire != nil && !id.Limits.Acquire() }
-
-func (id *Identity) sees() bool { return id.SeeHolders || id.Operator }
 
 // patterns returns what lists the identity's resources under a prefix, as patterns of
 // package lockadmin. They include nothing of another tenant, so that neither a page nor
@@ -116,57 +97,53 @@ func (id *Identity) patterns(prefix string) (patterns []string) {
 // pattern returns the template with the tenant and the requested components
 // filled in; false if no name has both.
 func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
-	parts := t.Parts()
-	if len(asked) > len(parts) {
-		return "", false
-	}
-	components := make([]string, len(parts))
-	for i, part := range parts {
-		switch {
-		case part.Variable == tenantVariable:
+	var components []string
+	for n, part := range t.Parts() {
+		component := strings.ReplaceAll(part.Literal, "*", "%2A")
+		switch part.Variable {
+		case "":
+		case tenantVariable:
 			tenant, err := guard.JoinResource(id.Tenant)
 			if err != nil {
 				return "", false
 			}
-			components[i] = strings.ReplaceAll(tenant, "*", "%2A")
-		case part.Variable != "":
-			components[i] = "*"
+			component = strings.ReplaceAll(tenant, "*", "%2A")
 		default:
-			components[i] = strings.ReplaceAll(part.Literal, "*", "%2A")
+			component = "*"
 		}
-		if i >= len(asked) {
-			continue
+		if n < len(asked) {
+			if component != "*" && component != asked[n] {
+				return "", false
+			}
+			component = asked[n]
 		}
-		if components[i] != "*" && components[i] != asked[i] {
-			return "", false
-		}
-		components[i] = asked[i]
+		components = append(components, component)
 	}
-	return strings.Join(components, ":"), true
+	return strings.Join(components, ":"), len(asked) <= len(components)
 }
 
-// waits counts the requests of each identity that wait. The zero value is ready.
-type waits struct {
+// counts are how many requests of each identity do something. The zero value is ready.
+type counts struct {
 	mu sync.Mutex
 	by map[string]int // by subject
 }
 
-// begin counts a request until done; false if the identity has too many.
-func (u *waits) begin(id *Identity) (done func(), ok bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.by[id.Subject] >= cmp.Or(id.Limits.Waiting, defaultWaiting) {
+// begin counts a request until done; false if the subject has the most already.
+func (c *counts) begin(subject string, most int) (done func(), ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.by[subject] >= most {
 		return nil, false
 	}
-	if u.by == nil {
-		u.by = map[string]int{}
+	if c.by == nil {
+		c.by = map[string]int{}
 	}
-	u.by[id.Subject]++
+	c.by[subject]++
 	return func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		if u.by[id.Subject]--; u.by[id.Subject] == 0 {
-			delete(u.by, id.Subject)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.by[subject]--; c.by[subject] == 0 {
+			delete(c.by, subject)
 		}
 	}, true
 }

@@ -3,6 +3,7 @@ package lockhttp
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +27,6 @@ type Issuer struct {
 	client http.Client
 	owned  bool // an http.Transport, which does not repeat what may have arrived
 	proofs proofs
-	pace   pace
 
 	mu    sync.Mutex
 	known bool
@@ -42,8 +42,9 @@ var (
 // "https://locks.example.com" or with a path that the server is mounted under.
 // It sends nothing. httpClient adds the credentials, in its Transport; nil means
 // [http.DefaultClient]. Redirects are not followed. A Transport that retries
-// requests by itself is safe, since a lease ID is granted once, but costs time. After a
-// proxy's 429 or 503 nothing is sent for the time that its Retry-After says, 0.2 to 5 s.
+// requests by itself is safe, since a lease ID is granted once, but costs time. Each
+// renewal is a request, up to a hundred at once: a process with hundreds of leases needs
+// HTTP/2, or a Transport whose MaxIdleConnsPerHost is above its default of two.
 //
 // The error is a [*guard.InvalidError].
 func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
@@ -68,7 +69,7 @@ func NewIssuer(baseURL string, httpClient *http.Client) (*Issuer, error) {
 // Limits: what a [Server] itself accepts. Its issuer and its limits for an
 // identity may allow less; the error is guard.ErrInvalid then.
 func (i *Issuer) Limits() driver.Limits {
-	return driver.Limits{Batch: batchMost, Poll: 15 * time.Second, MetadataBytes: 1000}
+	return driver.Limits{Batch: 100, Poll: 15 * time.Second, MetadataBytes: 1000}
 }
 
 // Close closes idle connections.
@@ -134,9 +135,6 @@ func (i *Issuer) send(ctx context.Context, op string, claim guard.Claim, method,
 // do sends one request and reads its response into out. Anything other than a
 // response of the server is an error with an unknown outcome.
 func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, path string, in, out any) error {
-	if err := i.pace.wait(ctx, op, claim); err != nil {
-		return err
-	}
 	sent := driver.Now()
 	resp, err := i.send(ctx, op, claim, method, path, in)
 	if err != nil {
@@ -147,32 +145,23 @@ func (i *Issuer) do(ctx context.Context, op string, claim guard.Claim, method, p
 	if err != nil {
 		return guard.OutcomeUnknown(op, claim, err)
 	}
-	if held := resp.StatusCode == http.StatusConflict && !isProblem(text); resp.StatusCode != http.StatusOK && !(held && op == "acquire") {
-		return i.refusal(op, claim, resp, text, sent)
+	var p problem
+	_ = json.Unmarshal(text, &p) // another response has no type, and the same serverTime
+	if refused := op == "acquire" && resp.StatusCode == http.StatusConflict; p.Type != "" || resp.StatusCode != http.StatusOK && !refused {
+		return i.refusal(op, claim, resp, p, sent)
 	}
-	var told timeBody
-	if err := errors.Join(json.Unmarshal(text, out), json.Unmarshal(text, &told)); err != nil {
+	if err := json.Unmarshal(text, out); err != nil {
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is not this server's: %w", err))
 	}
-	i.learn(told.ServerTime, sent)
+	i.learn(p.ServerTime, sent)
 	return nil
 }
 
-// isProblem reports whether a response has the type of a problem.
-func isProblem(text []byte) bool {
-	var p problem
-	return json.Unmarshal(text, &p) == nil && p.Type != ""
-}
-
-// refusal is the error of a problem.
-func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text []byte, sent time.Duration) error {
-	var p problem
-	name, ours := "", false
-	if json.Unmarshal(text, &p) == nil {
-		name, ours = strings.CutPrefix(p.Type, problemPrefix)
-	}
+// refusal is the error of a problem: an [httpError] of a lease that is over, and of
+// nothing else.
+func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, p problem, sent time.Duration) error {
+	name, ours := strings.CutPrefix(p.Type, problemPrefix)
 	if !ours { // a proxy's
-		i.pace.refused(resp)
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
@@ -180,6 +169,9 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, text
 	k := kindNamed(name)
 	if k.status != resp.StatusCode {
 		k = &kindInternal
+	}
+	if k == &kindOver {
+		return &httpError{kind: k, err: said, cut: p.Cut}
 	}
 	return k.refused(op, claim, p.Field, said)
 }
@@ -217,84 +209,79 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
-		return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("the response belongs to another request"))
+		return driver.Grant{}, foreign("acquire", r.Claim())
 	}
 }
 
-// Renew sends one batch.
-func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-	from := driver.Now()
-	type item struct {
-		Resource string      `json:"resource"`
-		LeaseID  string      `json:"leaseId"`
-		Token    guard.Token `json:"fencingToken"`
-		TTL      seconds     `json:"ttlSeconds"`
-	}
-	items := make([]item, len(renewals))
-	for n, r := range renewals {
-		items[n] = item{r.Claim.Resource, r.Claim.LeaseID, r.Claim.Token, seconds(r.TTL)}
-	}
-	var answer batchBody
-	err := i.do(ctx, "renew", renewals[0].Claim, http.MethodPost, "/v1/locks/renew", map[string]any{"renewals": items}, &answer)
-	if err == nil && len(answer.Results) != len(renewals) {
-		err = guard.OutcomeUnknown("renew", renewals[0].Claim, errors.New("the response belongs to another request"))
-	}
-	for n, r := range renewals {
-		if results[n] = (driver.Renewed{Err: err}); err == nil {
-			results[n] = i.renewed(r, answer.Results[n], from)
-		}
-	}
-}
-
-// renewed is what the server says of one renewal, which was sent after from.
-func (i *Issuer) renewed(r driver.Renewal, got renewedBody, from time.Duration) driver.Renewed {
-	if got.Resource != r.Claim.Resource || got.LeaseID != r.Claim.LeaseID || got.Token != r.Claim.Token {
-		return driver.Renewed{Err: guard.OutcomeUnknown("renew", r.Claim, errors.New("the response belongs to another request"))}
-	}
-	switch got.State {
-	case stateExtended:
-		ttl := min(r.TTL, time.Duration(got.TTL))
-		i.proofs.keep(r.Claim, got.Proof, from+ttl)
-		return driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
-	case stateOver:
-		i.proofs.end(r.Claim)
-		return driver.Renewed{State: driver.Over}
-	}
-	err := kindNamed(got.State).refused("renew", r.Claim, got.Field, fmt.Errorf("the lock server says %q %s", got.State, got.Detail))
-	if errors.Is(err, guard.ErrInvalid) {
-		err = guard.Unavailable("renew", r.Claim, err) // the lease may run
-	}
-	return driver.Renewed{Err: err}
-}
-
-// Release frees the claim's lease; without a token it invalidates the lease ID.
-func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	i.proofs.end(claim) // a claim without a token has none
+// fieldsOf are those of a claim in a request.
+func fieldsOf(claim guard.Claim) map[string]any {
 	in := map[string]any{"resource": claim.Resource, "leaseId": claim.LeaseID}
 	if claim.Token != guard.NoToken {
 		in["fencingToken"] = claim.Token
 	}
-	var answer releasedBody
-	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", in, &answer)
+	return in
+}
+
+// foreign is the error of a response that is not that of the request.
+func foreign(op string, claim guard.Claim) error {
+	return guard.OutcomeUnknown(op, claim, errors.New("the response belongs to another request, or is not this server's"))
+}
+
+// Renew sends a request for each renewal, all at once.
+func (i *Issuer) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	var all sync.WaitGroup
+	for n, r := range renewals {
+		all.Go(func() { results[n] = i.renew(ctx, r) })
+	}
+	all.Wait()
+}
+
+func (i *Issuer) renew(ctx context.Context, r driver.Renewal) driver.Renewed {
+	from := driver.Now()
+	in := fieldsOf(r.Claim)
+	in["ttlSeconds"] = seconds(r.TTL)
+	var got renewedBody
+	err := i.do(ctx, "renew", r.Claim, http.MethodPost, "/v1/locks/renew", in, &got)
+	over, is := errors.AsType[*httpError](err) // see refusal
 	switch {
-	case is(err, &kindOver):
+	case is:
+		i.proofs.end(r.Claim, over.cut)
+		return driver.Renewed{State: driver.Over}
+	case errors.Is(err, guard.ErrInvalid):
+		err = guard.Unavailable("renew", r.Claim, err) // the lease may run
+	case err == nil && (got.Resource != r.Claim.Resource || got.LeaseID != r.Claim.LeaseID || got.Token != r.Claim.Token || got.TTL <= 0):
+		err = foreign("renew", r.Claim)
+	}
+	if err != nil {
+		return driver.Renewed{Err: err}
+	}
+	ttl := min(r.TTL, time.Duration(got.TTL))
+	i.proofs.keep(r.Claim, got.Proof, from+ttl)
+	return driver.Renewed{State: driver.Extended, From: from + ttl - r.TTL, TTL: r.TTL}
+}
+
+// Release frees the claim's lease; without a token it invalidates the lease ID.
+func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
+	var answer releasedBody
+	err = i.do(ctx, "release", claim, http.MethodPost, "/v1/locks/release", fieldsOf(claim), &answer)
+	if over, is := errors.AsType[*httpError](err); is { // see refusal
+		i.proofs.end(claim, over.cut)
 		return false, nil
-	case err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID):
-		err = guard.OutcomeUnknown("release", claim, errors.New("the response is not this server's"))
+	}
+	i.proofs.end(claim, nil) // a claim without a token has none
+	if err == nil && (!answer.Released || answer.Resource != claim.Resource || answer.LeaseID != claim.LeaseID) {
+		err = foreign("release", claim)
 	}
 	return err == nil, err
 }
 
-// Why returns who force-unlocked a lease.
-func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
-	var answer whyBody
-	err := i.do(ctx, "why", claim, http.MethodPost, "/v1/locks/why", map[string]any{
-		"resource": claim.Resource, "leaseId": claim.LeaseID, "fencingToken": claim.Token,
-	}, &answer)
-	if err != nil || answer.Cut == nil {
-		return nil
+// Why returns who force-unlocked a lease, as the server said when a renewal or a release
+// found that it is over. It sends nothing.
+func (i *Issuer) Why(_ context.Context, claim guard.Claim) error {
+	if by := i.proofs.get(claim).cut; by != nil {
+		return &driver.ForceUnlockedError{Actor: by.Actor, Reason: by.Reason, At: by.At}
 	}
-	return &driver.ForceUnlockedError{Actor: answer.Cut.Actor, Reason: answer.Cut.Reason, At: answer.Cut.At}
+	return nil
 }
 
 // Watch reads a stream of events until the lease is released or the stream
@@ -314,9 +301,6 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		cancel()
 		return driver.Watching{}, readOnly(err)
 	}
-	if err := i.pace.wait(ctx, "watch", claim); err != nil {
-		return fail(err)
-	}
 	sent := driver.Now()
 	resp, err := i.send(watching, "watch", claim, http.MethodGet, "/v1/watch?"+q.Encode(), nil)
 	if err != nil {
@@ -324,13 +308,14 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, responseMost))
-		return fail(i.refusal("watch", claim, resp, text, sent))
+		var p problem
+		_ = json.NewDecoder(io.LimitReader(resp.Body, responseMost)).Decode(&p) // else it is a proxy's
+		return fail(i.refusal("watch", claim, resp, p, sent))
 	}
-	events := bufio.NewReader(io.LimitReader(resp.Body, responseMost))
+	events := bufio.NewScanner(io.LimitReader(resp.Body, responseMost))
 	name, data, err := nextEvent(events)
 	var first holderEvent
-	if err == nil && (name != "holder" || json.Unmarshal(data, &first) != nil || first.Resource != w.Resource) {
+	if err == nil && (name != "holder" || json.Unmarshal([]byte(data), &first) != nil || first.Resource != w.Resource) {
 		err = fmt.Errorf("the stream begins with %q", name)
 	}
 	if err != nil {
@@ -357,23 +342,19 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 	return driver.Watching{Held: first.Holder.held(w.Resource), Stop: cancel}, nil
 }
 
-// nextEvent reads one server-sent event; comments have no name.
-func nextEvent(r *bufio.Reader) (name string, data []byte, err error) {
-	for {
-		line, err := r.ReadString('\n')
-		if err != nil {
-			return "", nil, err
-		}
-		line = strings.TrimRight(line, "\r\n")
-		field, value, _ := strings.Cut(line, ":")
-		value = strings.TrimPrefix(value, " ")
-		switch {
-		case line == "":
-			return name, data, nil
-		case field == "event":
+// nextEvent reads one server-sent event of a line of data; a comment has no name.
+func nextEvent(lines *bufio.Scanner) (name, data string, err error) {
+	for lines.Scan() {
+		switch field, value, _ := strings.Cut(lines.Text(), ": "); field {
+		case "event":
 			name = value
-		case field == "data":
-			data = append(data, value...)
+		case "data":
+			data = value
+		default: // the end of an event, or of a comment
+			if name != "" {
+				return name, data, nil
+			}
 		}
 	}
+	return "", "", cmp.Or(lines.Err(), io.EOF)
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -191,4 +192,33 @@ func TestNobodyPassesTheCalled(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRepeatedWhileOthersWait: a request that is repeated under its lease ID gets its lease
+// again at once, although others wait for it and although it may wait too.
+func TestRepeatedWhileOthersWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
+		acquire := func(leaseID string) (code int, body string) {
+			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":50,"leaseId":"`+leaseID+`"}`)
+			return got.Code, got.Body.String()
+		}
+		acquire("mine")
+		var others sync.WaitGroup
+		for n := range 3 {
+			others.Go(func() {
+				if code, body := acquire(fmt.Sprint("other-", n)); code != 409 {
+					t.Errorf("another: %d %s", code, body)
+				}
+			})
+			time.Sleep(time.Second)
+		}
+		began := time.Now()
+		if code, body := acquire("mine"); code != 200 || !strings.Contains(body, `"token":"1"`) || time.Since(began) > time.Second {
+			t.Errorf("%d %s after %v", code, body, time.Since(began))
+		}
+		others.Wait()
+		h.Close(t.Context())
+	})
 }

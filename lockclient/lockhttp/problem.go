@@ -75,15 +75,6 @@ var kinds = []*kind{
 	&kindUnauthorized, &kindForbidden, &kindOver, &kindMethod, &kindTooLarge, &kindMediaType, &kindTooMany, &kindInternal, &kindUnsupported,
 }
 
-// explain returns what a response says of an error: more of what the client caused, and
-// nothing of the server.
-func (k *kind) explain(err error) (field, detail string) {
-	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
-		return invalid.Field, err.Error()
-	}
-	return "", k.detail
-}
-
 // kindNamed finds a kind by its word; a word of a newer server's means that nobody knows
 // what was done.
 func kindNamed(word string) *kind {
@@ -105,7 +96,10 @@ func kindOf(err error) *kind {
 			return k
 		}
 	}
-	if errors.Is(err, driver.ErrNoWatch) {
+	switch {
+	case err == driver.ErrNoWatch: // one that has failed is around more, and passes
+		return &kindUnsupported
+	case errors.Is(err, driver.ErrNoWatch):
 		return &kindUnavailable
 	}
 	return &kindInternal
@@ -118,8 +112,6 @@ func (k *kind) refused(op string, claim guard.Claim, field string, said error) e
 		return driver.ErrLeaseIDSpent
 	case &kindInvalid:
 		return &guard.InvalidError{Field: field, Problem: said.Error()}
-	case &kindOver:
-		return &httpError{kind: k, err: said}
 	case &kindUnsupported: // of what the client asks, only watching may be
 		return driver.ErrNoWatch
 	case &kindLate:
@@ -133,18 +125,12 @@ func behind(op string, _ guard.Claim, said error) error {
 	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
 }
 
-// is reports whether the server refused with this kind.
-func is(err error, k *kind) bool {
-	own, is := errors.AsType[*httpError](err)
-	return is && own.kind == k
-}
-
 // httpError is an error that becomes the response of its kind.
 type httpError struct {
 	*kind
 	err     error
 	leaseID string // for a client that has to repeat or release
-	cut     *driver.ForceUnlockedError
+	cut     *cut
 }
 
 func (e *httpError) Error() string {
@@ -183,21 +169,16 @@ type cut struct {
 	At     time.Time `json:"at"`
 }
 
-func cutOf(e *driver.ForceUnlockedError) *cut {
-	if e == nil {
-		return nil
-	}
-	return &cut{e.Actor, e.Reason, e.At}
-}
-
 // fail responds with a problem, to a subject that may not be known. Internal errors are
 // logged and not shown.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, err error) {
 	k := kindOf(err)
-	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, ServerTime: time.Now()}
-	p.Field, p.Detail = k.explain(err)
+	p := problem{Type: problemPrefix + k.name, Title: k.title, Status: k.status, Detail: k.detail, ServerTime: time.Now()}
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is && k.status < http.StatusInternalServerError {
+		p.Field, p.Detail = invalid.Field, err.Error() // the client caused it
+	}
 	if own, is := errors.AsType[*httpError](err); is {
-		p.LeaseID, p.Cut = own.leaseID, cutOf(own.cut)
+		p.LeaseID, p.Cut = own.leaseID, own.cut
 	}
 	h := w.Header()
 	switch k {
@@ -207,33 +188,29 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, subject string, er
 		h.Set("Retry-After", "1")
 	}
 	if k.status >= http.StatusInternalServerError && k != &kindUnsupported && r.Context().Err() == nil {
-		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
+		s.log(r.Context(), slog.LevelWarn, "lock_request_failed", slog.String("method", r.Method),
 			slog.String("path", r.URL.EscapedPath()), slog.String("subject", subject),
 			slog.String("problem", k.name), slog.Any("error", err))
 	}
-	h.Set("Content-Type", "application/problem+json")
-	s.write(w, k.status, p)
+	write(w, k.status, "problem+json", p)
 }
 
-// respond writes every other response but the refusal of a lease that another has.
-func (s *Server) respond(w http.ResponseWriter, body any) { s.answerWith(w, http.StatusOK, body) }
+// respond writes the response to a request that was carried out.
+func (s *Server) respond(w http.ResponseWriter, body any) { write(w, http.StatusOK, "json", body) }
 
-func (s *Server) answerWith(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	s.write(w, status, body)
-}
-
-func (s *Server) write(w http.ResponseWriter, status int, body any) {
-	h := w.Header()
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
+// write writes a response of application/kind.
+func write(w http.ResponseWriter, status int, kind string, body any) {
 	text, err := json.Marshal(body)
 	if err != nil {
 		// Tokens are valid and strings can be encoded: only an issuer that
 		// breaks its promises gets here.
-		status, text = http.StatusInternalServerError, []byte(`{"type":"`+problemPrefix+kindInternal.name+`","title":"Internal error","status":500,"detail":"The response could not be written."}`)
-		h.Set("Content-Type", "application/problem+json")
+		status, kind = http.StatusInternalServerError, "problem+json"
+		text, _ = json.Marshal(problem{Type: problemPrefix + kindInternal.name, Title: kindInternal.title, Status: status, Detail: "The response could not be written."})
 	}
+	h := w.Header()
+	h.Set("Content-Type", "application/"+kind)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
 	writeInTime(w)
 	w.WriteHeader(status)
 	_, _ = w.Write(append(text, '\n')) // if this fails the client has gone: there is nobody to report to

@@ -12,7 +12,7 @@ import (
 )
 
 // proofs are those of the running leases, as the server last sent them, and of
-// the leases that ended last.
+// the leases that ended last, with who ended them by force.
 type proofs struct {
 	mu      sync.Mutex
 	byClaim map[guard.Claim]proven
@@ -21,23 +21,40 @@ type proofs struct {
 
 type proven struct {
 	proof string
+	cut   *cut
 	until time.Duration // the lease's end, by driver.Now
+}
+
+func (p *proofs) get(claim guard.Claim) proven {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.byClaim[claim]
 }
 
 // keep remembers a proof. If responses arrive out of order, the one whose lease
 // lasts longer counts.
 func (p *proofs) keep(claim guard.Claim, proof string, until time.Duration) {
-	if proof == "" {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if proof != "" && until >= p.byClaim[claim].until {
+		p.put(claim, proven{proof: proof, until: until})
+	}
+}
+
+// end records that a lease is over before its time, and who did that by force, if anybody.
+func (p *proofs) end(claim guard.Claim, by *cut) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.byClaim[claim]; v.proof != "" || by != nil {
+		p.put(claim, proven{v.proof, cmp.Or(by, v.cut), min(cmp.Or(v.until, driver.Now()), driver.Now())})
+	}
+}
+
+func (p *proofs) put(claim guard.Claim, v proven) {
 	if p.byClaim == nil {
 		p.byClaim = map[guard.Claim]proven{}
 	}
-	if until >= p.byClaim[claim].until {
-		p.byClaim[claim] = proven{proof, until}
-	}
+	p.byClaim[claim] = v
 	if len(p.byClaim) > p.sweep {
 		p.forget(driver.Now())
 		p.sweep = max(2*overMost, 2*len(p.byClaim))
@@ -63,16 +80,6 @@ func (p *proofs) forget(now time.Duration) {
 	}
 }
 
-// end records that a lease is over before its time.
-func (p *proofs) end(claim guard.Claim) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if v, ok := p.byClaim[claim]; ok {
-		v.until = min(v.until, driver.Now())
-		p.byClaim[claim] = v
-	}
-}
-
 // Proof returns the proof that the lock server issued a claim, from the last
 // grant or renewal. It is for Proof of httpfence's TransportOptions. It sends
 // nothing, so the context does not matter.
@@ -84,10 +91,8 @@ func (p *proofs) end(claim guard.Claim) {
 // The error is [guard.ErrMissing]: the server signs nothing ([Options.Signer]),
 // or this issuer has not acquired the lease, or a thousand ended after it.
 func (i *Issuer) Proof(_ context.Context, claim guard.Claim) (string, error) {
-	i.proofs.mu.Lock()
-	defer i.proofs.mu.Unlock()
-	if v, ok := i.proofs.byClaim[claim]; ok {
-		return v.proof, nil
+	if proof := i.proofs.get(claim).proof; proof != "" {
+		return proof, nil
 	}
 	return "", &guard.InvalidError{
 		Field: "proof", Missing: true,

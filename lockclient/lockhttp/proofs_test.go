@@ -36,7 +36,7 @@ func TestProofsAreBounded(t *testing.T) {
 			t.Fatalf("the proof of lease %d is gone, one of the last that ended", n)
 		}
 	}
-	p.end(claim(0)) // such as by a release
+	p.end(claim(0), nil) // such as by a release
 	if v := p.byClaim[claim(0)]; v.proof != "runs" || v.until > driver.Now() {
 		t.Errorf("a lease that was released: %+v", v)
 	}

@@ -58,16 +58,16 @@ type Options struct {
 	Raise func(ctx context.Context, invalidated guard.Claim) error
 	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange
 	// without a response is abandoned a tenth of a second later. Most requests are one
-	// exchange; a renewal of a lease that is over, a force unlock with Raise, /readyz
-	// and /ui are several.
+	// exchange; one that names a lease only by an ID that this server does not know, one
+	// that finds its lease over and a force unlock with Raise are several.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
-	// Logger gets lock_acquired, lock_released and lock_force_unlocked, also as the
-	// attribute event, with their subjects, lock_request_failed for each response of 500 and more and
-	// lock_unauthenticated; nil means slog.Default() for the last two and none
-	// for the rest.
+	// Logger gets lock_acquired, lock_released and lock_force_unlocked, with their
+	// subjects, and as warnings lock_request_failed for each response of 500 and more,
+	// lock_raise_failed and lock_unauthenticated; each name is also the attribute event.
+	// nil means slog.Default() for the warnings and none for the rest.
 	Logger *slog.Logger
 	// Observer gets every acquire, renewal, release and force unlock; nil means
 	// none.
@@ -85,11 +85,9 @@ const (
 	// writeTimeout bounds how long a response or an event may take to be read. It
 	// is longer, since a response waits for the body.
 	writeTimeout = 15 * time.Second
-	// batchMost is how many renewals one request may have.
-	batchMost = 100
-	// bodyMost is the longest body of a request in bytes. A batch of the longest names
-	// fits, however JSON escapes them.
-	bodyMost = 512 << 10
+	// bodyMost is the longest body of a request in bytes. The longest names fit, however
+	// JSON escapes them.
+	bodyMost = 64 << 10
 )
 
 // Server is the lock server's [http.Handler]. Make one with [New]. It is safe
@@ -101,12 +99,9 @@ type Server struct {
 	now          func() time.Duration // the clock that the issuer's leases count by
 	authenticate Authenticate
 	opts         Options
-	events       *slog.Logger // of what succeeds; may be nil
 	router       chi.Router
-	waits        waits
+	waits, finds counts // of the requests that wait, and of look-ups of lease IDs
 	granted      granted
-	finding      chan struct{} // has room for the one that looks for a lease by its ID
-	finders      finders
 	waiters      waiting.Queues
 	ready        readiness
 
@@ -133,7 +128,7 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 	case authenticate == nil:
 		return nil, guard.Invalid("authenticate", "nil", "must not be nil: who may ask has to be decided")
 	}
-	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{}), finding: make(chan struct{}, 1)}
+	s := &Server{issuer: issuer, limits: issuer.Limits(), now: driver.Now, authenticate: authenticate, closed: make(chan struct{})}
 	if own, ok := issuer.(driver.Clock); ok {
 		s.now = own.Now
 	}
@@ -141,15 +136,11 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 		s.opts = *opts
 	}
 	o := &s.opts
-	o.Timeout, o.MaxWait = cmp.Or(o.Timeout, defaultTimeout), cmp.Or(o.MaxWait, defaultMaxWait)
-	if err := input.Between("Options.Timeout", o.Timeout, time.Millisecond, time.Hour); err != nil {
+	if err := input.Fill("Options.Timeout", &o.Timeout, defaultTimeout, time.Hour); err != nil {
 		return nil, err
 	}
-	if err := input.Between("Options.MaxWait", o.MaxWait, time.Millisecond, 24*time.Hour); err != nil {
+	if err := input.Fill("Options.MaxWait", &o.MaxWait, defaultMaxWait, 24*time.Hour); err != nil {
 		return nil, err
-	}
-	if s.events = o.Logger; o.Logger == nil {
-		o.Logger = slog.Default()
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.router = s.routes()
@@ -183,9 +174,8 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// handler serves a request of an identity, or returns why not. It takes what it knows of
-// in and refuses the rest.
-type handler func(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error
+// handler serves a request, or returns why not.
+type handler func(http.ResponseWriter, *request) error
 
 func (s *Server) routes() chi.Router {
 	top := chi.NewRouter()
@@ -209,87 +199,59 @@ func (s *Server) routes() chi.Router {
 	for _, route := range []struct {
 		method, path string
 		handler      handler
+		fields       string // those that it may have; "!" marks those that it must
 	}{
-		{"GET", "/v1/time", s.time},
-		{"POST", "/v1/locks/acquire", s.acquire},
-		{"POST", "/v1/locks/renew", s.renewBatch},
-		{"POST", "/v1/locks/release", s.release}, // lease IDs such as "..", which proxies change in a path
-		{"POST", "/v1/locks/why", s.why},
-		{"POST", "/v1/locks/{leaseId}/renew", s.renewOne},
-		{"DELETE", "/v1/locks/{leaseId}", s.release},
-		{"GET", "/v1/locks", s.list},
-		{"GET", "/v1/locks/{resource}", s.get},
-		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock},
-		{"GET", "/v1/audit", s.audit},
-		{"GET", "/v1/watch", s.watch},
+		{"GET", "/v1/time", s.time, ""},
+		{"POST", "/v1/locks/acquire", s.acquire, "resource! ttlSeconds! ownerId leaseId waitSeconds metadata notAfter waiting"},
+		{"POST", "/v1/locks/{leaseId}/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"},
+		{"DELETE", "/v1/locks/{leaseId}", s.release, "leaseId! resource fencingToken"},
+		{"POST", "/v1/locks/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"}, // for lease IDs such as "..",
+		{"POST", "/v1/locks/release", s.release, "leaseId! resource fencingToken"},        // which proxies change in a path
+		{"GET", "/v1/locks", s.list, "prefix after limit state"},
+		{"GET", "/v1/locks/{resource}", s.get, "resource!"},
+		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock, "resource! actorId! reason! leaseId requestId"},
+		{"GET", "/v1/audit", s.audit, "prefix before limit"},
+		{"GET", "/v1/watch", s.watch, "resource! leaseId"},
 	} {
-		_, name, _ := strings.Cut(route.path, "{") // of the one name in the path, if any
-		name, _, _ = strings.Cut(name, "}")
-		top.MethodFunc(route.method, route.path, s.authenticated(route.handler, name))
+		_, inPath, _ := strings.Cut(route.path, "{") // the one name in the path, if any
+		inPath, _, _ = strings.Cut(inPath, "}")
+		top.MethodFunc(route.method, route.path, func(w http.ResponseWriter, r *http.Request) {
+			q := &request{Request: r, s: s, id: &Identity{}}
+			err := q.identify()
+			if err == nil {
+				err = q.read(w, inPath, route.fields)
+			}
+			if err == nil {
+				err = route.handler(w, q)
+			}
+			if err != nil {
+				s.fail(w, r, q.id.Subject, err)
+			}
+		})
 	}
-	s.page(top)
+	servePage(top)
 	return top
 }
 
-// authenticated makes h serve the identity that sent the request. name is the field that
-// the path has.
-func (s *Server) authenticated(h handler, name string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := s.identify(r)
-		if err != nil {
-			s.fail(w, r, "", err)
-			return
-		}
-		in, err := read(w, r, name)
-		if err == nil {
-			err = h(w, r, id, in)
-		}
-		if err != nil {
-			s.fail(w, r, id.Subject, err)
-		}
-	}
-}
-
-func (s *Server) identify(r *http.Request) (*Identity, error) {
-	id, err := s.authenticate(r)
+// identify finds out who sent the request.
+func (q *request) identify() error {
+	id, err := q.s.authenticate(q.Request)
 	switch {
 	case errors.Is(err, guard.ErrSetup):
-		return nil, &httpError{kind: &kindSetup, err: err}
+		return &httpError{kind: &kindSetup, err: err}
 	case errors.Is(err, guard.ErrUnavailable):
-		return nil, &httpError{kind: &kindUnavailable, err: err}
+		return &httpError{kind: &kindUnavailable, err: err}
 	case err == nil && id == nil:
 		err = errors.New("no identity")
 	case err == nil:
 		err = guard.ValidateOwner(id.Subject)
 	}
 	if err != nil {
-		s.opts.Logger.LogAttrs(r.Context(), slog.LevelWarn, "lock_unauthenticated",
-			slog.String("remote", r.RemoteAddr), slog.String("error", err.Error()))
-		return nil, &httpError{kind: &kindUnauthorized}
+		q.s.log(q.Context(), slog.LevelWarn, "lock_unauthenticated", slog.String("remote", q.RemoteAddr), slog.String("error", err.Error()))
+		return &httpError{kind: &kindUnauthorized}
 	}
-	return id, nil
-}
-
-// allowed checks a resource's name, and that the identity may name it.
-func allowed(id *Identity, resource string) error {
-	if resource == "" {
-		return guard.Missing("resource")
-	}
-	if err := guard.ValidateResource(resource); err != nil {
-		return err
-	}
-	if !id.may(resource) {
-		return &httpError{kind: &kindForbidden}
-	}
+	q.id = id
 	return nil
-}
-
-// leaseID checks a lease ID that a request names.
-func leaseID(text string) error {
-	if text == "" {
-		return guard.Missing("leaseId")
-	}
-	return renamed(guard.ValidateLeaseID(text), "leaseId")
 }
 
 // renamed gives an error the field's name on the wire.
@@ -355,9 +317,9 @@ func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, be
 // back, such as one that it grants under an older lease of its engine.
 func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, began-from) }
 
-func (s *Server) log(ctx context.Context, name string, attrs ...slog.Attr) {
-	if s.events != nil {
-		s.events.LogAttrs(ctx, slog.LevelInfo, name, append(attrs, slog.String("event", name))...)
+func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	if logger := input.Logger(s.opts.Logger, level); logger != nil {
+		logger.LogAttrs(ctx, level, name, append(attrs, slog.String("event", name))...)
 	}
 }
 
@@ -369,10 +331,7 @@ func (s *Server) sign(id *Identity, claim guard.Claim, until time.Time) (string,
 	return s.opts.Signer.Sign(claim, id.Audience, until)
 }
 
-func (s *Server) time(w http.ResponseWriter, _ *http.Request, _ *Identity, in *fields) error {
-	if err := in.end(); err != nil {
-		return err
-	}
+func (s *Server) time(w http.ResponseWriter, _ *request) error {
 	s.respond(w, timeBody{time.Now()})
 	return nil
 }

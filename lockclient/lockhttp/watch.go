@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -16,26 +17,13 @@ import (
 // heartbeat is how often a stream sends something, so that proxies keep it.
 const heartbeat = 15 * time.Second
 
-// stream is a response of server-sent events.
-type stream struct {
-	w       http.ResponseWriter
-	control *http.ResponseController
-}
-
-func newStream(w http.ResponseWriter) *stream {
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no") // nginx would buffer events
-	return &stream{w, http.NewResponseController(w)}
-}
-
-// send writes one event, or a comment if it has no name. An error means that
+// send writes one server-sent event, or a comment if it has no name. An error means that
 // the reader has gone.
-func (s *stream) send(name string, data any) error {
-	writeInTime(s.w)
+func send(w http.ResponseWriter, name string, data any) error {
+	control := http.NewResponseController(w)
+	writeInTime(w)
 	// HTTP/2 resets a stream whose deadline passes even if nothing is written.
-	defer func() { _ = s.control.SetWriteDeadline(time.Time{}) }()
+	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
 	text := []byte(": still here\n\n")
 	if name != "" {
 		body, err := json.Marshal(data)
@@ -44,19 +32,10 @@ func (s *stream) send(name string, data any) error {
 		}
 		text = fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, body)
 	}
-	if _, err := s.w.Write(text); err != nil {
+	if _, err := w.Write(text); err != nil {
 		return err
 	}
-	return s.control.Flush()
-}
-
-// held asks the issuer who has the lease.
-func (s *Server) held(ctx context.Context, resource string) (*driver.HeldError, error) {
-	watching, err := s.watchIssuer(ctx, driver.Watch{Resource: resource}, func() {})
-	if err == nil {
-		watching.Stop()
-	}
-	return watching.Held, err
+	return control.Flush()
 }
 
 // watchIssuer is the issuer's Watch as one exchange.
@@ -74,31 +53,26 @@ func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (
 // watch serves Watch of [driver.Issuer] to the Go client: one event says who
 // has the lease, a second, "wake", that it is worth asking again. A waiter, which
 // names its lease ID, queues with the others of this server; a watcher does not.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in *fields) error {
-	asked := driver.Watch{Resource: in.text("resource"), LeaseID: in.text("leaseId")}
-	if err := in.end(); err != nil {
-		return err
-	}
-	if err := allowed(id, asked.Resource); err != nil {
-		return err
-	}
-	if err := renamed(guard.ValidateLeaseID(asked.LeaseID), "leaseId"); err != nil {
-		return err
-	}
-	done, ok := s.waits.begin(id)
+func (s *Server) watch(w http.ResponseWriter, q *request) error {
+	asked := driver.Watch{Resource: q.claim.Resource, LeaseID: q.claim.LeaseID}
+	done, ok := s.waits.begin(q.id.Subject, cmp.Or(q.id.Limits.Waiting, defaultWaiting))
 	if !ok {
 		return &httpError{kind: &kindTooMany}
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(r.Context(), s.opts.MaxWait)
+	ctx, cancel := context.WithTimeout(q.Context(), s.opts.MaxWait)
 	defer cancel()
-	var out *stream // nil until the first event
+	told := false
 	tell := func(held *driver.HeldError) bool {
-		if out != nil {
+		if told {
 			return true
 		}
-		out = newStream(w)
-		return out.send("holder", holderEvent{asked.Resource, holderOf(held, id.sees()), time.Now()}) == nil
+		told = true
+		h := w.Header()
+		h.Set("Content-Type", "text/event-stream")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Accel-Buffering", "no") // nginx would buffer events
+		return send(w, "holder", holderEvent{asked.Resource, holderOf(held, q.id.Operator), time.Now()}) == nil
 	}
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -112,7 +86,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 			case <-timer.C:
 				return false, true
 			case <-beat.C:
-				if out.send("", nil) != nil {
+				if send(w, "", nil) != nil {
 					return false, false
 				}
 			case <-ctx.Done():
@@ -122,7 +96,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 			}
 		}
 	}
-	name := waiting.Name{Subject: id.Subject, LeaseID: asked.LeaseID}
+	name := waiting.Name{Subject: q.id.Subject, LeaseID: asked.LeaseID}
 	var place *waiting.Place // a waiter's
 	if asked.LeaseID != "" {
 		place, _ = s.waiters.Join(asked.Resource, name)
@@ -138,24 +112,16 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 				return nil
 			}
 		}
-		woken := make(chan struct{}, 1)
-		watching, err := s.watchIssuer(ctx, asked, func() {
-			select {
-			case woken <- struct{}{}:
-			default:
-			}
-		})
-		if err != nil && place != nil && ctx.Err() == nil {
-			place.Fail()
-		}
-		if err == driver.ErrNoWatch { // one that failed is around more
-			err = &httpError{kind: &kindUnsupported, err: err}
-		}
-		if err != nil && out == nil {
-			return err
-		}
+		woken := make(chan struct{})
+		watching, err := s.watchIssuer(ctx, asked, sync.OnceFunc(func() { close(woken) }))
 		if err != nil {
-			return nil // the stream ends, and the client asks
+			if place != nil && ctx.Err() == nil {
+				place.Fail()
+			}
+			if told {
+				return nil // the stream ends, and the client asks
+			}
+			return err
 		}
 		seen := watching.Held
 		alive, changed := tell(seen), false
@@ -178,7 +144,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, id *Identity, in 
 		if !changed || place != nil && !place.Call() {
 			continue
 		}
-		if out.send("wake", struct{}{}) != nil && place != nil {
+		if send(w, "wake", struct{}{}) != nil && place != nil {
 			s.waiters.Asked(asked.Resource, name)
 		}
 		return nil

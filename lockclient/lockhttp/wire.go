@@ -2,6 +2,7 @@ package lockhttp
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -10,11 +11,11 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// seconds is a duration as encoded in JSON: a decimal number of seconds, exact
-// to the microsecond.
+// seconds is a duration as encoded in JSON: a number of seconds, exact to the microsecond.
+// A float is: there are fifteen digits at most.
 type seconds time.Duration
 
-// String writes all significant digits. A float has them: there are fifteen at most.
+// String writes all significant digits.
 func (s seconds) String() string {
 	text := strconv.FormatFloat(time.Duration(s).Truncate(time.Microsecond).Seconds(), 'f', 6, 64)
 	return strings.TrimRight(strings.TrimRight(text, "0"), ".")
@@ -23,29 +24,14 @@ func (s seconds) String() string {
 // MarshalJSON writes the number.
 func (s seconds) MarshalJSON() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalJSON reads the number as parseSeconds does.
+// UnmarshalJSON reads a number from 0 to a billion.
 func (s *seconds) UnmarshalJSON(b []byte) error {
-	d, ok := parseSeconds(string(b))
-	if !ok {
+	n, err := strconv.ParseFloat(string(b), 64)
+	if err != nil || !(n >= 0 && n <= 1e9) {
 		return fmt.Errorf("%q is not a number of seconds", b)
 	}
-	*s = seconds(d)
+	*s = seconds(time.Duration(math.Round(n*1e6)) * time.Microsecond)
 	return nil
-}
-
-// parseSeconds reads a decimal number without an exponent, of up to nine digits
-// and six after the point. A float would round it.
-func parseSeconds(text string) (time.Duration, bool) {
-	whole, part, dotted := strings.Cut(text, ".")
-	digits := func(s string, low, high int) bool {
-		return len(s) >= low && len(s) <= high && strings.Trim(s, "0123456789") == ""
-	}
-	if !digits(whole, 1, 9) || dotted && !digits(part, 1, 6) {
-		return 0, false
-	}
-	sec, _ := strconv.ParseInt(whole, 10, 64)
-	micro, _ := strconv.ParseInt((part + "000000")[:6], 10, 64)
-	return time.Duration(sec)*time.Second + time.Duration(micro)*time.Microsecond, true
 }
 
 // twice is a token as a number, and as text, since readers that have only floats lose
@@ -109,30 +95,16 @@ func (h *holder) held(resource string) *driver.HeldError {
 	}
 }
 
-// renewedBody is the response to a renewal; in a batch it is one item.
+// renewedBody is the response to a renewal.
 type renewedBody struct {
-	Resource string `json:"resource,omitempty"`
-	LeaseID  string `json:"leaseId,omitempty"`
+	Resource string `json:"resource"`
+	LeaseID  string `json:"leaseId"`
 	twice
-	State      string    `json:"state"`            // extended, over, or the word of an error's type
-	Field      string    `json:"field,omitempty"`  // what is wrong with an invalid item
-	Detail     string    `json:"detail,omitempty"` // for an item that was not carried out
-	TTL        seconds   `json:"ttlSeconds,omitempty"`
-	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
+	State      string    `json:"state"` // extended
+	TTL        seconds   `json:"ttlSeconds"`
+	ExpiresAt  time.Time `json:"expiresAt"`
 	Proof      string    `json:"proof,omitempty"`
 	ServerTime time.Time `json:"serverTime"`
-}
-
-func renewedOf(claim guard.Claim, state string) renewedBody {
-	return renewedBody{
-		Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twiceOf(claim.Token),
-		State: state, ServerTime: time.Now(),
-	}
-}
-
-type batchBody struct {
-	Results    []renewedBody `json:"results"`
-	ServerTime time.Time     `json:"serverTime"`
 }
 
 // releasedBody names the lease: a gateway's own response confirms nothing.
@@ -140,12 +112,6 @@ type releasedBody struct {
 	Released   bool      `json:"released"`
 	Resource   string    `json:"resource"`
 	LeaseID    string    `json:"leaseId"`
-	ServerTime time.Time `json:"serverTime"`
-}
-
-// whyBody says why a lease is over, if that is known.
-type whyBody struct {
-	Cut        *cut      `json:"forceUnlocked,omitempty"`
 	ServerTime time.Time `json:"serverTime"`
 }
 

@@ -4,13 +4,17 @@
 package lockserver
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -114,6 +118,20 @@ func picture(t *testing.T, ctx context.Context, name string) {
 	}
 }
 
+// visible is the text of the view that the page shows.
+func visible(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	return text(t, ctx, "main > section:not([hidden])")
+}
+
+// fill fills in the form of a force unlock and sends it.
+func fill(t *testing.T, ctx context.Context, reason, typed string) {
+	t.Helper()
+	do(t, ctx, chromedp.Evaluate(`for (const id of ["actor", "reason", "typed"]) document.getElementById(id).value = ""`, nil),
+		chromedp.SendKeys("#actor", "ada", chromedp.ByQuery), chromedp.SendKeys("#reason", reason, chromedp.ByQuery),
+		chromedp.SendKeys("#typed", typed+"\r", chromedp.ByQuery))
+}
+
 // TestPage: two people look at the locks of two tenants. The list follows the
 // server, the countdowns run, the filter works; a force unlock requires the
 // typed name, and is in the audit.
@@ -137,10 +155,10 @@ func TestPage(t *testing.T) {
 	ops := session(t, browser)
 	do(t, ops, chromedp.Navigate(url+"/ui"))
 	picture(t, ops, "sign-in")
-	do(t, ops, chromedp.SendKeys("#token", "wrong\r", chromedp.ByQuery), chromedp.WaitVisible(".problem", chromedp.ByQuery))
+	do(t, ops, chromedp.SendKeys("#token", "wrong\r", chromedp.ByQuery), chromedp.WaitVisible("#sign-in .problem", chromedp.ByQuery))
 	signIn(t, ops, url, "demo-ops")
 	shows(t, ops, "#status", "4 locks", true)
-	if got := text(t, ops, "tbody"); !strings.Contains(got, "<script>alert(1)</script>") || !strings.Contains(got, "<b>bold</b>") || strings.Contains(got, "umbrella") || strings.Contains(got, "secret-worker") {
+	if got := text(t, ops, "#lock-rows"); !strings.Contains(got, "<script>alert(1)</script>") || !strings.Contains(got, "<b>bold</b>") || strings.Contains(got, "umbrella") || strings.Contains(got, "secret-worker") {
 		t.Errorf("the list shows %s", got)
 	}
 
@@ -148,7 +166,7 @@ func TestPage(t *testing.T) {
 	another := session(t, chromium(t))
 	signIn(t, another, url, "umbrella-worker")
 	shows(t, another, "tbody", "secret-worker", true)
-	if got := text(t, another, "main"); strings.Contains(got, "demo:") || strings.Contains(got, "Force-unlock") || strings.Contains(got, "Audit") || !strings.Contains(got, "hidden") {
+	if got := visible(t, another); strings.Contains(got, "demo:") || strings.Contains(got, "Force-unlock") || strings.Contains(got, "Audit") || !strings.Contains(got, "hidden") {
 		t.Errorf("a worker of another tenant sees %s", got)
 	}
 
@@ -166,7 +184,7 @@ func TestPage(t *testing.T) {
 	}
 
 	// A new lock is shown, and the focus stays where it is.
-	do(t, ops, chromedp.Evaluate(`document.querySelector('[data-key="demo:billing-close:2026-03"] a').focus()`, nil))
+	do(t, ops, chromedp.Evaluate(`document.querySelector('[data-key="demo:billing-close:2026-03"] button').focus()`, nil))
 	acquire("demo", "2026-00", "worker-0", "", 900)
 	shows(t, ops, "tbody", "worker-0", true)
 	var focused string
@@ -183,32 +201,27 @@ func TestPage(t *testing.T) {
 	}
 
 	// By keyboard: to the link, into the form, and sent.
-	do(t, ops, chromedp.Focus(`[data-key="demo:billing-close:2026-02"] a`, chromedp.ByQuery), chromedp.KeyEvent("\r"), chromedp.WaitVisible("#confirm", chromedp.ByQuery))
+	do(t, ops, chromedp.Focus(`[data-key="demo:billing-close:2026-02"] button`, chromedp.ByQuery), chromedp.KeyEvent("\r"), chromedp.WaitVisible("#typed", chromedp.ByQuery))
 	shows(t, ops, "main", "worker-2@host-1", true)
 	picture(t, ops, "force-unlock")
-	fill := func(confirm string) {
-		do(t, ops, chromedp.Evaluate(`for (const id of ["actor", "reason", "confirm"]) document.getElementById(id).value = ""`, nil),
-			chromedp.SendKeys("#actor", "ada", chromedp.ByQuery), chromedp.SendKeys("#reason", "worker-2 hangs since 02:10", chromedp.ByQuery),
-			chromedp.SendKeys("#confirm", confirm+"\r", chromedp.ByQuery))
-	}
-	fill("demo:billing-close:2026-01")
+	fill(t, ops, "worker-2 hangs since 02:10", "demo:billing-close:2026-01")
 	shows(t, ops, "main", "Nothing was done", true)
-	fill("demo:billing-close:2026-02")
+	fill(t, ops, "worker-2 hangs since 02:10", "demo:billing-close:2026-02")
 	shows(t, ops, "main", "the cut holder's writes are refused", true)
 	picture(t, ops, "done")
-	do(t, ops, chromedp.Click("main p a", chromedp.ByQuery), chromedp.WaitVisible("#filter", chromedp.ByQuery))
+	do(t, ops, chromedp.Click("#done a", chromedp.ByQuery), chromedp.WaitVisible("#filter", chromedp.ByQuery))
 	shows(t, ops, "#audit-rows", "worker-2 hangs since 02:10", true)
 	if got := text(t, ops, "#audit-rows"); !strings.Contains(got, "ada") || !strings.Contains(got, "demo:billing-close:2026-02") || !strings.Contains(got, "worker-2@host-1") {
 		t.Errorf("the audit shows %s", got)
 	}
-	shows(t, ops, "tbody", "worker-2", false)
+	shows(t, ops, "#lock-rows", "worker-2", false)
 
 	// What assistive technology reads: names for all controls, a language, one
 	// heading of the first level. On a phone, and dark, nothing is cut off.
 	var problems []string
 	do(t, ops, chromedp.Evaluate(`[...document.querySelectorAll("input,select,textarea,button,a,svg,[role=region]")].filter((e) =>
 		!(e.labels && e.labels.length) && !e.textContent.trim() && !e.getAttribute("aria-label")).map((e) => e.outerHTML)
-		.concat(document.documentElement.lang === "en" && document.querySelectorAll("h1").length === 1 ? [] : ["language or heading"])`, &problems))
+		.concat(document.documentElement.lang === "en" && [...document.querySelectorAll("h1")].filter((e) => e.checkVisibility()).length === 1 ? [] : ["language or heading"])`, &problems))
 	if len(problems) > 0 {
 		t.Errorf("without a name: %q", problems)
 	}
@@ -221,5 +234,118 @@ func TestPage(t *testing.T) {
 	}
 	picture(t, ops, "phone")
 
-	do(t, ops, chromedp.Evaluate(`document.querySelector("header form button").click()`, nil), chromedp.WaitVisible("#token", chromedp.ByQuery))
+	do(t, ops, chromedp.Evaluate(`document.getElementById("sign-out").click()`, nil), chromedp.WaitVisible("#token", chromedp.ByQuery))
+}
+
+// TestPageCutsWhatWasSeen (P5, P6): the page cuts the lease that the operator saw and that
+// of nobody who came after it, a force unlock whose outcome is unknown is never said to be
+// not done, and what could not be read is not shown as "no lock".
+func TestPageCutsWhatWasSeen(t *testing.T) {
+	_, handler, _, _ := serve(t)
+	var mu sync.Mutex
+	fault := func(http.ResponseWriter, *http.Request) bool { return false }
+	set := func(f func(http.ResponseWriter, *http.Request) bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		fault = f
+	}
+	var bodies []string // of the force unlocks
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.HasSuffix(r.URL.Path, "/force-unlock") {
+			body, _ := io.ReadAll(r.Body)
+			bodies = append(bodies, string(body))
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		if !fault(w, r) {
+			handler.ServeHTTP(w, r)
+		}
+	}))
+	defer web.Close()
+	// fails answers requests for a path instead of the server.
+	fails := func(suffix string, status int, body string) {
+		set(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, suffix) {
+				return false
+			}
+			w.WriteHeader(status)
+			io.WriteString(w, body)
+			return true
+		})
+	}
+	works := func() { set(func(http.ResponseWriter, *http.Request) bool { return false }) }
+	const resource = "demo:billing-close:1"
+	acquire := func(id string) {
+		send(t, web.URL, "demo-worker", "/v1/locks/acquire", `{"resource":"`+resource+`","ownerId":"owner of `+id+`","leaseId":"`+id+`","ttlSeconds":900}`, http.StatusOK)
+	}
+	release := func(id string) {
+		send(t, web.URL, "demo-worker", "/v1/locks/release", `{"resource":"`+resource+`","leaseId":"`+id+`"}`, http.StatusOK)
+	}
+	page := session(t, chromium(t))
+	do(t, page, chromedp.Navigate(web.URL+"/ui"), chromedp.WaitVisible("#token", chromedp.ByQuery))
+	fails("/v1/time", http.StatusBadGateway, "<html>")
+	do(t, page, chromedp.SendKeys("#token", "demo-ops\r", chromedp.ByQuery))
+	shows(t, page, "#sign-in", "could not be verified", true)
+	works()
+	acquire("first")
+	signIn(t, page, web.URL, "demo-ops")
+	shows(t, page, "#lock-rows", "owner of first", true)
+
+	fails("/v1/locks", http.StatusServiceUnavailable, `{"type":"tag:fencepost-go.github.io,2026:problem/unavailable","detail":"it is down"}`)
+	shows(t, page, "#locks", "Not up to date: it is down", true)
+	if got := text(t, page, "#lock-rows"); !strings.Contains(got, "owner of first") || strings.Contains(got, "No lock") {
+		t.Errorf("while nothing can be read: %s", got)
+	}
+	works()
+	shows(t, page, "#locks", "Not up to date", false)
+
+	choose := func(seen string) {
+		wait := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
+		do(t, page, chromedp.Evaluate(`choose({ resource: "`+resource+`", leaseId: "`+seen+`" })`, nil, wait), chromedp.WaitVisible("#confirm", chromedp.ByQuery))
+	}
+	choose("before")
+	shows(t, page, "#confirm", "another one than you chose", true)
+	choose("first")
+	shows(t, page, "#confirm", "another one than you chose", false)
+	release("first")
+	acquire("second")
+	fill(t, page, "it hangs", resource)
+	shows(t, page, "#confirm", "Nothing was done: the lease is another one by now", true)
+
+	choose("second")
+	mu.Lock()
+	bodies = nil
+	mu.Unlock()
+	unavailable := `{"type":"tag:fencepost-go.github.io,2026:problem/unavailable","detail":"try again"}`
+	unknown := `{"type":"tag:fencepost-go.github.io,2026:problem/outcome_unknown","detail":"nobody knows"}`
+	fails("/force-unlock", http.StatusServiceUnavailable, unavailable)
+	fill(t, page, "it hangs", resource)
+	shows(t, page, "#confirm", "Nothing was done: try again", true)
+	for _, body := range []string{unknown, "<html>", `{}`} {
+		fails("/force-unlock", http.StatusInternalServerError, body)
+		do(t, page, chromedp.Evaluate(`show("confirm")`, nil))
+		fill(t, page, "it hangs", resource)
+		shows(t, page, "#confirm", "not known whether it was done", true)
+		if got := visible(t, page); strings.Contains(got, "Nothing was done") {
+			t.Errorf("%s: %s", body, got)
+		}
+	}
+	// The control, and the repetition: the same request, carried out once.
+	works()
+	fill(t, page, "it hangs", resource)
+	shows(t, page, "#done", "the cut holder's writes are refused", true)
+	mu.Lock()
+	for _, body := range bodies {
+		if body != bodies[len(bodies)-1] || !strings.Contains(body, `"leaseId":"second"`) {
+			t.Errorf("sent: %s, at last %s", body, bodies[len(bodies)-1])
+		}
+	}
+	mu.Unlock()
+
+	choose("second")
+	shows(t, page, "#confirm", "nothing to cut", true)
+	if got := visible(t, page); strings.Contains(got, "Type the resource") {
+		t.Errorf("a free lease can be cut: %s", got)
+	}
 }
