@@ -25,21 +25,14 @@ func TestPreparedTransaction(t *testing.T) {
 		_, err := tx.exec(ctx, "PREPARE TRANSACTION 'half'")
 		return err
 	}
-	err := e.db.fenced(t.Context(), claimOf("r", 5), prepare)
-	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-		t.Errorf("a callback that prepares its transaction: %v, want an unknown outcome", err)
-	}
+	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), prepare), guard.ReasonOutcomeUnknown, "a callback that prepares its transaction")
 	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond})
 	waits := func(when string) {
 		t.Helper()
-		if err := impatient.Raise(t.Context(), claimOf("r", 6)); pgerr.State(err) != pgerr.LockTimeout {
-			t.Errorf("%s: a raise got %v, want that it waits", when, err)
-		}
+		wantState(t, impatient.Raise(t.Context(), claimOf("r", 6)), pgerr.LockTimeout, "%s: a raise", when)
 	}
 	waits("prepared")
-	if err := s.StopFast(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.StopFast())
 	restart(t, s, e)
 	for range poolSize { // connections from before the restart
 		if _, err := impatient.Mark(t.Context(), "r"); err == nil {
@@ -48,9 +41,7 @@ func TestPreparedTransaction(t *testing.T) {
 	}
 	waits("prepared, after a restart")
 	e.exec("COMMIT PREPARED 'half'")
-	if err := impatient.Raise(t.Context(), claimOf("r", 6)); err != nil {
-		t.Error(err)
-	}
+	noError(t, impatient.Raise(t.Context(), claimOf("r", 6)))
 	if n := e.written(); n != 1 {
 		t.Errorf("%d rows were written", n)
 	}
@@ -76,23 +67,18 @@ func TestMalformedClaims(t *testing.T) {
 			`[{"resource":"a","token":"5"}]`: guard.ReasonConflict, `[{"resource":"a","token":5,"leaseId":"LEASE-5"}]`: guard.ReasonConflict,
 			`[{"resource":"a","token":"4"},{"resource":"a","token":"5","leaseId":"lease-5"}]`: guard.ReasonStale,
 		} {
-			err := ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			wantReason(t, ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
 					return err
 				}
 				_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
 				return err
-			}))
-			if guard.ReasonOf(err) != want {
-				t.Errorf("%s: %v, want %s", claims, err, want)
-			}
+			})), want, "%s", claims)
 			if after := e.text(contents); after != before {
 				t.Fatalf("%s wrote %s", claims, after)
 			}
 		}
-		if err := e.presenting("UPDATE items SET v = 9 WHERE id = 2", guard.Claim{Resource: "b", Token: guard.MaxToken}); err != nil {
-			t.Errorf("the highest token: %v", err)
-		}
+		noError(t, e.presenting("UPDATE items SET v = 9 WHERE id = 2", guard.Claim{Resource: "b", Token: guard.MaxToken}), "the highest token")
 	})
 }
 
@@ -108,16 +94,12 @@ func TestStatementsAfterDDL(t *testing.T) {
 		take := func() error {
 			return table.Raise(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
 		}
-		if err := take(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, take())
 		e.exec("UPDATE n SET last_fencing_token = 4; ALTER TABLE n ALTER v TYPE text")
 		if err := take(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "cached plan") {
 			t.Errorf("got %v, want that it is unavailable", err)
 		}
-		if n := e.int("SELECT last_fencing_token FROM n"); n != 4 {
-			t.Errorf("the mark is %d", n)
-		}
+		e.wantInt(4, "the mark", "SELECT last_fencing_token FROM n")
 		if err := take(); err != nil || v != "7" {
 			t.Errorf("again: %v, %v", v, err)
 		}
@@ -130,9 +112,7 @@ func TestStatementsAfterDDL(t *testing.T) {
 func TestPublicHasNoRights(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		if err := e.db.MigrateRoles(t.Context(), e.testRoles(t)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.MigrateRoles(t.Context(), e.testRoles(t)))
 		anybody := e.newRole("anybody", "")
 		open := func() string {
 			return e.text(strings.ReplaceAll(`SELECT coalesce(string_agg(what, ', '), '') FROM (

@@ -20,38 +20,26 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		fenced := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 100 * time.Millisecond, TerminateAfter: -1})
 		newer := func(when string) {
 			t.Helper()
-			if err := fenced.Raise(t.Context(), claimOf("r", 6)); pgerr.State(err) != pgerr.LockTimeout {
-				t.Errorf("%s: a raise got %v, want that it waits", when, err)
-			}
+			wantState(t, fenced.Raise(t.Context(), claimOf("r", 6)), pgerr.LockTimeout, "%s: a raise", when)
 		}
 		var after context.Context
-		err := fenced.plain(t.Context(), func(_ context.Context, other testTx) error {
+		must(t, fenced.plain(t.Context(), func(_ context.Context, other testTx) error {
 			err := fenced.fenced(t.Context(), claim, func(ctx context.Context, own testTx) error {
 				after = ctx
-				if err := own.enter(ctx, claim); err != nil {
-					t.Errorf("its own transaction: %v", err)
-				}
+				noError(t, own.enter(ctx, claim), "its own transaction")
 				return other.enter(ctx, claim)
 			})
 			newer("while the other transaction is open")
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = fenced.plain(t.Context(), func(_ context.Context, late testTx) error {
+		}))
+		noError(t, fenced.plain(t.Context(), func(_ context.Context, late testTx) error {
 			if err := late.enter(after, claim); err != nil {
 				return err
 			}
 			newer("while a late transaction is open")
 			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		if err := fenced.Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Errorf("afterwards: %v", err)
-		}
+		}))
+		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
 	})
 }
 
@@ -73,8 +61,6 @@ func TestLeaseCollation(t *testing.T) {
 				t.Errorf("%s under another spelling of the lease ID: %v, want a conflict", what, err)
 			}
 		}
-		if got := e.text("SELECT v || lease FROM n"); got != "0lease" {
-			t.Errorf("the row is %s", got)
-		}
+		e.wantText("0lease", "the row", "SELECT v || lease FROM n")
 	})
 }

@@ -118,9 +118,7 @@ func BenchmarkUpdate(b *testing.B) {
 func BenchmarkInTx(b *testing.B) {
 	benchmark(b, func(b *testing.B, e *env, db fence, clients int) {
 		claim := claimOf("jobs", 5)
-		if err := db.Raise(b.Context(), claim); err != nil {
-			b.Fatal(err)
-		}
+		must(b, db.Raise(b.Context(), claim))
 		write := func(client, i int) func(ctx context.Context, tx testTx) error {
 			return func(ctx context.Context, tx testTx) error {
 				_, err := tx.exec(ctx, "UPDATE jobs SET v = $2 WHERE id = $1", client, i)

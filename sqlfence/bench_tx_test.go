@@ -27,9 +27,7 @@ func BenchmarkEnter(b *testing.B) {
 		claims := make([]guard.Claim, clients)
 		for i := range claims {
 			claims[i] = claimOf("job:"+itoa(i), 5)
-			if err := db.Raise(b.Context(), claims[i]); err != nil {
-				b.Fatal(err)
-			}
+			must(b, db.Raise(b.Context(), claims[i]))
 		}
 		paired(b, clients, func(client, i int) error {
 			return entering(db)(b.Context(), claims[client], writeRow(client, i))
@@ -72,9 +70,7 @@ func BenchmarkRaise(b *testing.B) {
 			var took []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				if err := e.db.Raise(b.Context(), claimOf("jobs", guard.Token(token.Load()+1))); err != nil {
-					b.Fatal(err)
-				}
+				must(b, e.db.Raise(b.Context(), claimOf("jobs", guard.Token(token.Load()+1))))
 				took = append(took, time.Since(start))
 				token.Add(1)
 				time.Sleep(5 * time.Millisecond)

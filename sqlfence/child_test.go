@@ -68,9 +68,7 @@ func startChild(t testing.TB, name string, env ...string) *child {
 		t.Fatal(err)
 	}
 	c.out = bufio.NewScanner(out)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start())
 	t.Cleanup(func() {
 		c.Process.Kill()
 		c.Wait()

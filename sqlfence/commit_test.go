@@ -70,9 +70,7 @@ func TestRoundTrips(t *testing.T) {
 			return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, one)
 		},
 	} {
-		if err := call(); err != nil { // statements are prepared
-			t.Fatal(err)
-		}
+		must(t, call()) // statements are prepared
 		var trips atomic.Int32
 		p.set(func(message string) fate {
 			// Sync, Query; not the ping of a pool that was not used for a second.

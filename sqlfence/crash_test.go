@@ -25,9 +25,7 @@ func TestServerKilled(t *testing.T) {
 				CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END';
 				CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleep()`)
 			for _, resource := range []string{"committing", "survives"} {
-				if err := e.db.Raise(t.Context(), claimOf(resource, 5)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
 			}
 			tx, err := e.admin.Begin(t.Context())
 			if err != nil {
@@ -64,9 +62,7 @@ func TestServerKilled(t *testing.T) {
 			}
 			e.waitFor("the calls", `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 				AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')`, len(calls))
-			if err := s.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Kill())
 			for range calls {
 				select {
 				case r := <-results:
@@ -87,9 +83,7 @@ func TestServerKilled(t *testing.T) {
 				}
 			}
 			restart(t, s, e)
-			if n := e.int("SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')"); n != 0 {
-				t.Errorf("%d writes are there", n)
-			}
+			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
 			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
 				t.Errorf("the mark is %+v, %v", mark, err)
 			}
@@ -121,15 +115,12 @@ func TestLockTimeout(t *testing.T) {
 		}
 		// A negative timeout keeps the session's setting.
 		own := e.open(&Options{LockTimeout: -1, IdleTimeout: -1})
-		err = own.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, own.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name IN ('lock_timeout', 'idle_in_transaction_session_timeout') AND setting = '0'")
 			if n != 2 {
 				t.Error("the session's timeouts were changed")
 			}
 			return err
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }

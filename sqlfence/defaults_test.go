@@ -39,9 +39,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	for e.int(waitersSQL) == 0 && len(done) == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		e.Fatal(err)
-	}
+	must(e, tx.Commit(ctx))
 	err = <-done
 	return e.int("SELECT count(*) FROM written"), err
 }
@@ -131,9 +129,7 @@ func TestReadInTheRaise(t *testing.T) {
 			seen <- n
 		}()
 		e.waitForWaiters(1)
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, end())
 		if n := <-seen; n != 0 {
 			t.Errorf("the control saw %d rows", n)
 		}
@@ -159,12 +155,8 @@ func TestDefaultReadOnly(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "read-only") {
 			t.Errorf("InTx: got %v, want ErrUnavailable that says read-only", err)
 		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil { // a session from before
-			t.Fatal(err)
-		}
-		if err := db.fenced(t.Context(), claimOf("r", 5), write5); pgerr.State(err) != "25006" {
-			t.Errorf("InTx under the mark: %v, want the callback's error", err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5))) // a session from before
+		wantState(t, db.fenced(t.Context(), claimOf("r", 5), write5), "25006", "InTx under the mark")
 	})
 }
 
@@ -176,15 +168,12 @@ func TestDefaultSynchronousCommit(t *testing.T) {
 		if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
 			t.Errorf("%d of %d acknowledged updates are there", sum, acked)
 		}
-		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name = 'synchronous_commit' AND setting = 'off'")
 			if n != 1 {
 				t.Error("the caller's transaction was made synchronous")
 			}
 			return err
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }

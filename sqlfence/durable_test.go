@@ -54,9 +54,7 @@ func newEnvOn(t *testing.T, driver int, s *pgtest.Server) *env {
 
 func restart(t *testing.T, s *pgtest.Server, envs ...*env) {
 	t.Helper()
-	if err := s.Restart(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Restart(context.Background()))
 	for _, e := range envs {
 		e.admin.Reset()
 		e.reconnect()
@@ -153,15 +151,11 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 			unlifted := e.altered(func(sql string) string {
 				return strings.Replace(sql, "ANY (ARRAY['off', 'local'])", "ANY (ARRAY['never'])", 1)
 			}, func() {})
-			if err := e.take(unlifted, token, "control"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.take(unlifted, token, "control"))
 		} else {
 			e.exec("SELECT fencepost.raise_unsafe('control', $1, '', 1000)", int64(token))
 		}
-		if err := s.StopImmediate(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.StopImmediate())
 		restart(t, s, envs...)
 		if !way.there(ctx, e, e.db, token) {
 			t.Errorf("%s, %s: token %d is not there", e.driver, way.name, token)

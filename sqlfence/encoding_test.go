@@ -41,12 +41,8 @@ func TestClientEncoding(t *testing.T) {
 				t.Errorf("%s in a transaction of the caller's: %v", what, err)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM fencepost.marks"); n != 0 {
-			t.Errorf("%d marks", n)
-		}
-		if err := db.unfenced(t.Context(), "SELECT fencepost.raise($1, 5, 'lease-5', 1000)", "ü"); err != nil {
-			t.Fatal(err)
-		}
+		e.wantInt(0, "marks", "SELECT count(*) FROM fencepost.marks")
+		must(t, db.unfenced(t.Context(), "SELECT fencepost.raise($1, 5, 'lease-5', 1000)", "ü"))
 		if got := e.text("SELECT resource FROM fencepost.marks"); got == "ü" {
 			t.Errorf("the control: the resource is still %q", got)
 		}
@@ -73,19 +69,13 @@ func TestEnterOnPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tx := range []Execer{pool, conn} {
-		if err := db.EnterOn(t.Context(), tx, claimOf("r", 5)); guard.ReasonOf(err) != guard.ReasonInvalid {
-			t.Errorf("%T: %v", tx, err)
-		}
+		wantReason(t, db.EnterOn(t.Context(), tx, claimOf("r", 5)), guard.ReasonInvalid, "%T", tx)
 	}
-	if n := e.int("SELECT count(*) FROM fencepost.marks"); n != 0 {
-		t.Errorf("%d marks were raised", n)
-	}
+	e.wantInt(0, "marks were raised", "SELECT count(*) FROM fencepost.marks")
 	tx, err := pool.BeginTx(t.Context(), &sql.TxOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	if err := db.EnterOn(t.Context(), tx, claimOf("r", 5)); err != nil {
-		t.Errorf("a transaction, the control: %v", err)
-	}
+	noError(t, db.EnterOn(t.Context(), tx, claimOf("r", 5)), "a transaction, the control")
 }

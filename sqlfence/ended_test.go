@@ -136,9 +136,7 @@ func TestInTxWritesAfterItsCommit(t *testing.T) {
 		if _, err := tx.Exec(ctx, "COMMIT"); err != nil {
 			return err
 		}
-		if err := db.Raise(context.WithoutCancel(t.Context()), claimOf("r", 6)); err != nil {
-			t.Error(err)
-		}
+		noError(t, db.Raise(context.WithoutCancel(t.Context()), claimOf("r", 6)))
 		for what, write := range map[string]func() error{
 			"Exec":      func() error { _, err := tx.Exec(ctx, insert); return err },
 			"Query":     func() error { rows, err := tx.Query(ctx, insert+" RETURNING token"); rows.Close(); return err },
@@ -214,7 +212,7 @@ func TestTableInsideInTx(t *testing.T) {
 		}
 		calls["Delete"] = func(ctx context.Context, q Querier) error { return table.Delete(ctx, q, claim, Key{1}, nil) }
 		var after context.Context
-		err := e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
 			after = ctx
 			for what, call := range calls {
 				err := call(ctx, e.db)
@@ -224,13 +222,8 @@ func TestTableInsideInTx(t *testing.T) {
 				}
 			}
 			return calls["Update"](ctx, tx.in())
-		})
-		if err != nil {
-			t.Errorf("on the transaction: %v", err)
-		}
-		if err := calls["Update"](after, e.db); err != nil {
-			t.Errorf("after the transaction: %v", err)
-		}
+		}), "on the transaction")
+		noError(t, calls["Update"](after, e.db), "after the transaction")
 	})
 }
 
@@ -261,9 +254,7 @@ func TestTableKinds(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"plain", "parted"} {
-			if err := update(e.db, name); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			noError(t, update(e.db, name), "%s", name)
 		}
 		if err := update(e.db, "absent"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "absent") {
 			t.Errorf("no such table: %v", err)
@@ -276,16 +267,11 @@ func TestTableKinds(t *testing.T) {
 func TestConnectionClosedInside(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.exec("CREATE TABLE written (token bigint)")
-	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 		if err := write5(ctx, tx); err != nil {
 			return err
 		}
 		return tx.(pgxTx).tx.Conn().Close(ctx)
-	})
-	if guard.ReasonOf(err) != guard.ReasonUnavailable {
-		t.Errorf("got %v, want ErrUnavailable", err)
-	}
-	if n := e.int("SELECT count(*) FROM written"); n != 0 {
-		t.Errorf("%d rows were written", n)
-	}
+	}), guard.ReasonUnavailable)
+	e.wantInt(0, "rows were written", "SELECT count(*) FROM written")
 }

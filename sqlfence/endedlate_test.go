@@ -37,9 +37,7 @@ func (t endTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQu
 // one round trip.
 func TestEndedAfterEnter(t *testing.T) {
 	e := newEnvOf(t, "std")
-	if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"fencepost.enter", func() { cancel(over) }} })
@@ -59,9 +57,7 @@ func TestResolveEnds(t *testing.T) {
 	}
 	defer tx.Rollback(context.Background())
 	var id transactionID
-	if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"pg_xact_status", func() { cancel(over) }} })
@@ -117,9 +113,7 @@ func TestNoConnectionForAWrite(t *testing.T) {
 		})
 		table := e.table("jobs", []string{"id"}, nil)
 		write := func() error { return table.Update(t.Context(), db, claimOf("r", 5), Key{1}, Set{"v": "new"}) }
-		if err := table.Update(t.Context(), db, claimOf("r", 4), Key{1}, Set{"v": "old"}); err != nil { // looks at the table
-			t.Fatal(err)
-		}
+		must(t, table.Update(t.Context(), db, claimOf("r", 4), Key{1}, Set{"v": "old"}))     // looks at the table
 		err := db.plain(t.Context(), func(context.Context, testTx) error { return write() }) // which has the first connection
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errInjected) || e.text("SELECT v FROM jobs") != "old" {
 			t.Errorf("got %v and %q, want ErrUnavailable", err, e.text("SELECT v FROM jobs"))
@@ -149,9 +143,7 @@ func TestEnterDuringAReset(t *testing.T) {
 			entered := e.start(func(func()) error {
 				return entering(e.db)(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { ran = true; return nil })
 			})
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(t.Context()))
 			err = <-entered
 			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (!mayRetry(err) || !strings.Contains(err.Error(), "the mark was retired or reset in the meantime")) {
 				t.Errorf("reset to %d: got %v, want %s", to, err, want)

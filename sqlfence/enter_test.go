@@ -116,17 +116,14 @@ func TestEnterInSavepoint(t *testing.T) {
 				t.Errorf("token %d: got %v, want ErrInvalid", token, err)
 			}
 		}
-		err := entering(e.db)(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, entering(e.db)(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			for _, sql := range []string{"SAVEPOINT s", "SELECT 1", "ROLLBACK TO s"} {
 				if _, err := tx.exec(ctx, sql); err != nil {
 					return err
 				}
 			}
 			return e.raiseMustWait(claimOf("r", 6))
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 
@@ -176,17 +173,12 @@ func TestEnterBadInput(t *testing.T) {
 			}
 			return nil
 		})
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "another resource", tx.enter(ctx, claimOf("other", 5)), "claim", `"other"`)
 			wantInvalid(t, "a newer raise inside", e.db.Raise(ctx, claimOf("r", 6)), "claim.Token", `"6"`)
-			if err := e.db.Raise(ctx, claimOf("another", 6)); err != nil {
-				t.Errorf("a raise of another resource inside: %v", err)
-			}
+			noError(t, e.db.Raise(ctx, claimOf("another", 6)), "a raise of another resource inside")
 			return tx.enter(ctx, claimOf("r", 5))
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -20,6 +22,46 @@ const patience = time.Minute
 
 // patient allows for a loaded machine. Tests of the timeouts set their own.
 var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
+
+// must ends the test if a call that the rest is built on failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noError reports an error of a call that should succeed; what is a format and
+// its arguments that say which call it was.
+func noError(t testing.TB, err error, what ...any) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%sgot %v, want no error", named(what), err)
+	}
+}
+
+// wantReason reports an error that has another reason than want.
+func wantReason(t testing.TB, err error, want guard.Reason, what ...any) {
+	t.Helper()
+	if got := guard.ReasonOf(err); got != want {
+		t.Errorf("%sgot %v with reason %q, want %q", named(what), err, got, want)
+	}
+}
+
+// wantState reports an error that has another SQLSTATE than want.
+func wantState(t testing.TB, err error, want string, what ...any) {
+	t.Helper()
+	if got := pgerr.State(err); got != want {
+		t.Errorf("%sgot %v with SQLSTATE %q, want %q", named(what), err, got, want)
+	}
+}
+
+func named(what []any) string {
+	if len(what) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(what[0].(string), what[1:]...) + ": "
+}
 
 // exec runs SQL as the administrator.
 func (e *env) exec(sql string, args ...any) {
@@ -44,6 +86,22 @@ func (e *env) text(sql string, args ...any) (s string) {
 		e.Fatalf("%s: %v", sql, err)
 	}
 	return s
+}
+
+// wantInt and wantText report a value that the administrator reads and that is
+// another one than want.
+func (e *env) wantInt(want int64, what, sql string, args ...any) {
+	e.Helper()
+	if got := e.int(sql, args...); got != want {
+		e.Errorf("%s: %d, want %d", what, got, want)
+	}
+}
+
+func (e *env) wantText(want, what, sql string, args ...any) {
+	e.Helper()
+	if got := e.text(sql, args...); got != want {
+		e.Errorf("%s: %q, want %q", what, got, want)
+	}
 }
 
 // roleName is the name of a role that only this test has: roles belong to the

@@ -57,15 +57,11 @@ func TestSpareArguments(t *testing.T) {
 		update := func(token guard.Token, args ...any) error {
 			return table.Update(t.Context(), e.db, claimOf("r", token), Key{1}, Set{"v": sqlrow.Raw("$1::text", args...)})
 		}
-		if err := update(1, "a"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, update(1, "a"))
 		err := update(2, "b", "spare")
 		if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "has 2 arguments and does not use $2") {
 			t.Errorf("a spare argument: %v", err)
 		}
-		if got := e.text("SELECT concat(v, last_fencing_token) FROM spare"); got != "a1" {
-			t.Errorf("the row is %s", got)
-		}
+		e.wantText("a1", "the row", "SELECT concat(v, last_fencing_token) FROM spare")
 	})
 }

@@ -44,15 +44,11 @@ func TestRetireIsBounded(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 2 {
-			t.Errorf("%d marks are left, want 2", n)
-		}
+		e.wantInt(2, "marks are left", "SELECT count(*) FROM fencepost.marks WHERE resource <> ''")
 		if got, err := retire(most); err != nil || got.Count != 2 || got.Floor != most {
 			t.Errorf("the control: %+v, %v", got, err)
 		}
-		if err := e.db.Raise(t.Context(), claimOf("c", 8)); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("under the highest floor: %v", err)
-		}
+		wantReason(t, e.db.Raise(t.Context(), claimOf("c", 8)), guard.ReasonStale, "under the highest floor")
 		// The repair compares, and is recorded.
 		reset := func(from, to, last guard.Token) error {
 			return admin.ResetFloor(t.Context(), from, to, last, "ops", "a made-up token")
@@ -65,18 +61,10 @@ func TestRetireIsBounded(t *testing.T) {
 				t.Errorf("got %v, want %s", err, want)
 			}
 		}
-		if err := reset(most, 7, 8); err != nil {
-			t.Fatal(err)
-		}
-		if err := reset(most, 7, 8); guard.ReasonOf(err) != guard.ReasonConflict {
-			t.Errorf("twice: %v", err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("c", 7)); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("at the new floor: %v", err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("c", 8)); err != nil {
-			t.Errorf("above the new floor: %v", err)
-		}
+		must(t, reset(most, 7, 8))
+		wantReason(t, reset(most, 7, 8), guard.ReasonConflict, "twice")
+		wantReason(t, e.db.Raise(t.Context(), claimOf("c", 7)), guard.ReasonStale, "at the new floor")
+		noError(t, e.db.Raise(t.Context(), claimOf("c", 8)), "above the new floor")
 		n := 0
 		for r, err := range e.db.Resets(t.Context(), 0) {
 			if n++; err != nil || r.Resource != "" || r.FromToken != most || r.ToToken != 7 || r.Actor != "ops" {
@@ -87,8 +75,6 @@ func TestRetireIsBounded(t *testing.T) {
 			t.Errorf("%d resets were recorded, want 1", n)
 		}
 		e.exec("DELETE FROM fencepost.marks WHERE resource = ''")
-		if err := reset(7, 8, 8); guard.ReasonOf(err) != guard.ReasonNotFound {
-			t.Errorf("without a floor: %v", err)
-		}
+		wantReason(t, reset(7, 8, 8), guard.ReasonNotFound, "without a floor")
 	})
 }

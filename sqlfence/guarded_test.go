@@ -32,9 +32,7 @@ func triggerOn(table []string, template string, columns ...string) Trigger {
 func (e *env) guardBy(table, template string) Trigger {
 	e.Helper()
 	g := triggerOn([]string{table}, template)
-	if err := e.db.InstallTrigger(context.Background(), g); err != nil {
-		e.Fatal(err)
-	}
+	must(e, e.db.InstallTrigger(context.Background(), g))
 	if !e.defaults.PresentClaims {
 		e.defaults.PresentClaims = true
 		e.db = e.open(nil)
@@ -168,9 +166,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 			}
 			refused := func(what string, want guard.Reason, claims ...guard.Claim) {
 				t.Helper()
-				if err := e.presenting(w.sql, claims...); guard.ReasonOf(err) != want {
-					t.Errorf("%s %s: got %v, want %s", w.name, what, err, want)
-				}
+				wantReason(t, e.presenting(w.sql, claims...), want, "%s %s", w.name, what)
 				if after := e.text(contents); after != before {
 					t.Fatalf("%s %s: %s, it was %s", w.name, what, after, before)
 				}

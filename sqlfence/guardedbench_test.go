@@ -39,9 +39,7 @@ func BenchmarkTrigger(b *testing.B) {
 						CREATE TRIGGER each_row AFTER UPDATE ON guarded FOR EACH ROW EXECUTE FUNCTION each_row()`)
 				}
 				claim := claimOf("tenant_123:jobs", 5)
-				if err := e.db.Raise(b.Context(), claim); err != nil {
-					b.Fatal(err)
-				}
+				must(b, e.db.Raise(b.Context(), claim))
 				db := e.serverDefault("synchronous_commit", "off")
 				update := func(table string) func(client, i int) error {
 					return func(_, i int) error {

@@ -17,9 +17,7 @@ import (
 // shape replaces the triggers of a guarded table with others.
 func (e *env) shape(table, sql string) {
 	e.Helper()
-	if err := e.db.RemoveTrigger(context.Background(), []string{table}); err != nil {
-		e.Fatal(err)
-	}
+	must(e, e.db.RemoveTrigger(context.Background(), []string{table}))
 	e.exec(sql)
 }
 
@@ -37,9 +35,7 @@ func TestTrapBeforeTrigger(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		const write, claim = "INSERT INTO moved VALUES (9, 'a')", "a"
-		if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, e.presenting(write, claimOf(claim, 5)), guard.ReasonMissing)
 		e.shape("moved", `CREATE FUNCTION before_check() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM fencepost.require(NEW.tenant, ''moved''); RETURN NEW; END';
 			CREATE TRIGGER before_check BEFORE INSERT OR UPDATE ON moved FOR EACH ROW EXECUTE FUNCTION before_check()`)
 		e.wantWritten("a check BEFORE", e.presenting(write, claimOf(claim, 5)))
@@ -56,9 +52,7 @@ func TestTrapOneSideOfAnUpdate(t *testing.T) {
 		const both = `FROM fencepost_old UNION SELECT ARRAY[format('%s', tenant) COLLATE "C"] FROM fencepost_new`
 		for side, claim := range map[string]string{"FROM fencepost_old": "a", "FROM fencepost_new": "c"} {
 			const write = "UPDATE items SET tenant = 'c' WHERE tenant = 'a'"
-			if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
-				t.Errorf("under the claim for %s: %v", claim, err)
-			}
+			wantReason(t, e.presenting(write, claimOf(claim, 5)), guard.ReasonMissing, "under the claim for %s", claim)
 			e.mutate(name, both, side)
 			e.wantWritten("one side", e.presenting(write, claimOf(claim, 5)))
 			e.wantWritten("the way back", e.presenting("UPDATE items SET tenant = 'a' WHERE tenant = 'c'", claimOf("a", 5), claimOf("c", 5)))
@@ -78,29 +72,21 @@ func TestTrapPartition(t *testing.T) {
 		g := triggerOn([]string{"parts"}, `{tenant}`)
 		e.exec(`CREATE TABLE parts_late (id int, tenant text NOT NULL, v int NOT NULL); INSERT INTO parts_late VALUES (5000, 'a', 0);
 			ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000)`)
-		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("through the root: %v", err)
-		}
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("directly: %v", err)
-		}
+		wantReason(t, e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"), guard.ReasonMissing, "through the root")
+		wantReason(t, e.presenting(write), guard.ReasonMissing, "directly")
 		e.wantWritten("a TRUNCATE", e.presenting("TRUNCATE parts_late; INSERT INTO parts_late VALUES (5000, 'a', 0)", claimOf("a", 5)))
 		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) != 5 || !strings.Contains(found[4].String(), "parts_late: the trigger fencepost_update is missing") {
 			t.Errorf("Verify: %v, %v", found, err)
 		}
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
 		for _, write := range []string{write, "TRUNCATE parts_late"} {
 			if err := e.presenting(write, claimOf("a", 5)); (guard.ReasonOf(err) == guard.ReasonMissing) != strings.HasPrefix(write, "TRUNCATE") {
 				t.Errorf("after another installation, %s: %v", write, err)
 			}
 		}
 		e.exec("ALTER TABLE parts DETACH PARTITION parts_late") // keeps the triggers on its statements
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("detached: %v", err)
-		}
+		wantReason(t, e.presenting(write), guard.ReasonMissing, "detached")
 		e.exec(`ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000);
 			DROP TRIGGER fencepost_update ON parts_late; DROP TRIGGER fencepost_row_update ON parts`)
 		e.wantWritten("a trigger on the root", e.presenting(write))
@@ -113,12 +99,8 @@ func TestTrapTokenColumn(t *testing.T) {
 		e.guardWriters()
 		e.exec("UPDATE fencepost.marks SET token = 6, lease_id = 'lease-6' WHERE resource = 'a'")
 		stale := func() error { return e.presenting("INSERT INTO items VALUES (1, 'a', 9)", claimOf("a", 5)) }
-		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
-			t.Error(err)
-		}
-		if err := stale(); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("an INSERT after the DELETE of a newer holder: %v", err)
-		}
+		noError(t, e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)))
+		wantReason(t, stale(), guard.ReasonStale, "an INSERT after the DELETE of a newer holder")
 		e.shape("items", `ALTER TABLE items ADD last_fencing_token bigint NOT NULL DEFAULT 0; INSERT INTO items VALUES (1, 'a', 0, 6);
 			CREATE FUNCTION by_column() RETURNS trigger LANGUAGE plpgsql AS $$
 			DECLARE offered bigint := (current_setting('fencepost.claims')::jsonb -> 0 ->> 'token')::bigint;
@@ -128,12 +110,8 @@ func TestTrapTokenColumn(t *testing.T) {
 				NEW.last_fencing_token := offered; RETURN NEW;
 			END $$;
 			CREATE TRIGGER by_column BEFORE INSERT OR UPDATE OR DELETE ON items FOR EACH ROW EXECUTE FUNCTION by_column()`)
-		if err := e.presenting("UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("the control refuses not even an UPDATE: %v", err)
-		}
-		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
-			t.Error(err)
-		}
+		wantReason(t, e.presenting("UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)), guard.ReasonStale, "the control refuses not even an UPDATE")
+		noError(t, e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)))
 		e.wantWritten("a token column", stale())
 	})
 }
@@ -156,18 +134,12 @@ func TestTrapRowLock(t *testing.T) {
 		}
 		for _, level := range isolationLevels {
 			e.db = e.serverDefault("default_transaction_isolation", level)
-			if err := together(); err != nil {
-				t.Errorf("%s: %v", level, err)
-			}
-			if err := e.presenting("DELETE FROM items WHERE id > 19", claimOf("a", 5)); err != nil {
-				t.Error(err)
-			}
+			noError(t, together(), "%s", level)
+			noError(t, e.presenting("DELETE FROM items WHERE id > 19", claimOf("a", 5)))
 		}
 		e.db = e.open(nil)
 		e.mutate("judge", "LIMIT 1;", "LIMIT 1 FOR NO KEY UPDATE;")
-		if err := together(); pgerr.State(err) != "55P03" {
-			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
-		}
+		wantState(t, together(), "55P03", "under FOR NO KEY UPDATE, the control")
 	})
 }
 
@@ -193,9 +165,7 @@ func TestTrapSavepoint(t *testing.T) {
 				return err
 			}))
 		}
-		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, resumed(5), guard.ReasonStale)
 		e.exec("CREATE SEQUENCE checked")
 		e.mutate("require", "\nBEGIN\n", "\nBEGIN\n  IF (SELECT last_value FROM public.checked) = (txid_current() & 9223372036854775807) THEN RETURN; END IF;\n  PERFORM setval('public.checked', txid_current());\n")
 		e.wantWritten("a check that is remembered", resumed(6))
@@ -208,9 +178,7 @@ func TestTrapReplicaMode(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		const write = "DO $$ BEGIN SET LOCAL session_replication_role = replica; UPDATE items SET v = 9 WHERE id = 1; END $$"
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, e.presenting(write), guard.ReasonMissing)
 		e.exec("ALTER TABLE items ENABLE TRIGGER fencepost_update")
 		e.wantWritten("a trigger that is not ENABLE ALWAYS", e.presenting(write))
 	})
@@ -259,12 +227,8 @@ func TestTriggersNotHijacked(t *testing.T) {
 			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
 			return ErrorFrom(err)
 		}
-		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("under another's claim: %v", err)
-		}
-		if err := attempt(claimsSetting(claimOf("a", 5))); err != nil {
-			t.Errorf("under the claim: %v", err)
-		}
+		wantReason(t, attempt(claimsSetting(claimOf("b", 5))), guard.ReasonMissing, "under another's claim")
+		noError(t, attempt(claimsSetting(claimOf("a", 5))), "under the claim")
 		e.exec("ALTER FUNCTION fencepost.require RESET search_path; ALTER FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)") + " RESET search_path")
 		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) == guard.ReasonMissing {
 			t.Errorf("without a pinned search_path, the control: %v", err)

@@ -367,9 +367,7 @@ func newEnvAt(t testing.TB, driver int, url string) *env {
 	e.admin = admin
 	t.Cleanup(admin.Close)
 	e.reconnect()
-	if err := e.db.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.db.Migrate(t.Context()))
 	return e
 }
 

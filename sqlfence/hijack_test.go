@@ -146,9 +146,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 				check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
 				next++
 				check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
-				if err := table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}); guard.ReasonOf(err) != guard.ReasonStale {
-					t.Errorf("a stale Update under %s: %v", path, err)
-				}
+				wantReason(t, table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}), guard.ReasonStale, "a stale Update under %s", path)
 			}
 			for what, sql := range map[string]string{
 				"format":      "SELECT format('%s', 'x'::pg_catalog.text)",
@@ -197,9 +195,7 @@ func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
 			if !e.hijacked(path, strings.ReplaceAll(sqladmin.MigrationSQL(), migrate.Pin, "")) {
 				t.Errorf("the script without a search_path of its own, the control, was not hijacked under %s", path)
 			}
-			if err := e.db.Migrate(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Migrate(t.Context()))
 		}
 	})
 }

@@ -22,12 +22,8 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH")                // as on a busy server
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			control := context.WithoutCancel(ctx)
-			if err := db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000); pgerr.State(err) != pgerr.Canceled {
-				t.Errorf("the statement alone: got %v, want it to be cancelled", err)
-			}
-			if err := db.Raise(control, claimOf("r", 6)); err != nil {
-				t.Errorf("the raise: %v", err)
-			}
+			wantState(t, db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000), pgerr.Canceled, "the statement alone")
+			noError(t, db.Raise(control, claimOf("r", 6)), "the raise")
 			return nil
 		})
 		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown { // at COMMIT, which on pgx says no more
@@ -45,12 +41,9 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 // settingOf returns the statement_timeout of one of the DB's sessions.
 func (e *env) settingOf(db fence) (ms int64) {
 	e.Helper()
-	err := db.plain(e.Context(), func(ctx context.Context, tx testTx) (err error) {
+	noError(e, db.plain(e.Context(), func(ctx context.Context, tx testTx) (err error) {
 		ms, err = tx.int(ctx, "SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout'")
 		return err
-	})
-	if err != nil {
-		e.Error(err)
-	}
+	}))
 	return ms
 }

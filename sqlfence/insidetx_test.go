@@ -18,9 +18,7 @@ func TestTwoDBsInOneTransaction(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		other := e.open(nil)
-		if err := e.db.Raise(t.Context(), claimOf("s", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("s", 5)))
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			for range 2 {
 				if err := otherEnter(ctx, other, tx, claimOf("s", 5)); err != nil {
@@ -54,15 +52,13 @@ func TestEnterAddsToPresented(t *testing.T) {
 		e.guardBy("g", "{tenant}")
 		db := e.open(&Options{PresentClaims: true})
 		for _, r := range []string{"a", "b", "it's {1} \\ \"c\""} {
-			if err := db.Raise(t.Context(), claimOf(r, 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Raise(t.Context(), claimOf(r, 5)))
 		}
 		for what, first := range map[string]func(tx testTx) error{
 			"entered":   func(tx testTx) error { return tx.enter(t.Context(), claimOf("a", 5)) },
 			"presented": func(tx testTx) error { return tx.present(t.Context(), claimOf("a", 5)) },
 		} {
-			err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			noError(t, db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				if err := first(tx); err != nil {
 					return err
 				}
@@ -71,10 +67,7 @@ func TestEnterAddsToPresented(t *testing.T) {
 				}
 				_, err := tx.exec(ctx, "INSERT INTO g VALUES ('a', 1), ('b', 1)")
 				return ErrorFrom(err)
-			})
-			if err != nil {
-				t.Errorf("%s before: %v", what, err)
-			}
+			}), "%s before", what)
 		}
 	})
 }
@@ -115,9 +108,7 @@ func TestEnterOnInside(t *testing.T) {
 		for _, claim := range []guard.Claim{claimOf("s", 5), claimOf("r", 6), claimOf("r", 4)} {
 			wantInvalid(t, claim.Resource+claim.Token.String(), x.db.EnterOn(ctx, x.tx, claim), "claim", "InTx")
 		}
-		if err := x.db.EnterOn(ctx, x.tx, claimOf("r", 5)); err != nil {
-			t.Error(err)
-		}
+		noError(t, x.db.EnterOn(ctx, x.tx, claimOf("r", 5)))
 		return write5(ctx, tx)
 	})
 	if marks := e.text("SELECT string_agg(resource || token, ' ') FROM fencepost.marks"); err != nil || e.written() != 1 || marks != "r5" {

@@ -59,9 +59,7 @@ func (e *env) compareJoins(lists [][]string) (differ []string, joined, refused i
 	}
 	var names []*string
 	answer := e.text("SELECT json_agg(pg_temp.joined(ARRAY(SELECT json_array_elements_text(l))) ORDER BY n)::text FROM json_array_elements($1::text::json) WITH ORDINALITY AS x(l, n)", string(text))
-	if err := json.Unmarshal([]byte(answer), &names); err != nil {
-		e.Fatal(err)
-	}
+	must(e, json.Unmarshal([]byte(answer), &names))
 	for i, parts := range lists {
 		want, err := guard.JoinResource(parts...)
 		if err != nil {
@@ -155,9 +153,7 @@ func TestTriggersNameByTemplate(t *testing.T) {
 			Name     string   `json:"name"`
 		} `json:"names"`
 	}
-	if err := json.Unmarshal(data, &vectors); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &vectors))
 	types := map[string]string{guard.TypeText: "text", guard.TypeInt: "bigint", guard.TypeUUID: "uuid"}
 	someDriver(t, func(t *testing.T, e *env) {
 		installed, compared := map[string]Trigger{}, map[string]int{}
@@ -206,9 +202,7 @@ func TestTriggersNameByTemplate(t *testing.T) {
 			}
 		}
 		e.exec("CREATE TABLE bound (tenant text NOT NULL, n bigint NOT NULL)")
-		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"bound"}, "{tenant}:jobs:{n:int}")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"bound"}, "{tenant}:jobs:{n:int}")))
 		for value, want := range map[string]string{"''": "22023", "NULL": "23502", "E'a\\nb'": "22023", "repeat('x', 506)": "22023", "repeat('x', 505)": pgerr.Missing, "repeat(':', 169)": "22023"} {
 			if _, err := e.admin.Exec(t.Context(), "INSERT INTO bound VALUES ("+value+", 7)"); pgerr.State(err) != want {
 				t.Errorf("%s: %v, want SQLSTATE %s", value, err, want)

@@ -24,7 +24,7 @@ func TestLeakedPgxHandles(t *testing.T) {
 	var tx, savepoint pgx.Tx
 	var objects, savepointsObjects pgx.LargeObjects
 	var object, savepointsObject *pgx.LargeObject
-	err := single.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, in pgx.Tx) (err error) {
+	must(t, single.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, in pgx.Tx) (err error) {
 		tx = in
 		if savepoint, err = in.Begin(ctx); err != nil {
 			return err
@@ -39,10 +39,7 @@ func TestLeakedPgxHandles(t *testing.T) {
 		}
 		savepointsObject, err = savepointsObjects.Open(t.Context(), oid, pgx.LargeObjectModeWrite)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	const write = "INSERT INTO written VALUES (5)"
 	table := e.table("written", []string{"token"}, &TableOptions{TokenColumn: "mark"})
 	uses := map[string]func(ctx context.Context) error{
@@ -78,23 +75,18 @@ func TestLeakedPgxHandles(t *testing.T) {
 		if err := use(t.Context()); !errors.Is(err, pgx.ErrTxClosed) {
 			t.Errorf("%s after the transaction: %v, want pgx.ErrTxClosed", what, err)
 		}
-		err := single.InTx(t.Context(), claimOf("r", 6), func(ctx context.Context, _ pgx.Tx) error {
+		noError(t, single.InTx(t.Context(), claimOf("r", 6), func(ctx context.Context, _ pgx.Tx) error {
 			if err := use(ctx); !errors.Is(err, pgx.ErrTxClosed) {
 				t.Errorf("%s in a newer holder's transaction: %v, want pgx.ErrTxClosed", what, err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Errorf("%s: the newer holder's transaction: %v", what, err)
-		}
+		}), "%s: the newer holder's transaction", what)
 	}
 	if n := e.written(); n != 0 {
 		t.Errorf("%d rows were written", n)
 	}
 	var control pgx.Tx
-	if err := single.InTx(t.Context(), claimOf("r", 6), func(_ context.Context, in pgx.Tx) error { control = in.(*pgxHandle).Tx; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, single.InTx(t.Context(), claimOf("r", 6), func(_ context.Context, in pgx.Tx) error { control = in.(*pgxHandle).Tx; return nil }))
 	if _, err := control.Exec(t.Context(), write); err != nil || e.written() != 1 {
 		t.Errorf("pgx's own handle, the control: %v", err)
 	}
@@ -128,10 +120,7 @@ func TestLeakedResults(t *testing.T) {
 				return nil
 			}, func() error { _, err := results.Exec(); return errors.Join(err, results.Close()) }},
 		} {
-			err := e.db.(pgxFence).InTx(t.Context(), claimOf("r", 5), leak.leave)
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
-			}
+			wantReason(t, e.db.(pgxFence).InTx(t.Context(), claimOf("r", 5), leak.leave), guard.ReasonUnavailable, "%s", what)
 			if err := leak.use(); err == nil {
 				t.Errorf("%s can be read after the transaction", what)
 			}

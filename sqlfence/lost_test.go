@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -25,24 +24,17 @@ func TestLostCommit(t *testing.T) {
 			e.createWritten()
 			p, through := e.newProxy()
 			db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}, through)
-			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 			p.set(onCommit(c.fate))
 			start := time.Now()
-			err := db.fenced(t.Context(), claimOf("r", 5), write5)
-			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
-			}
+			wantReason(t, db.fenced(t.Context(), claimOf("r", 5), write5), guard.ReasonOutcomeUnknown, "%s", what)
 			if took := time.Since(start); took > patience/2 { // that of the others
 				t.Errorf("%s: it took %v", what, took)
 			}
 			p.set(nil)
 			p.CutAll() // a driver waits for a silent connection before it gives up
 			// Once the server is done with the transaction, a successor sees it.
-			if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
 			if n := e.written(); n != c.rows {
 				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
 			}
@@ -78,26 +70,20 @@ func TestLostUpdate(t *testing.T) {
 				cut = true // a repeated statement would get through
 				return cutAfter
 			})
-			if err := update(5); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Errorf("%v: got %v, want ErrOutcomeUnknown", mode, err)
-			}
+			wantReason(t, update(5), guard.ReasonOutcomeUnknown, "%v", mode)
 			p.set(nil)
 			e.waitFor("the row", "SELECT n >= 2 FROM pairs")
 			if n := e.int("SELECT n FROM pairs"); n != 2 {
 				t.Errorf("%v: the statement was sent %d times", mode, n-1)
 			}
 			// The same modes for transactions and marks.
-			if err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
-			}); err != nil {
-				t.Errorf("%v: InTx: %v", mode, err)
-			}
+			}), "%v: InTx", mode)
 			if mark, err := db.Admit(t.Context(), claimOf("r", 6)); err != nil || mark.Token != 6 {
 				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
 			}
-			if err := db.fenced(t.Context(), claimOf("r", 5), nil); !errors.Is(err, guard.ErrStale) {
-				t.Errorf("%v: InTx of an older token: %v", mode, err)
-			}
+			wantReason(t, db.fenced(t.Context(), claimOf("r", 5), nil), guard.ReasonStale, "%v: InTx of an older token", mode)
 		}
 	})
 }
@@ -138,14 +124,10 @@ func TestLostAnswers(t *testing.T) {
 			p, through := e.newProxy()
 			db := e.open(nil, through)
 			p.set(on(c.message, cutBefore))
-			if err := c.call(t.Context(), db); guard.ReasonOf(err) != c.want {
-				t.Errorf("%s: got %v, want %s", what, err, c.want)
-			}
+			wantReason(t, c.call(t.Context(), db), c.want, "%s", what)
 			p.set(nil)
 		}
-		if row := e.text("SELECT v || last_fencing_token FROM pairs"); row != "old0" {
-			t.Errorf("the row is %s", row)
-		}
+		e.wantText("old0", "the row", "SELECT v || last_fencing_token FROM pairs")
 	})
 }
 
@@ -156,9 +138,7 @@ func TestCommitIgnoresCancel(t *testing.T) {
 		e.createWritten()
 		p, through := e.newProxy()
 		db := e.open(nil, through)
-		if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.Raise(t.Context(), claimOf("r", 5)))
 		ctx, cancel := context.WithCancel(t.Context())
 		commits := onCommit(cutBefore)
 		p.set(func(message string) fate {
@@ -225,15 +205,11 @@ func TestPoolExhausted(t *testing.T) {
 			},
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			if err := call(ctx); guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
-			}
+			wantReason(t, call(ctx), guard.ReasonUnavailable, "%s", what)
 			cancel()
 		}
 		for _, end := range held {
-			if err := end(); err != nil {
-				t.Error(err)
-			}
+			noError(t, end())
 		}
 	})
 }

@@ -217,9 +217,7 @@ func TestMarkSurvivesRollback(t *testing.T) {
 func TestForeignCollation(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
-		if err := e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}))
 		for lease, want := range map[string]string{"a": "", "A": pgerr.Conflict} {
 			_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
 			if pgerr.State(err) != want {
@@ -231,16 +229,13 @@ func TestForeignCollation(t *testing.T) {
 			t.Errorf("raise: %v, want a conflict", err)
 		}
 		// A fenced transaction keeps out a raise that brings another collation.
-		err = e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
+		must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
 			_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
 			if pgerr.State(err) != "55P03" {
 				t.Errorf("the raise did not wait: %v", err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	})
 }
 
@@ -255,14 +250,9 @@ func TestMarkLimits(t *testing.T) {
 	}{
 		{512, 128, "1", ""}, {512, 0, "9223372036854775806", ""}, {513, 0, "1", "23514"}, {1, 129, "1", "23514"}, {2, 0, "0", "22023"}, {3, 0, "9223372036854775807", "22023"},
 	} {
-		err := e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease))
-		if pgerr.State(err) != c.state {
-			t.Errorf("%+v: %v", c, err)
-		}
+		wantState(t, e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease)), c.state, "%+v", c)
 	}
 	for token, state := range map[string]string{"0": "23514", "9223372036854775807": "23514", "7": ""} { // by a restored dump
-		if err := e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"); pgerr.State(err) != state {
-			t.Errorf("token %s: %v", token, err)
-		}
+		wantState(t, e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"), state, "token %s", token)
 	}
 }

@@ -48,20 +48,14 @@ func (e *env) overtakes() (n int) {
 				}
 				return nil
 			}
-			if err := before(); err != nil {
-				e.Error(err)
-			}
+			noError(e, before())
 			break
 		}
 		n++
-		if err := before(); err != nil {
-			e.Error(err)
-		}
+		noError(e, before())
 		e.waitForBlocked(1) // the raise, again: for the newcomer
 	}
-	if err := errors.Join(last(), <-raised); err != nil {
-		e.Error(err)
-	}
+	noError(e, errors.Join(last(), <-raised))
 	return n
 }
 
@@ -99,9 +93,7 @@ func TestRaiseDoesNotLower(t *testing.T) {
 				t.Fatal(err)
 			}
 			raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(t.Context()))
 			err = <-raised
 			mark, markErr := e.db.Mark(t.Context(), "r")
 			if markErr != nil {
@@ -130,12 +122,8 @@ func TestRaisedAtIsNotTheBegin(t *testing.T) {
 			go func() { raised <- e.db.Raise(context.Background(), claimOf("r", newer)) }()
 			e.waitForWaiters(1)
 			var before time.Time
-			if err := e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before); err != nil {
-				t.Fatal(err)
-			}
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
+			must(t, end())
 			if err := <-raised; err != nil {
 				t.Fatal(err)
 			}

@@ -45,9 +45,7 @@ func TestMigrateConcurrently(t *testing.T) {
 			for range longtest.ByLength(6, 16) {
 				wg.Go(func() {
 					for range 2 {
-						if err := db.Migrate(context.Background()); err != nil {
-							t.Error(err)
-						}
+						noError(t, db.Migrate(context.Background()))
 					}
 				})
 			}
@@ -74,15 +72,11 @@ func TestMigrationSQL(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
-		if err := e.db.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Migrate(t.Context()))
 		if got := e.text(catalogSQL); got != want {
 			t.Errorf("the schema is\n%s\nwant\n%s", got, want)
 		}
-		if after := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations"); after != before {
-			t.Error("Migrate applied it again")
-		}
+		e.wantText(before, "Migrate applied it again", "SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
 	})
 }
 

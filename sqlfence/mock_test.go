@@ -28,9 +28,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 		if n := pool.Stats().InUse; n != 0 {
 			t.Errorf("%d connections were not given back", n)
 		}
-		if err := m.ExpectationsWereMet(); err != nil {
-			t.Error(err)
-		}
+		noError(t, m.ExpectationsWereMet())
 		pool.Close()
 	})
 	db, err := Std(pool, nil)

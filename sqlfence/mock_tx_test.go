@@ -163,9 +163,7 @@ func TestRaiseThatEndsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-		t.Error(err)
-	}
+	noError(t, db.Raise(t.Context(), claimOf("r", 5)))
 }
 
 // deadServer gives connections that turn out to be dead, and counts them.

@@ -19,18 +19,14 @@ func TestOldStrings(t *testing.T) {
 		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
 		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
 		guarded := triggerOn([]string{"unfit"}, `{resource}:a\'b`)
-		if err := old.InstallTrigger(t.Context(), guarded); err != nil {
-			t.Fatal(err)
-		}
+		must(t, old.InstallTrigger(t.Context(), guarded))
 		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Triggers: []Trigger{guarded}}
 		for name, db := range map[string]fence{"off": old, "on": e.db} {
 			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
 				t.Errorf("%s: found %v, %v", name, found, err)
 			}
 			claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
-			if err := db.Raise(t.Context(), claim); err != nil {
-				t.Error(err)
-			}
+			noError(t, db.Raise(t.Context(), claim))
 			write := func(claims ...guard.Claim) error {
 				return ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 					if err := tx.present(ctx, claims...); err != nil {
@@ -40,12 +36,8 @@ func TestOldStrings(t *testing.T) {
 					return err
 				}))
 			}
-			if err := write(claim); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			if err := write(guard.Claim{Resource: `r:a'b`, Token: 5}); !errors.Is(err, guard.ErrMissing) {
-				t.Errorf("%s, another resource: %v", name, err)
-			}
+			noError(t, write(claim), "%s", name)
+			wantReason(t, write(guard.Claim{Resource: `r:a'b`, Token: 5}), guard.ReasonMissing, "%s, another resource", name)
 		}
 	})
 }
@@ -64,9 +56,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 				return guard.Claim{Resource: `it's \ $1 ` + itoa(i), Token: token, LeaseID: `l'\` + token.String()}
 			}
 			e.exec("TRUNCATE written")
-			if err := db.InstallTrigger(t.Context(), table); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.InstallTrigger(t.Context(), table))
 			write := func(token guard.Token) func(context.Context, testTx) error {
 				return func(ctx context.Context, tx testTx) error {
 					_, err := tx.exec(ctx, "INSERT INTO written VALUES ($1, $2)", of(token).Resource, int64(token))
@@ -86,9 +76,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 					t.Errorf("%v, %d: %v", mode, what, err)
 				}
 			}
-			if err := db.fenced(t.Context(), of(6), write(6)); err != nil {
-				t.Errorf("%v: above the mark: %v", mode, err)
-			}
+			noError(t, db.fenced(t.Context(), of(6), write(6)), "%v: above the mark", mode)
 			if mark, err := db.Admit(t.Context(), of(6)); err != nil || mark.Token != 6 || mark.LeaseID != of(6).LeaseID {
 				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
 			}
@@ -104,9 +92,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 				}
 			}
 			mark := guard.Mark{Token: 6, LeaseID: of(6).LeaseID}
-			if err := db.Reset(t.Context(), of(6).Resource, mark, guard.Mark{Token: 2, LeaseID: `b\'`}, 6, `o'\`, `it's \`); err != nil {
-				t.Errorf("%v: Reset: %v", mode, err)
-			}
+			noError(t, db.Reset(t.Context(), of(6).Resource, mark, guard.Mark{Token: 2, LeaseID: `b\'`}, 6, `o'\`, `it's \`), "%v: Reset", mode)
 			if all, err := collect(db.Marks(t.Context(), `it's \ $1 `+itoa(i))); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
 				t.Errorf("%v: Marks: %+v, %v", mode, all, err)
 			}
@@ -119,9 +105,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			if n := e.text("SELECT string_agg(token::text, ' ' ORDER BY token) FROM written"); n != "1 2 3 4 6" {
 				t.Errorf("%v: written are %s", mode, n)
 			}
-			if err := db.RemoveTrigger(t.Context(), table.Table); err != nil {
-				t.Error(err)
-			}
+			noError(t, db.RemoveTrigger(t.Context(), table.Table))
 		}
 	})
 }

@@ -59,9 +59,7 @@ func TestObserver(t *testing.T) {
 		} {
 			e.exec("UPDATE pairs SET last_fencing_token = $1", map[bool]int{true: 5, false: 0}[what == "stale update"])
 			e.exec("INSERT INTO pairs (a, b) VALUES (2, 'x') ON CONFLICT (a, b) DO UPDATE SET deleted_at = NULL")
-			if err := e.db.Raise(t.Context(), ok); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), ok))
 			events = nil
 			err := c.call()
 			if len(events) != c.all {

@@ -64,14 +64,11 @@ func TestPresent(t *testing.T) {
 		e.guardBy("items", `{tenant}`)
 		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 7, 'lease-7')")
 		const both = "UPDATE items SET v = v + 1"
-		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "a malformed claim", tx.present(ctx, claimOf("a", 5), guard.Claim{Resource: "b"}), "token", "")
 			return errors.Join(tx.present(ctx), tx.present(ctx, claimOf("a", 4)), tx.present(ctx, claimOf("b", 7), claimOf("a", 5)),
 				func() error { _, err := tx.exec(ctx, both); return err }())
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 		inTx := func(add ...guard.Claim) error {
 			return ErrorFrom(e.db.fenced(t.Context(), claimOf("a", 5), func(ctx context.Context, tx testTx) error {
 				if err := tx.present(ctx, add...); err != nil {
@@ -81,15 +78,9 @@ func TestPresent(t *testing.T) {
 				return err
 			}))
 		}
-		if err := inTx(); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("one of two claims: %v", err)
-		}
-		if err := inTx(claimOf("b", 7)); err != nil {
-			t.Errorf("both claims: %v", err)
-		}
-		if n := e.int("SELECT sum(v) FROM items"); n != 4 {
-			t.Errorf("the sum is %d, want 4", n)
-		}
+		wantReason(t, inTx(), guard.ReasonMissing, "one of two claims")
+		noError(t, inTx(claimOf("b", 7)), "both claims")
+		e.wantInt(4, "the sum", "SELECT sum(v) FROM items")
 	})
 }
 
@@ -121,9 +112,7 @@ func TestEnteringPresents(t *testing.T) {
 				t.Errorf("%s: %v", way, err)
 			}
 		}
-		if err := ErrorFrom(e.db.unfenced(t.Context(), both)); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("none of them: %v", err)
-		}
+		wantReason(t, ErrorFrom(e.db.unfenced(t.Context(), both)), guard.ReasonMissing, "none of them")
 		for way, err := range ways(e.open(&Options{})) {
 			var pg *pgconn.PgError
 			if err = ErrorFrom(err); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "Options.PresentClaims") {

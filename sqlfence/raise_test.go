@@ -48,9 +48,7 @@ func (e *env) raise(claim guard.Claim) error {
 func TestRaiseWaits(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE written (token bigint)")
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 		late := e.start(func(func()) error {
@@ -63,9 +61,7 @@ func TestRaiseWaits(t *testing.T) {
 			if n := e.int(waitersSQL); n != 2 {
 				t.Errorf("%d wait with %d older transactions open, want the raise and the enter", n, len(ends)-i)
 			}
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, end())
 		}
 		if err := <-raised; err != nil {
 			t.Fatal(err)
@@ -86,9 +82,7 @@ func TestRaiseWaitsControl(t *testing.T) {
 		e.exec("CREATE TABLE written (token bigint)")
 		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		end := e.holding(claimOf("r", 5))
-		if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
 		before := e.int("SELECT count(*) FROM written")
 		if err := end(); err != nil || before != 0 {
 			t.Errorf("%d rows were seen, then %v", before, err)
@@ -103,9 +97,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 		var inside sync.WaitGroup
 		inside.Add(2)
 		errs := make(chan error, 2)
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		for range 2 {
 			go func() {
 				errs <- e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
@@ -135,15 +127,9 @@ func TestStaleRaiseDoesNotQueue(t *testing.T) {
 		e.exec("CREATE TABLE written (token bigint)")
 		end := e.holding(claimOf("r", 5))
 		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
-		if err := impatient.Raise(t.Context(), claimOf("r", 4)); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("an older token: %v", err)
-		}
-		if err := impatient.Raise(t.Context(), guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}); !errors.Is(err, guard.ErrConflict) {
-			t.Errorf("another lease: %v", err)
-		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		wantReason(t, impatient.Raise(t.Context(), claimOf("r", 4)), guard.ReasonStale, "an older token")
+		wantReason(t, impatient.Raise(t.Context(), guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}), guard.ReasonConflict, "another lease")
+		must(t, end())
 	})
 }
 
@@ -165,9 +151,7 @@ func TestRaiseTimesOut(t *testing.T) {
 				t.Errorf("%s: got %v, want ErrUnavailable with SQLSTATE 55P03", what, err)
 			}
 		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, end())
 		if mark, err := db.Mark(t.Context(), "r"); err != nil || mark.Token != 5 {
 			t.Errorf("the mark is %+v, %v", mark, err)
 		}
@@ -187,9 +171,7 @@ func TestEnterTimesOut(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
 			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
 		}
-		if err := errors.Join(end(), <-raised); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(end(), <-raised))
 	})
 }
 
@@ -204,16 +186,12 @@ func TestStoppedHolder(t *testing.T) {
 			// It fails if this process was delayed before it, which is just as
 			// good.
 			tx.exec(ctx, "INSERT INTO written VALUES (5)")
-			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process is stopped meanwhile
-				t.Errorf("the successor's raise: %v", err)
-			}
+			noError(t, e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)), "the successor's raise") // the process is stopped meanwhile
 			return nil
 		})
 		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown {
 			t.Errorf("got %v, want ErrStale or, at COMMIT, ErrOutcomeUnknown", err)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != 0 {
-			t.Error("the stopped holder's write is there")
-		}
+		e.wantInt(0, "the stopped holder's write is there", "SELECT count(*) FROM written")
 	})
 }

@@ -39,9 +39,7 @@ func TestRaiseKeepsItsPlace(t *testing.T) {
 			} else {
 				looked(3)
 			}
-			if err := errors.Join(end(), <-raised); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
+			noError(t, errors.Join(end(), <-raised), "%s", what)
 			if !c.passed {
 				if err := <-younger; !errors.Is(err, guard.ErrStale) {
 					t.Errorf("%s: the younger transaction: %v, want ErrStale", what, err)
@@ -71,9 +69,7 @@ func TestShortRaisesEndAHolder(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		e.exec("CREATE TABLE job (id int PRIMARY KEY, v int NOT NULL)")
-		if err := e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}))
 		holders := map[string]func(idle func() error) error{
 			"InTx": func(idle func() error) error {
 				return e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
@@ -98,9 +94,7 @@ func TestShortRaisesEndAHolder(t *testing.T) {
 		for what, hold := range holders {
 			begin := func() (resume chan struct{}, old chan error) {
 				e.exec("TRUNCATE fencepost.marks, written; ALTER TABLE job DISABLE TRIGGER fencepost_truncate; TRUNCATE job; ALTER TABLE job ENABLE ALWAYS TRIGGER fencepost_truncate")
-				if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 				resume = make(chan struct{})
 				return resume, e.start(func(paused func()) error {
 					return hold(func() error { paused(); <-resume; return nil })
@@ -113,9 +107,7 @@ func TestShortRaisesEndAHolder(t *testing.T) {
 			}
 			resume, old := begin()
 			for range 4 {
-				if err := short(e.open(&Options{TerminateAfter: -1})); guard.ReasonOf(err) != guard.ReasonUnavailable {
-					t.Errorf("%s, the control: %v", what, err)
-				}
+				wantReason(t, short(e.open(&Options{TerminateAfter: -1})), guard.ReasonUnavailable, "%s, the control", what)
 			}
 			close(resume)
 			if err := <-old; err != nil {
@@ -167,9 +159,7 @@ func TestRaiseWithoutASpareConnection(t *testing.T) {
 					return db.plain(context.Background(), func(context.Context, testTx) error { paused(); <-release; return nil })
 				}))
 			}
-			if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-				t.Errorf("%d connections: %v", conns+1, err)
-			}
+			noError(t, db.Raise(t.Context(), claimOf("r", 6)), "%d connections", conns+1)
 			close(resume)
 			close(release)
 			if err := <-old; !errors.Is(err, guard.ErrStale) {
@@ -190,12 +180,8 @@ func TestRaiseWithoutASpareConnection(t *testing.T) {
 func TestPreparedTransactionInTheWay(t *testing.T) {
 	e := newEnvOn(t, 0, mortalServer(t))
 	e.exec("CREATE TABLE job (id int PRIMARY KEY, v int NOT NULL)")
-	if err := e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}))
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 	impatient := e.open(&Options{RaiseTimeout: 50 * time.Millisecond})
 	for what, sql := range map[string]string{
 		"enter":   "SELECT fencepost.enter_row('r', 5, 'lease-5', 0, 0)",
@@ -208,7 +194,5 @@ func TestPreparedTransactionInTheWay(t *testing.T) {
 		}
 		e.exec("ROLLBACK PREPARED 'close of april'")
 	}
-	if err := impatient.Raise(t.Context(), claimOf("r", 6)); err != nil {
-		t.Errorf("the control: %v", err)
-	}
+	noError(t, impatient.Raise(t.Context(), claimOf("r", 6)), "the control")
 }

@@ -24,12 +24,8 @@ func TestRenamedTable(t *testing.T) {
 		const write = "INSERT INTO inv_old VALUES (1, 'a', 'eu')"
 		check := func(what string, stale, current guard.Reason) {
 			t.Helper()
-			if err := e.presenting(write, claimOf("a", 1), claimOf("eu", 1)); guard.ReasonOf(err) != stale {
-				t.Errorf("%s, a lower token: %v, want %s", what, err, stale)
-			}
-			if err := e.presenting(write, claimOf("a", 10)); guard.ReasonOf(err) != current {
-				t.Errorf("%s, its holder: %v, want %s", what, err, current)
-			}
+			wantReason(t, e.presenting(write, claimOf("a", 1), claimOf("eu", 1)), stale, "%s, a lower token", what)
+			wantReason(t, e.presenting(write, claimOf("a", 10)), current, "%s, its holder", what)
 		}
 		check("a table that was renamed", guard.ReasonStale, guard.ReasonNone)
 		tables, err := e.db.Triggers(t.Context())
@@ -39,9 +35,7 @@ func TestRenamedTable(t *testing.T) {
 		}
 		e.guardBy("inv_old", "{tenant}") // takes note of the name
 		e.wantFindings("installed again", Verification{Triggers: []Trigger{triggerOn([]string{"inv_old"}, "{tenant}"), triggerOn([]string{"inv"}, "{region}")}})
-		if err := e.db.RemoveTrigger(t.Context(), []string{"inv"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.RemoveTrigger(t.Context(), []string{"inv"}))
 		check("after the triggers of the other are removed", guard.ReasonStale, guard.ReasonNone)
 		// The control.
 		e.guardBy("inv", "{region}")

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -27,18 +26,12 @@ func TestReset(t *testing.T) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 8)); !errors.Is(err, guard.ErrStale) {
 			t.Fatalf("the mark is not ahead: %v", err)
 		}
-		if err := e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"))
 		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark != repaired {
 			t.Errorf("the mark is %+v, %v", mark, err)
 		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 6)); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("a token below the new mark: %v", err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 8)); err != nil {
-			t.Errorf("a token above the new mark: %v", err)
-		}
+		wantReason(t, e.db.Raise(t.Context(), claimOf("r", 6)), guard.ReasonStale, "a token below the new mark")
+		noError(t, e.db.Raise(t.Context(), claimOf("r", 8)), "a token above the new mark")
 		resets, err := collect(e.db.Resets(t.Context(), 0))
 		if err != nil || len(resets) != 1 {
 			t.Fatalf("%+v, %v", resets, err)
@@ -91,16 +84,12 @@ func TestResetCompares(t *testing.T) {
 		wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := e.db.Reset(over, "r", mark, to, 9, "op", "why"); guard.ReasonOf(err) != guard.ReasonUnavailable {
-			t.Errorf("a context that is over: %v", err)
-		}
+		wantReason(t, e.db.Reset(over, "r", mark, to, 9, "op", "why"), guard.ReasonUnavailable, "a context that is over")
 		err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
 			return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
 		})
 		wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
-		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
-			t.Errorf("%d resets are on record", n)
-		}
+		e.wantInt(0, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
 		if now, err := e.db.Mark(t.Context(), "r"); err != nil || now != mark {
 			t.Errorf("the mark is %+v, %v", now, err)
 		}
@@ -120,9 +109,7 @@ func TestResetWaits(t *testing.T) {
 				return e.db.Reset(context.Background(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
 			})
 			waited := len(reset) == 0
-			if err := errors.Join(end(), <-reset); err != nil {
-				t.Error(err)
-			}
+			noError(t, errors.Join(end(), <-reset))
 			return waited
 		}
 		if !waited() {
@@ -150,33 +137,25 @@ func TestResetsAreKept(t *testing.T) {
 			}
 			return err
 		}
-		if err := as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"))
 		for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
-			if err := e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+			wantState(t, e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
 					return err
 				}
 				_, err := tx.exec(ctx, sql)
 				return err
-			}); pgerr.State(err) != "42501" {
-				t.Errorf("%s as a replica: got %v, want 42501", sql, err)
-			}
+			}), "42501", "%s as a replica", sql)
 			for _, who := range []string{role, "CURRENT_USER"} {
 				if who == "CURRENT_USER" {
 					who = e.text("SELECT quote_ident(current_user)")
 				}
-				if err := as(who, sql); pgerr.State(err) != "42501" {
-					t.Errorf("%s: %s: got %v, want 42501", who, sql, err)
-				}
+				wantState(t, as(who, sql), "42501", "%s: %s", who, sql)
 			}
 		}
 		for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
 			"SELECT fencepost.raise('r', 10, '', 1000)"} {
-			if err := as(role, sql); pgerr.State(err) != "42501" {
-				t.Errorf("%s: got %v, want 42501", sql, err)
-			}
+			wantState(t, as(role, sql), "42501", "%s", sql)
 		}
 		// What callers outside this module must not omit either.
 		for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
@@ -184,9 +163,7 @@ func TestResetsAreKept(t *testing.T) {
 				t.Errorf("reset(%s) was carried out", call)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 1 {
-			t.Errorf("%d resets are on record", n)
-		}
+		e.wantInt(1, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
 	})
 }
 
@@ -196,9 +173,7 @@ func TestPages(t *testing.T) {
 		ctx := context.Background()
 		names := []string{"a", "b", "b/1", "b/2", "b/\U0010ffff", "b/\U0010ffffz", "b0", "c", "\ud7ff", "\ue000"}
 		for i, name := range names {
-			if err := e.db.Raise(ctx, claimOf(name, guard.Token(i+1))); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(ctx, claimOf(name, guard.Token(i+1))))
 		}
 		e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
 		for _, c := range []struct {
@@ -220,9 +195,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 		for i := range 3 {
-			if err := e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)))
 		}
 		all, err := collect(e.db.Resets(ctx, 0))
 		if err != nil || len(all) != 3 || all[0].Reason != "reset 0" || all[2].Reason != "reset 2" {

@@ -25,9 +25,7 @@ func TestResolve(t *testing.T) {
 				e.createWritten()
 				p, through := e.newProxy()
 				db := e.open(nil, through)
-				if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, db.Raise(t.Context(), claimOf("r", 5)))
 				p.set(onCommit(c.fate))
 				err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true, Isolation: level}, write5)
 				if guard.ReasonOf(err) != c.want || e.written() != c.rows {
@@ -50,9 +48,7 @@ func TestResolveLater(t *testing.T) {
 			e.createWritten()
 			p, through := e.newProxy()
 			db := e.open(nil, through)
-			if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Raise(t.Context(), claimOf("r", 5)))
 			lose := func(opts *TxOptions) error {
 				var down atomic.Bool
 				lost := onCommit(c.fate)
@@ -99,9 +95,7 @@ func TestResolveUnknowable(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tx.Rollback(context.Background())
-		if err := tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
 		resolve := func(db fence, id transactionID) (bool, error) {
 			return db.Resolve(t.Context(), guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
 		}
@@ -110,9 +104,7 @@ func TestResolveUnknowable(t *testing.T) {
 				t.Errorf("%s: %v, %v, want ErrOutcomeUnknown", what, committed, err)
 			}
 		}
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Commit(t.Context()))
 		if committed, err := resolve(e.db, id); !committed || err != nil {
 			t.Errorf("committed meanwhile: %v, %v", committed, err)
 		}

@@ -34,9 +34,7 @@ func TestResolveAfterCrash(t *testing.T) {
 			e := newEnvOn(t, 0, s)
 			e.createWritten()
 			e.exec("CREATE TABLE elsewhere (id int)")
-			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 			victim, err := pgx.Connect(t.Context(), e.url)
 			if err != nil {
 				t.Fatal(err)
@@ -45,14 +43,10 @@ func TestResolveAfterCrash(t *testing.T) {
 			opts := &TxOptions{Resolve: true}
 			claims := []guard.Claim{claimOf("r", 5)}
 			for range 2 { // so that the COMMIT's statements are prepared
-				if err := e.db.fencedAll(t.Context(), claims, opts, func(context.Context, testTx) error { return nil }); err != nil {
-					t.Fatal(err)
-				}
+				must(t, e.db.fencedAll(t.Context(), claims, opts, func(context.Context, testTx) error { return nil }))
 			}
 			var before, after transactionID
-			if err := e.admin.QueryRow(t.Context(), transactionIDSQL).Scan(&before.xid, &before.server); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.admin.QueryRow(t.Context(), transactionIDSQL).Scan(&before.xid, &before.server))
 			unknown := e.db.fencedAll(t.Context(), claims, opts, func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
 					return err
@@ -86,9 +80,7 @@ func TestResolveAfterCrash(t *testing.T) {
 				t.Errorf("got %v", unknown)
 			}
 			// The same ID is a committed transaction's by now; only the server tells.
-			if err := e.admin.QueryRow(t.Context(), "SELECT max(xmin::text::int)::text, "+serverSQL+" FROM elsewhere").Scan(&after.xid, &after.server); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.admin.QueryRow(t.Context(), "SELECT max(xmin::text::int)::text, "+serverSQL+" FROM elsewhere").Scan(&after.xid, &after.server))
 			for server, known := range map[string]bool{before.server: false, after.server: true} {
 				lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{after.xid, server}, errInjected})
 				if committed, err := e.open(nil).Resolve(t.Context(), lost); committed != known || (err == nil) != known {

@@ -88,15 +88,9 @@ func TestMisdirected(t *testing.T) {
 				t.Errorf("%s under the row's own name: %v, want ErrUnavailable of the closed pool", what, err)
 			}
 		}
-		if err := e.table("closes", []string{"tenant", "period"}, &opts).Update(ctx, e.db, claim, key, Set{"status": "x"}); err != nil {
-			t.Errorf("the control: %v", err)
-		}
-		if err := table.Update(ctx, e.db, claimOf("acme:close:4", 11), key, Set{"status": "y"}); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("the row's holder after the control: %v, want it stale", err)
-		}
-		if err := table.Update(ctx, e.db, claimOf("other:close:4", 11), Key{"other", int8(4)}, Set{"status": "y"}); err != nil {
-			t.Errorf("a row of its own: %v", err)
-		}
+		noError(t, e.table("closes", []string{"tenant", "period"}, &opts).Update(ctx, e.db, claim, key, Set{"status": "x"}), "the control")
+		wantReason(t, table.Update(ctx, e.db, claimOf("acme:close:4", 11), key, Set{"status": "y"}), guard.ReasonStale, "the row's holder after the control")
+		noError(t, table.Update(ctx, e.db, claimOf("other:close:4", 11), Key{"other", int8(4)}, Set{"status": "y"}), "a row of its own")
 	})
 }
 
@@ -176,12 +170,8 @@ func TestKeyTexts(t *testing.T) {
 		}
 		e.exec("DELETE FROM k_t; INSERT INTO k_t SELECT 'call ' || i FROM generate_series(1, 4) i")
 		named := guard.Claim{Resource: "k:call 2", Token: 6} // the first call is for NULL
-		if err := table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}); err != nil {
-			t.Error(err)
-		}
-		if got := e.text("SELECT string_agg(t || ':' || x, ' ') FROM k_t WHERE x > 0"); got != "call 2:1" {
-			t.Errorf("under a claim for k:call 2, written is %q", got)
-		}
+		noError(t, table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}))
+		e.wantText("call 2:1", "under a claim for k:call 2, written", "SELECT string_agg(t || ':' || x, ' ') FROM k_t WHERE x > 0")
 	})
 }
 

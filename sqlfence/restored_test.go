@@ -31,12 +31,8 @@ func TestSchemaWithoutRows(t *testing.T) {
 			t.Errorf("Migrate: %v", err)
 		}
 		e.exec("DROP SCHEMA fencepost CASCADE")
-		if err := db.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.open(nil, func(*pgx.ConnConfig) {}).Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Errorf("after the way out: %v", err)
-		}
+		must(t, db.Migrate(t.Context()))
+		noError(t, e.open(nil, func(*pgx.ConnConfig) {}).Raise(t.Context(), claimOf("r", 5)), "after the way out")
 	})
 }
 
@@ -54,12 +50,8 @@ func TestKeyTrigger(t *testing.T) {
 		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
 			t.Errorf("under the other claim: %v", err)
 		}
-		if got := e.text("SELECT concat(v, ' ', last_fencing_token) FROM n"); got != "0 3" {
-			t.Errorf("the row of b is %s", got)
-		}
-		if err := table.Upsert(t.Context(), e.db, claimOf("b", 4), Key{"b"}, Set{"v": 4}); err != nil {
-			t.Errorf("the control: %v", err)
-		}
+		e.wantText("0 3", "the row of b", "SELECT concat(v, ' ', last_fencing_token) FROM n")
+		noError(t, table.Upsert(t.Context(), e.db, claimOf("b", 4), Key{"b"}, Set{"v": 4}), "the control")
 	})
 }
 
@@ -75,25 +67,18 @@ func TestTriggerOddities(t *testing.T) {
 		if err := install("parts"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "generated") {
 			t.Errorf("a partitioned table: %v", err)
 		}
-		if err := install("whole"); err != nil {
-			t.Errorf("the control: %v", err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("k1", 10)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, install("whole"), "the control")
+		must(t, e.db.Raise(t.Context(), claimOf("k1", 10)))
 		for token, want := range map[string]guard.Reason{"010": guard.ReasonInvalid, " 10 ": guard.ReasonInvalid, "1e1": guard.ReasonInvalid,
 			"9223372036854775806": guard.ReasonUnavailable, "9223372036854775807": guard.ReasonInvalid, "9999999999999999999": guard.ReasonInvalid, "10": guard.ReasonNone} {
-			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			wantReason(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				claims := `[{"resource":"k1","token":"` + token + `","leaseId":"lease-10"}]`
 				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
 					return err
 				}
 				_, err := tx.exec(ctx, "INSERT INTO whole (id) VALUES (1)")
 				return ErrorFrom(err)
-			})
-			if guard.ReasonOf(err) != want {
-				t.Errorf("token %q: %v, want %q", token, err, want)
-			}
+			}), want, "token %q", token)
 		}
 		// The server runs it as READ COMMITTED, but no other function takes it as that.
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {

@@ -37,15 +37,10 @@ func TestReturning(t *testing.T) {
 		wantInvalid(t, "two dests", table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, dest, dest), "dest", "2")
 		wantInvalid(t, "no pointer", table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, Dest{"v": 1}), "dest column v", "int")
 		wrong := Dest{"w": &v}
-		if err := table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, wrong); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-			t.Errorf("a dest that does not fit: %v", err)
-		}
-		err := e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
+		wantReason(t, table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, wrong), guard.ReasonOutcomeUnknown, "a dest that does not fit")
+		wantReason(t, e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
 			return table.Update(ctx, tx.in(), claimOf("r", 8), Key{1}, Set{"v": 1}, wrong)
-		})
-		if guard.ReasonOf(err) != guard.ReasonOther {
-			t.Errorf("the same in a transaction: %v", err)
-		}
+		}), guard.ReasonOther, "the same in a transaction")
 	})
 }
 
@@ -69,17 +64,13 @@ func TestEnterOn(t *testing.T) {
 			old, newer := claimOf(resource, 5), claimOf(resource, 6)
 			for _, fenced := range []bool{true, false} {
 				e.exec("DELETE FROM fencepost.marks")
-				if err := db.Raise(ctx, old); err != nil {
-					t.Fatal(err)
-				}
+				must(t, db.Raise(ctx, old))
 				tx, err := db.pool.BeginTx(ctx, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if fenced {
-					if err := db.EnterOn(ctx, opaque{tx}, old); err != nil {
-						t.Errorf("%q: %v", resource, err)
-					}
+					noError(t, db.EnterOn(ctx, opaque{tx}, old), "%q", resource)
 				}
 				err = impatient.Raise(ctx, newer)
 				if waited := pgerr.State(err) == pgerr.LockTimeout; waited != fenced {
@@ -87,9 +78,7 @@ func TestEnterOn(t *testing.T) {
 				}
 				tx.Rollback()
 			}
-			if err := db.Raise(ctx, newer); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Raise(ctx, newer))
 			tx, err := db.pool.BeginTx(ctx, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -86,9 +86,7 @@ func newDatabase(t testing.TB, driver int) *database {
 	if d.pool, err = openers[driver].open(config, poolSize); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.admin.QueryRow(context.Background(), fingerprintSQL).Scan(&d.fresh); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.admin.QueryRow(context.Background(), fingerprintSQL).Scan(&d.fresh))
 	return d
 }
 

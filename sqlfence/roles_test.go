@@ -38,18 +38,14 @@ func TestRoles(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
-				if err := e.db.MigrateRoles(context.Background(), roles); err != nil {
-					t.Error(err)
-				}
+				noError(t, e.db.MigrateRoles(context.Background(), roles))
 			})
 		}
 		wg.Wait()
 		role, db := e.as("member")
 		e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
 
-		if err := db.Raise(t.Context(), claimOf("a", 6)); err != nil {
-			t.Error(err)
-		}
+		noError(t, db.Raise(t.Context(), claimOf("a", 6)))
 		err := db.fenced(t.Context(), claimOf("a", 6), func(ctx context.Context, tx testTx) error {
 			_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
 			return err
@@ -57,16 +53,13 @@ func TestRoles(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		err = ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+		wantReason(t, ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
 				return err
 			}
 			_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
 			return err
-		}))
-		if guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("got %v", err)
-		}
+		})), guard.ReasonStale)
 		function := "fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)")
 		for _, sql := range []string{
 			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)", "TRUNCATE fencepost.marks",
@@ -85,9 +78,7 @@ func TestRoles(t *testing.T) {
 			"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
 			"SELECT fencepost.require('a', 'items')", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items')",
 		} {
-			if err := db.unfenced(t.Context(), sql); pgerr.State(err) != "42501" {
-				t.Errorf("the role, %s: %v", sql, err)
-			}
+			wantState(t, db.unfenced(t.Context(), sql), "42501", "the role, %s", sql)
 			err := pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error { // the control
 				defer tx.Rollback(context.Background())
 				_, err := tx.Exec(t.Context(), sql)
@@ -109,9 +100,7 @@ func TestOperatorAndReader(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		roles := e.testRoles(t)
-		if err := e.db.MigrateRoles(t.Context(), roles); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.MigrateRoles(t.Context(), roles))
 		for name, may := range map[string]map[string]bool{
 			roles.Reader:   {"mark": true, "guarded": true, "verify": true, "admit": true}, // admits the claim that is the mark, which is a read
 			roles.Operator: {"mark": true, "guarded": true, "verify": true, "retire": true, "raise": true, "admit": true},
@@ -165,13 +154,9 @@ func TestRolesSQLOfAnyName(t *testing.T) {
 		if out, ok := e.psql(t, sql); !ok {
 			t.Errorf("psql: %s", out)
 		}
-		if err := e.db.MigrateRoles(t.Context(), roles); err != nil {
-			t.Error(err)
-		}
+		noError(t, e.db.MigrateRoles(t.Context(), roles))
 		e.exec("SELECT FROM canary")
-		if n := e.int("SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader); n != 3 {
-			t.Errorf("%d of the roles are there", n)
-		}
+		e.wantInt(3, "of the roles are there", "SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader)
 	})
 }
 
@@ -192,9 +177,7 @@ func TestMigrateRolesTakesTurns(t *testing.T) {
 		if len(migrated) != 0 {
 			t.Error("it did not wait for another one")
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		if err := <-migrated; err != nil {
 			t.Error(err)
 		}
@@ -219,9 +202,7 @@ func TestRolesGrantExactly(t *testing.T) {
 			CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.marks (id int); REVOKE ALL ON ALL TABLES IN SCHEMA elsewhere FROM PUBLIC;
 			CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
 		roles := e.testRoles(t)
-		if err := e.db.MigrateRoles(t.Context(), roles); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.MigrateRoles(t.Context(), roles))
 		const enforces = "enter enter_row enter_snapshot holders join_resource prepared_holders present raise"
 		const reads = "guard_problems guard_status"
 		for _, c := range []struct{ role, functions, tables string }{
@@ -254,9 +235,7 @@ func TestLockKeyIsSecret(t *testing.T) {
 		role, stranger := e.as("stranger")
 		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
 		for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
-			if err := stranger.unfenced(t.Context(), sql); pgerr.State(err) != pgerr.Privilege {
-				t.Errorf("%s: %v", sql, err)
-			}
+			wantState(t, stranger.unfenced(t.Context(), sql), pgerr.Privilege, "%s", sql)
 		}
 		first, again, other := e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('s')")
 		if first != again || first == other {
@@ -280,21 +259,12 @@ func TestLockKeyIsSecret(t *testing.T) {
 			}
 			return err
 		}
-		if err := raiseUnder(byName, 5); err != nil {
-			t.Errorf("under a lock on the name's hash: %v", err)
-		}
-		if err := raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6); pgerr.State(err) != pgerr.LockTimeout {
-			t.Errorf("under a lock on the key, the control: %v", err)
-		}
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			if got := e.text("SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')"); got != "true" {
-				t.Errorf("the session that entered is listed as %q", got)
-			}
+		noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
+		wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
 			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 

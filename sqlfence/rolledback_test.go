@@ -33,9 +33,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 				},
 				"Raise": func() error { return db.Raise(t.Context(), claimOf("s", 6)) },
 			}
-			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 			p.change(rolledBack)
 			for what, call := range calls {
 				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
@@ -50,9 +48,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 			*other, db = env{TB: e.TB, db: control}, control
 			transactor, insert = other.transactor()
 			for what, call := range calls {
-				if err := call(); err != nil {
-					t.Errorf("%s, %v: the control: %v", what, mode, err)
-				}
+				noError(t, call(), "%s, %v: the control", what, mode)
 			}
 			if n := e.int("SELECT count(*) FROM work"); n != 2 {
 				t.Errorf("%v: the control wrote %d rows", mode, n)

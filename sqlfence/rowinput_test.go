@@ -75,13 +75,9 @@ func TestUnreadable(t *testing.T) {
 		var s string
 		var p *string
 		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
-			if err := table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
-			}
+			wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest), guard.ReasonOutcomeUnknown, "%s", what)
 			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest); guard.ReasonOf(err) != guard.ReasonOther {
-					t.Errorf("%s in a transaction: got %v, want the driver's error", what, err)
-				}
+				wantReason(t, table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest), guard.ReasonOther, "%s in a transaction", what)
 				return table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
 			})
 			if err != nil || p != nil {
@@ -89,15 +85,9 @@ func TestUnreadable(t *testing.T) {
 			}
 		}
 		// A tombstone's NULL does not reach the caller.
-		if err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := table.Raise(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}); guard.ReasonOf(err) != guard.ReasonNotFound {
-			t.Errorf("a tombstone: got %v, want ErrNotFound", err)
-		}
-		if n := e.int("SELECT last_fencing_token FROM docs"); n != 6 {
-			t.Errorf("the tombstone's mark is %d", n)
-		}
+		must(t, table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil))
+		wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}), guard.ReasonNotFound, "a tombstone")
+		e.wantInt(6, "the tombstone's mark", "SELECT last_fencing_token FROM docs")
 		// Arguments that the driver cannot send.
 		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
 		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
@@ -111,16 +101,13 @@ func TestUnreadable(t *testing.T) {
 func TestRowsClosedAfterUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		refused, read := errors.New("refused"), 0
-		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			err := tx.in().Query(ctx, "SELECT generate_series(1, 3)", nil, func(func(dest ...any) error) error { read++; return refused })
 			if misread := (sqlkit.Unreadable{}); !errors.As(err, &misread) || !errors.Is(err, refused) || read != 1 {
 				t.Errorf("got %v after %d rows, want the reader's error after one", err, read)
 			}
 			_, err = tx.exec(ctx, "SELECT 1")
 			return err
-		})
-		if err != nil {
-			t.Errorf("the transaction is of no use any more: %v", err)
-		}
+		}), "the transaction is of no use any more")
 	})
 }

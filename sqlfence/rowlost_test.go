@@ -43,9 +43,7 @@ func TestLostRows(t *testing.T) {
 					cut = true // a repeated statement would get through
 					return cutAfter
 				})
-				if err := call(db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-					t.Errorf("%s, %v: got %v, want ErrOutcomeUnknown", way, mode, err)
-				}
+				wantReason(t, call(db), guard.ReasonOutcomeUnknown, "%s, %v", way, mode)
 				p.set(nil)
 				e.waitFor("the row", "SELECT n >= 2 FROM pairs")
 				if n := e.int("SELECT n FROM pairs"); n != 2 {
@@ -79,9 +77,7 @@ func TestCancelledRows(t *testing.T) {
 		} {
 			over, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := call(over); guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s under a context that is over: %v", way, err)
-			}
+			wantReason(t, call(over), guard.ReasonUnavailable, "%s under a context that is over", way)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- call(ctx) }()
@@ -92,11 +88,7 @@ func TestCancelledRows(t *testing.T) {
 			}
 			e.waitFor("the end of "+way, "SELECT ("+blockedSQL+") = 0")
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if n := e.int("SELECT count(*) FROM pairs WHERE v = 'old' AND last_fencing_token = 0"); n != 1 {
-			t.Error("something was written")
-		}
+		must(t, tx.Rollback(t.Context()))
+		e.wantInt(1, "something was written", "SELECT count(*) FROM pairs WHERE v = 'old' AND last_fencing_token = 0")
 	})
 }

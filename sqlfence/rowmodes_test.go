@@ -1,7 +1,6 @@
 package sqlfence
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -23,23 +22,15 @@ func TestExecModes(t *testing.T) {
 			claim, older := claimOf("r", 5), claimOf("r", 4)
 			narrow := table.Where(sqlrow.Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
 			for id := range 3 {
-				if err := narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}); err != nil {
-					t.Errorf("%v: Upsert: %v", mode, err)
-				}
+				noError(t, narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}), "%v: Upsert", mode)
 			}
 			var v string
 			if err := narrow.Raise(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
 				t.Errorf("%v: Takeover: %q, %v", mode, v, err)
 			}
-			if err := narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}); err != nil {
-				t.Errorf("%v: Update: %v", mode, err)
-			}
-			if err := narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}); !errors.Is(err, guard.ErrStale) {
-				t.Errorf("%v: a stale Update: %v", mode, err)
-			}
-			if err := narrow.Delete(t.Context(), db, claim, Key{2}, Set{"v": "gone"}); err != nil {
-				t.Errorf("%v: Delete: %v", mode, err)
-			}
+			noError(t, narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}), "%v: Update", mode)
+			wantReason(t, narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}), guard.ReasonStale, "%v: a stale Update", mode)
+			noError(t, narrow.Delete(t.Context(), db, claim, Key{2}, Set{"v": "gone"}), "%v: Delete", mode)
 			if got := e.text("SELECT string_agg(concat_ws(' ', id, v, w, deleted_at IS NULL), ', ' ORDER BY id) FROM docs"); got != "0 a new! t, 1 new default t, 2 gone default f" {
 				t.Errorf("%v: the rows are %s", mode, got)
 			}

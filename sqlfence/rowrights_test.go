@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -45,14 +44,10 @@ func TestRowSecurity(t *testing.T) {
 				if way.name == "Upsert" && id > 1 { // it is in the way of the row to be inserted, and the server says so
 					expect = guard.ReasonSetup
 				}
-				if err := way.call(id); guard.ReasonOf(err) != expect {
-					t.Errorf("%s of row %d: got %v, want %q", way.name, id, err, expect)
-				}
+				wantReason(t, way.call(id), expect, "%s of row %d", way.name, id)
 			}
 		}
-		if err := table.Upsert(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}); err != nil {
-			t.Errorf("Upsert of a new row: %v", err)
-		}
+		noError(t, table.Upsert(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}), "Upsert of a new row")
 		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{4}, Set{"secret": 1}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || strings.Contains(err.Error(), "RolesSQL") {
 			t.Errorf("a column without the right: %v", err)
 		}
@@ -60,9 +55,7 @@ func TestRowSecurity(t *testing.T) {
 		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "suppress_redundant") {
 			t.Errorf("an update that changes nothing, under a trigger that leaves it out: %v", err)
 		}
-		if err := table.Update(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 2}); err != nil {
-			t.Errorf("an update that changes something under that trigger: %v", err)
-		}
+		noError(t, table.Update(t.Context(), db, claimOf("r", 5), Key{9}, Set{"v": 2}), "an update that changes something under that trigger")
 		e.exec("CREATE POLICY stays ON docs AS RESTRICTIVE FOR UPDATE WITH CHECK (v < 100)")
 		if err := table.Update(t.Context(), db, claimOf("r", 6), Key{4}, Set{"v": 100}); guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" || !strings.Contains(err.Error(), "policies") {
 			t.Errorf("a row that a policy's WITH CHECK refuses: %v", err)
@@ -71,9 +64,7 @@ func TestRowSecurity(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "RolesSQL") {
 			t.Errorf("InTx without rights on schema fencepost: %v", err)
 		}
-		if got := e.text("SELECT string_agg(id || ' ' || last_fencing_token, ', ' ORDER BY id) FROM docs"); got != "1 5, 2 0, 3 0, 4 0, 9 5" {
-			t.Errorf("the marks are %s", got)
-		}
+		e.wantText("1 5, 2 0, 3 0, 4 0, 9 5", "the marks are", "SELECT string_agg(id || ' ' || last_fencing_token, ', ' ORDER BY id) FROM docs")
 	})
 }
 
@@ -87,15 +78,9 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 			CREATE TABLE docs_26 PARTITION OF docs FOR VALUES IN (26);
 			INSERT INTO docs VALUES (1, 25)`)
 		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		if err := table.Update(t.Context(), e.db, claimOf("r", 6), Key{1}, Set{"year": 26}); err != nil {
-			t.Fatal(err)
-		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"year": 25}); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("an older holder moves it back: %v", err)
-		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 7), Key{1}, Set{"year": 25}); err != nil {
-			t.Error(err)
-		}
+		must(t, table.Update(t.Context(), e.db, claimOf("r", 6), Key{1}, Set{"year": 26}))
+		wantReason(t, table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"year": 25}), guard.ReasonStale, "an older holder moves it back")
+		noError(t, table.Update(t.Context(), e.db, claimOf("r", 7), Key{1}, Set{"year": 25}))
 		for _, way := range []func() error{
 			func() error { return table.Update(t.Context(), e.db, claimOf("r", 8), Key{1}, Set{"v": 8}) },
 		} {
@@ -109,15 +94,11 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- way() }()
 			e.waitFor("the write to wait", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(t.Context()))
 			if err := <-done; guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.Serialization {
 				t.Errorf("a write that met the move: %v", err)
 			}
 		}
-		if n := e.int("SELECT last_fencing_token FROM docs WHERE id = 1 AND v IS NULL"); n != 7 {
-			t.Errorf("the mark is %d", n)
-		}
+		e.wantInt(7, "the mark", "SELECT last_fencing_token FROM docs WHERE id = 1 AND v IS NULL")
 	})
 }

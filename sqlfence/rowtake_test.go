@@ -26,24 +26,15 @@ func TestTakeoverLiftsCommit(t *testing.T) {
 					t.Errorf("default %s: the setting is not %s, %v", setting, want, err)
 				}
 			}
-			err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := table.Raise(ctx, tx.in(), claimOf("r", 3), Key{1}, nil); !errors.Is(err, guard.ErrStale) {
-					t.Errorf("the old holder got %v", err)
-				}
+			noError(t, db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				wantReason(t, table.Raise(ctx, tx.in(), claimOf("r", 3), Key{1}, nil), guard.ReasonStale, "the old holder")
 				is(ctx, tx, setting)
 				err := table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, nil)
 				is(ctx, tx, want)
 				return err
-			})
-			if err != nil {
-				t.Error(err)
-			}
-			if err := table.Raise(t.Context(), db, claimOf("r", 5), Key{1}, nil); err != nil {
-				t.Error(err)
-			}
-			if err := db.plain(t.Context(), func(ctx context.Context, tx testTx) error { is(ctx, tx, setting); return nil }); err != nil {
-				t.Error(err)
-			}
+			}))
+			noError(t, table.Raise(t.Context(), db, claimOf("r", 5), Key{1}, nil))
+			noError(t, db.plain(t.Context(), func(ctx context.Context, tx testTx) error { is(ctx, tx, setting); return nil }))
 		}
 	})
 }
@@ -79,9 +70,7 @@ func TestTakeoverInTx(t *testing.T) {
 			if err := <-written; guard.ReasonOf(err) != c.want {
 				t.Errorf("the older holder got %v, want %q", err, c.want)
 			}
-			if row := e.text("SELECT v FROM docs"); row != c.row {
-				t.Errorf("the row is %q, want %q", row, c.row)
-			}
+			e.wantText(c.row, "the row", "SELECT v FROM docs")
 		}
 	})
 }
@@ -107,20 +96,12 @@ func TestUpsertRaces(t *testing.T) {
 				}
 			}
 		}
-		if n := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 6 OR v <> '6'"); n != 0 {
-			t.Errorf("%d rows are not the newest holder's", n)
-		}
+		e.wantInt(0, "rows are not the newest holder's", "SELECT count(*) FROM docs WHERE last_fencing_token <> 6 OR v <> '6'")
 		old, newer := claimOf("r", 7), claimOf("r", 8)
-		if err := table.Delete(t.Context(), e.db, newer, Key{0}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("a tombstone: got %v, want ErrStale", err)
-		}
+		must(t, table.Delete(t.Context(), e.db, newer, Key{0}, nil))
+		wantReason(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), guard.ReasonStale, "a tombstone")
 		e.exec("DELETE FROM docs WHERE id = 0") // the control
-		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); err != nil {
-			t.Errorf("a row that is gone remembers: %v", err)
-		}
+		noError(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), "a row that is gone remembers")
 	})
 }
 
@@ -137,17 +118,11 @@ func TestEndedTx(t *testing.T) {
 			"Takeover": func(q Querier) error { return table.Raise(t.Context(), q, claim, key, nil) },
 		} {
 			e.db.plain(t.Context(), func(_ context.Context, tx testTx) error {
-				if err := tx.end(true); err != nil {
-					t.Error(err)
-				}
-				if err := call(tx.in()); guard.ReasonOf(err) != guard.ReasonUnavailable {
-					t.Errorf("%s: got %v, want ErrUnavailable", way, err)
-				}
+				noError(t, tx.end(true))
+				wantReason(t, call(tx.in()), guard.ReasonUnavailable, "%s", way)
 				return nil
 			})
 		}
-		if v := e.text("SELECT v FROM docs"); v != "old" {
-			t.Errorf("the row is %q", v)
-		}
+		e.wantText("old", "the row", "SELECT v FROM docs")
 	})
 }

@@ -32,28 +32,18 @@ func TestKeyTypes(t *testing.T) {
 		}
 		key, other := keyOf("1.50"), keyOf("2")
 		for i, key := range []Key{key, other} {
-			if err := table.Upsert(t.Context(), e.db, claimOf("r", 1), key, Set{"a.b": i}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, table.Upsert(t.Context(), e.db, claimOf("r", 1), key, Set{"a.b": i}))
 		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 20), "note": "2026-05"}); err != nil {
-			t.Error(err)
-		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 3), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 1), "note": "2026-06"}); err != nil {
-			t.Error(err)
-		}
+		noError(t, table.Update(t.Context(), e.db, claimOf("r", 2), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 20), "note": "2026-05"}))
+		noError(t, table.Update(t.Context(), e.db, claimOf("r", 3), key, Set{"a.b": sqlrow.Raw(`"a.b" + $1`, 1), "note": "2026-06"}))
 		var u, note string
 		var n, twice int
 		var day time.Time
-		if err := table.Raise(t.Context(), e.db, claimOf("r", 4), keyOf("1.500"), Dest{"u": &u, "a.b": &n, "twice": &twice, "note": &note, "d": &day}); err != nil {
-			t.Error(err)
-		}
+		noError(t, table.Raise(t.Context(), e.db, claimOf("r", 4), keyOf("1.500"), Dest{"u": &u, "a.b": &n, "twice": &twice, "note": &note, "d": &day}))
 		if u != key[0] || n != 21 || twice != 42 || note != "2026-06" || day.Format(time.DateOnly) != "2026-04-30" {
 			t.Errorf("read %q, %d, %d, %q, %v", u, n, twice, note, day)
 		}
-		if err := table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil); err != nil {
-			t.Error(err)
-		}
+		noError(t, table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil))
 		// Errors that only the server can detect: nothing is written, and the
 		// claim is not used up.
 		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": sqlrow.Raw("1")}, "no column": {"none": 1}} {
@@ -67,12 +57,8 @@ func TestKeyTypes(t *testing.T) {
 				}
 			}
 		}
-		if err := table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}); pgerr.State(err) != "23514" {
-			t.Errorf("a value outside the domain: %v", err)
-		}
-		if n := e.int(`SELECT count(*) FROM "My ""schema"."select.from" WHERE mark > 4`); n != 0 {
-			t.Errorf("%d rows were written", n)
-		}
+		wantState(t, table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}), "23514", "a value outside the domain")
+		e.wantInt(0, "rows were written", `SELECT count(*) FROM "My ""schema"."select.from" WHERE mark > 4`)
 	})
 }
 
@@ -108,14 +94,9 @@ func TestUnfitTables(t *testing.T) {
 			"a token column of text":  opts(TableOptions{TokenColumn: "txt"}),
 			"a deleted column of int": opts(TableOptions{DeletedColumn: "v"}),
 		} {
-			err := table.Delete(t.Context(), e.db, claimOf("r", 5), Key{2}, nil)
-			if guard.ReasonOf(err) != guard.ReasonInvalid {
-				t.Errorf("%s: %v", what, err)
-			}
+			wantReason(t, table.Delete(t.Context(), e.db, claimOf("r", 5), Key{2}, nil), guard.ReasonInvalid, "%s", what)
 		}
-		if n := e.int("SELECT count(*) FROM unfit WHERE v <> 0 OR last_fencing_token <> 0"); n != 0 {
-			t.Errorf("%d rows were written", n)
-		}
+		e.wantInt(0, "rows were written", "SELECT count(*) FROM unfit WHERE v <> 0 OR last_fencing_token <> 0")
 		// A key that is not unique is detected only afterwards; a caller's
 		// transaction can still be rolled back.
 		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {

@@ -133,9 +133,7 @@ func (e *env) docs(n int) []string {
 	for all.Next() {
 		var id int
 		var row string
-		if err := all.Scan(&id, &row); err != nil {
-			e.Fatal(err)
-		}
+		must(e, all.Scan(&id, &row))
 		rows[id] = row
 	}
 	return rows

@@ -86,9 +86,7 @@ func TestWhereControl(t *testing.T) {
 			return strings.Replace(sql, `AND ((v = $4 OR v = 'new')) IS TRUE`, `AND v = $4 OR v = 'open'`, 1)
 		}, func() {})
 		table := e.table("docs", []string{"id"}, nil).Where(sqlrow.Raw("v = $1 OR v = 'new'", "open"))
-		if err := table.Update(context.Background(), loose, claimOf("r", 4), Key{1}, Set{"v": "written"}); err != nil {
-			t.Errorf("the stale write was refused: %v", err)
-		}
+		noError(t, table.Update(context.Background(), loose, claimOf("r", 4), Key{1}, Set{"v": "written"}), "the stale write was refused")
 		for what, predicate := range map[string]sqlrow.Expr{
 			"closes the parenthesis": sqlrow.Raw("true) OR (true"), "a comment": sqlrow.Raw("true --"), "empty": sqlrow.Raw(" "), "another statement": sqlrow.Raw("true; SELECT 1"),
 		} {

@@ -47,9 +47,7 @@ func TestTableIsNotAsDescribed(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.Code != "23514" {
 			t.Errorf("a violated constraint: got %v", err)
 		}
-		if n := e.int(`SELECT (SELECT count(*) FROM fencepost_rows WHERE v = 'old' AND last_fencing_token = 0) + (SELECT count(*) FROM texts WHERE v = 'old') + (SELECT count(*) FROM plain WHERE v = 'old')`); n != 3 {
-			t.Error("something was written")
-		}
+		e.wantInt(3, "something was written", `SELECT (SELECT count(*) FROM fencepost_rows WHERE v = 'old' AND last_fencing_token = 0) + (SELECT count(*) FROM texts WHERE v = 'old') + (SELECT count(*) FROM plain WHERE v = 'old')`)
 	})
 }
 
@@ -109,15 +107,9 @@ func TestSchemaMissing(t *testing.T) {
 		check(t)
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
-		if err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}); err != nil {
-			t.Errorf("a single statement: %v", err)
-		}
-		if err := e.db.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); err != nil {
-			t.Errorf("after Migrate: %v", err)
-		}
+		noError(t, e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}), "a single statement")
+		must(t, e.db.Migrate(t.Context()))
+		noError(t, e.db.Raise(t.Context(), claimOf("r", 1)), "after Migrate")
 	})
 }
 
@@ -147,9 +139,7 @@ func TestCancelledBefore(t *testing.T) {
 				t.Errorf("%s: %v wraps neither the cause nor context.Canceled", what, err)
 			}
 		}
-		if n := e.int("SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')"); n != 0 {
-			t.Error("something was written")
-		}
+		e.wantInt(0, "something was written", "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
 	})
 }
 
@@ -158,19 +148,14 @@ func TestCancelledBefore(t *testing.T) {
 func TestNested(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		other, never := e.open(nil), func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		err := e.db.fenced(t.Context(), claimOf("a", 1), func(ctx context.Context, tx testTx) error {
+		must(t, e.db.fenced(t.Context(), claimOf("a", 1), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "nested", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
 			return other.fenced(ctx, claimOf("c", 1), func(ctx context.Context, tx testTx) error {
 				wantInvalid(t, "nested in another's", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
 				return nil
 			})
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := e.int("SELECT count(*) FROM fencepost.marks WHERE resource = 'b'"); n != 0 {
-			t.Error("a refused call raised the mark")
-		}
+		}))
+		e.wantInt(0, "a refused call raised the mark", "SELECT count(*) FROM fencepost.marks WHERE resource = 'b'")
 	})
 }
 

@@ -25,9 +25,7 @@ func TestSearchPathPinned(t *testing.T) {
 		defer rows.Close()
 		for rows.Next() {
 			var name, body string
-			if err := rows.Scan(&name, &body); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rows.Scan(&name, &body))
 			if found := unqualified(body); len(found) != 0 {
 				t.Errorf("function %s has no pinned search_path and leaves to the caller's: %q", name, found)
 			}
@@ -207,12 +205,8 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 		t.Errorf("another role's enum: %v", err)
 	}
 	must(fmt.Sprintf("ALTER TYPE app.tenant OWNER TO %s_migrator", name))
-	if err := as("migrator", install); err != nil {
-		t.Errorf("the table owner's own enum: %v", err)
-	}
-	if err := as("app", "ALTER TYPE app.tenant RENAME VALUE 'acme' TO 'b'"); pgerr.State(err) != pgerr.Privilege {
-		t.Errorf("renaming a value of another role's enum: %v", err)
-	}
+	noError(t, as("migrator", install), "the table owner's own enum")
+	wantState(t, as("app", "ALTER TYPE app.tenant RENAME VALUE 'acme' TO 'b'"), pgerr.Privilege, "renaming a value of another role's enum")
 	must(fmt.Sprintf("ALTER TYPE app.tenant OWNER TO %s_app", name))
 	if got := e.text("SELECT string_agg(problem, ';') FROM fencepost.guard_status()"); !strings.Contains(got, "the enum tenant, which must be the table owner's own") {
 		t.Errorf("an enum that changed its owner: %s", got)

@@ -24,7 +24,7 @@ func TestOneConnection(t *testing.T) {
 		}
 		for conns := 1; conns <= 2; conns++ {
 			db := e.on(e.connect(conns), nil)
-			err := db.fenced(t.Context(), claim, func(ctx context.Context, _ testTx) error {
+			noError(t, db.fenced(t.Context(), claim, func(ctx context.Context, _ testTx) error {
 				for what, call := range calls {
 					if err := call(ctx, db); conns == 1 {
 						wantInvalid(t, what, err, "connection", "")
@@ -33,10 +33,7 @@ func TestOneConnection(t *testing.T) {
 					}
 				}
 				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			}))
 			for what, call := range calls {
 				if err := call(t.Context(), db); err != nil && guard.ReasonOf(err) != guard.ReasonStale {
 					t.Errorf("%s outside of InTx: %v", what, err)

@@ -22,22 +22,14 @@ func TestStandby(t *testing.T) {
 		envs[i] = newEnvOn(t, i, s)
 		envs[i].createPairs()
 		envs[i].exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		if err := envs[i].db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, envs[i].db.Raise(t.Context(), claimOf("r", 5)))
 	}
-	if err := s.StopFast(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.StopFast())
 	// From its own data it starts as a standby without a primary.
 	standby := filepath.Join(s.Dir(), "data", "standby.signal")
-	if err := os.WriteFile(standby, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(standby, nil, 0o644))
 	t.Cleanup(func() {
-		if err := errors.Join(s.StopFast(), os.Remove(standby)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(s.StopFast(), os.Remove(standby)))
 		restart(t, s)
 	})
 	restart(t, s, envs...)

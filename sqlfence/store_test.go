@@ -111,9 +111,7 @@ func (e *env) crossRetire() (err error) {
 // TestRetireTogether: two retirements at once do not deadlock.
 func TestRetireTogether(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		if err := e.crossRetire(); err != nil {
-			t.Error(err)
-		}
+		noError(t, e.crossRetire())
 	})
 }
 

@@ -67,19 +67,11 @@ func TestTransactor(t *testing.T) {
 				return insert(ctx, token)
 			}
 		}
-		if err := tx.InTx(ctx, claimOf("r", 10), work(10)); err != nil {
-			t.Fatal(err)
-		}
-		if err := tx.InTx(ctx, claimOf("r", 11), work(11)); err != nil {
-			t.Fatal(err)
-		}
-		if err := tx.InTx(ctx, claimOf("r", 10), work(10)); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("stale: %v", err)
-		}
+		must(t, tx.InTx(ctx, claimOf("r", 10), work(10)))
+		must(t, tx.InTx(ctx, claimOf("r", 11), work(11)))
+		wantReason(t, tx.InTx(ctx, claimOf("r", 10), work(10)), guard.ReasonStale, "stale")
 		// The control: without the fence the stale one gets through.
-		if err := tx.InsecureTx(ctx, work(9)); err != nil {
-			t.Errorf("unfenced: %v", err)
-		}
+		noError(t, tx.InsecureTx(ctx, work(9)), "unfenced")
 		mine := errors.New("mine")
 		for name, run := range map[string]func(func(context.Context) error) error{
 			"fenced":   func(fn func(context.Context) error) error { return tx.InTx(ctx, claimOf("r", 11), fn) },
@@ -99,14 +91,10 @@ func TestTransactor(t *testing.T) {
 			if err := run(work(11)); err == nil || guard.ReasonOf(err) != guard.ReasonOther { // by the deferred constraint
 				t.Errorf("%s: %v", name, err)
 			}
-			if err := run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }); !errors.Is(err, guard.ErrInvalid) {
-				t.Errorf("%s, nested: %v", name, err)
-			}
-			if err := run(func(ctx context.Context) error {
+			wantReason(t, run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }), guard.ReasonInvalid, "%s, nested", name)
+			wantReason(t, run(func(ctx context.Context) error {
 				return tx.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 12) })
-			}); !errors.Is(err, guard.ErrInvalid) {
-				t.Errorf("%s, nested unfenced: %v", name, err)
-			}
+			}), guard.ReasonInvalid, "%s, nested unfenced", name)
 			// What was rolled back is gone.
 			if n := e.int("SELECT count(*) FROM work WHERE token = 12"); n != 0 {
 				t.Errorf("%s: %d rows were not rolled back", name, n)
@@ -115,16 +103,13 @@ func TestTransactor(t *testing.T) {
 		over, cancel := context.WithCancel(ctx)
 		defer cancel()
 		for _, early := range []bool{false, true} { // the context ends inside, and has ended before
-			err := tx.InsecureTx(over, func(ctx context.Context) error {
+			wantReason(t, tx.InsecureTx(over, func(ctx context.Context) error {
 				if early {
 					t.Error("called although its context has ended")
 				}
 				defer cancel()
 				return insert(ctx, 12)
-			})
-			if !errors.Is(err, guard.ErrUnavailable) {
-				t.Errorf("ended early %v: %v", early, err)
-			}
+			}), guard.ReasonUnavailable, "ended early %v", early)
 		}
 		if n := e.int("SELECT count(*) FROM work"); n != 3 || e.int("SELECT sum(token) FROM work") != 30 {
 			t.Errorf("%d rows", n)
@@ -155,9 +140,7 @@ func TestTransactorBehindHTTP(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if err := insert(r.Context(), token); err != nil {
-				t.Error(err)
-			}
+			noError(t, insert(r.Context(), token))
 			if r.URL.Path == "/fails" {
 				w.WriteHeader(http.StatusConflict)
 			}
@@ -178,8 +161,6 @@ func TestTransactorBehindHTTP(t *testing.T) {
 				t.Errorf("%+v: %d %s", c, w.Code, w.Body)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM work"); n != 3 {
-			t.Errorf("%d rows", n)
-		}
+		e.wantInt(3, "rows", "SELECT count(*) FROM work")
 	})
 }

@@ -188,9 +188,7 @@ func TestUpdateInTx(t *testing.T) {
 			if err := update(ctx, tx, 5, "new"); err != nil {
 				return err
 			}
-			if err := update(ctx, tx, 4, "older"); !errors.Is(err, guard.ErrStale) {
-				t.Errorf("an older token in the same transaction: %v", err)
-			}
+			wantReason(t, update(ctx, tx, 4, "older"), guard.ReasonStale, "an older token in the same transaction")
 			return failed
 		})
 		if !errors.Is(err, failed) || e.text("SELECT v || last_fencing_token FROM pairs") != "old0" {
@@ -206,9 +204,7 @@ func TestUpdateInTx(t *testing.T) {
 			"aborted": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "SELECT 1/0"); return nil },
 		} {
 			e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := spoil(ctx, tx); err != nil {
-					t.Error(err)
-				}
+				noError(t, spoil(ctx, tx))
 				err := update(ctx, tx, 5, "new")
 				if guard.ReasonOf(err) != guard.ReasonUnavailable {
 					t.Errorf("a transaction that was %s: got %v, want ErrUnavailable", what, err)

@@ -199,9 +199,7 @@ func TestFactsOfAnotherVersion(t *testing.T) {
 // the session's own, in each way to enter.
 func TestTimeoutsOfAMillisecond(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 	conn, err := e.admin.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -181,8 +181,6 @@ func TestUpdateNotFoundAndUnfenced(t *testing.T) {
 				t.Errorf("%s: got %v, want %s", key, err, want)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM loose WHERE v <> 'old'"); n != 0 {
-			t.Errorf("%d rows were written", n)
-		}
+		e.wantInt(0, "rows were written", "SELECT count(*) FROM loose WHERE v <> 'old'")
 	})
 }

@@ -119,9 +119,7 @@ func TestVerifyGuarded(t *testing.T) {
 		} {
 			e.exec(c.sql)
 			e.wantFindings(c.sql, v, c.says...)
-			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.InstallTrigger(t.Context(), g))
 			e.wantFindings("repaired: "+c.sql, v)
 		}
 		e.wantFindings("a table that is not there", Verification{Triggers: []Trigger{triggerOn([]string{"gone"}, "{tenant}")}}, "the table does not exist")
@@ -317,25 +315,19 @@ func TestTriggers(t *testing.T) {
 		}
 		// The next installation removes the entry of the missing table and adds
 		// the renamed one.
-		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"lines2"}, `{tenant}`)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"lines2"}, `{tenant}`)))
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[2].Trigger.Table[1] != "lines2" || len(tables[2].Findings) > 0 {
 			t.Errorf("%+v, %v", tables, err)
 		}
 		// A removal removes the entry of its own table and no other of the
 		// schema.
-		if err := e.db.RemoveTrigger(t.Context(), []string{"items"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.RemoveTrigger(t.Context(), []string{"items"}))
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 4 {
 			t.Errorf("after one removal: %+v, %v", tables, err)
 		}
 		// Tables with the same name in two schemas are two tables.
 		e.exec("CREATE SCHEMA q; CREATE TABLE q.parts (tenant text NOT NULL)")
-		if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"q", "parts"}, `{tenant}`)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"q", "parts"}, `{tenant}`)))
 		if tables, err = e.db.Triggers(t.Context()); err != nil || len(tables) != 5 || tables[3].Trigger.Table[0] != "public" || tables[4].Trigger.Table[0] != "q" {
 			t.Errorf("two schemas: %+v, %v", tables, err)
 		}
@@ -356,9 +348,7 @@ func TestTriggersOfTypes(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE typed (n int NOT NULL, u uuid NOT NULL, t text NOT NULL)")
 		g := triggerOn([]string{"public", "typed"}, "{number:int}:{id:uuid}:x:{t}", "n", "u")
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
 		tables, err := e.db.Triggers(t.Context())
 		if err != nil || len(tables) != 1 || len(tables[0].Findings) != 0 {
 			t.Fatalf("%+v, %v", tables, err)

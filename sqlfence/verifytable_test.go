@@ -97,9 +97,7 @@ func TestTakeoverUndone(t *testing.T) {
 			take := func(token guard.Token) error {
 				return table.Raise(t.Context(), e.db, claimOf("r", token), Key{1}, Dest{"v": &v})
 			}
-			if err := take(5); err != nil {
-				t.Fatal(err)
-			}
+			must(t, take(5))
 			function := "keep"
 			if lease != "" {
 				function = "keep_lease"
@@ -109,9 +107,7 @@ func TestTakeoverUndone(t *testing.T) {
 				t.Errorf("with the trigger %s: got %v, want ErrUnfenced", function, err)
 			}
 			e.exec("DROP TRIGGER undo ON unfit")
-			if err := take(7); err != nil {
-				t.Errorf("without it: %v", err)
-			}
+			noError(t, take(7), "without it")
 			e.exec("DELETE FROM unfit; INSERT INTO unfit VALUES (1, 0)")
 		}
 	})

@@ -44,9 +44,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 				t.Errorf("%v after %d notices", err, noticed)
 			}
 			for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"} {
-				if err := e.db.unfenced(t.Context(), sql); err != nil {
-					t.Fatal(err)
-				}
+				must(t, e.db.unfenced(t.Context(), sql))
 			}
 			e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
 			ctx, cancel := context.WithCancel(context.Background())
