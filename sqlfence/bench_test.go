@@ -120,10 +120,7 @@ func BenchmarkInTx(b *testing.B) {
 		claim := claimOf("jobs", 5)
 		must(b, db.Raise(b.Context(), claim))
 		write := func(client, i int) func(ctx context.Context, tx testTx) error {
-			return func(ctx context.Context, tx testTx) error {
-				_, err := tx.exec(ctx, "UPDATE jobs SET v = $2 WHERE id = $1", client, i)
-				return err
-			}
+			return running("UPDATE jobs SET v = $2 WHERE id = $1", client, i)
 		}
 		paired(b, clients, func(client, i int) error { return db.fenced(b.Context(), claim, write(client, i)) },
 			func(client, i int) error { return db.plain(b.Context(), write(client, i)) })

@@ -14,10 +14,7 @@ import (
 
 // writeRow is a statement of a transaction.
 func writeRow(client, i int) func(ctx context.Context, tx testTx) error {
-	return func(ctx context.Context, tx testTx) error {
-		_, err := tx.exec(ctx, "UPDATE jobs SET v = $2 WHERE id = $1", client, i)
-		return err
-	}
+	return running("UPDATE jobs SET v = $2 WHERE id = $1", client, i)
 }
 
 // BenchmarkEnter: the user's own transaction with Enter in it against the same

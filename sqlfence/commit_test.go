@@ -62,7 +62,7 @@ func TestRoundTrips(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	p, through := e.newProxy()
 	db := e.open(nil, through)
-	one := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, "SELECT 1"); return err }
+	one := running("SELECT 1")
 	for what, call := range map[string]func() error{
 		"unfenced": func() error { return db.plain(t.Context(), one) },
 		"InTx":     func() error { return db.fenced(t.Context(), claimOf("r", 5), one) },

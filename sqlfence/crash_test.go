@@ -27,14 +27,7 @@ func TestServerKilled(t *testing.T) {
 			for _, resource := range []string{"committing", "survives"} {
 				must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
 			}
-			tx, err := e.admin.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), "SELECT fencepost.raise('locked', 5, 'other', 1000), (SELECT 1 FROM pairs FOR UPDATE)"); err != nil {
-				t.Fatal(err)
-			}
+			e.begin("SELECT fencepost.raise('locked', 5, 'other', 1000), (SELECT 1 FROM pairs FOR UPDATE)")
 			table := e.table("pairs", []string{"a", "b"}, nil)
 			calls := map[string]struct {
 				call func(ctx context.Context) error
@@ -46,10 +39,7 @@ func TestServerKilled(t *testing.T) {
 				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), nil) }, guard.ReasonUnavailable},
 				"raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("locked", 6)) }, guard.ReasonUnavailable},
 				"commit": {func(ctx context.Context) error {
-					return e.db.fenced(ctx, claimOf("committing", 5), func(ctx context.Context, tx testTx) error {
-						_, err := tx.exec(ctx, "INSERT INTO slow VALUES (1)")
-						return err
-					})
+					return e.db.fenced(ctx, claimOf("committing", 5), running("INSERT INTO slow VALUES (1)"))
 				}, guard.ReasonOutcomeUnknown},
 			}
 			type result struct {
@@ -97,17 +87,10 @@ func TestLockTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT 1 FROM pairs FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
+		e.begin("SELECT 1 FROM pairs FOR UPDATE")
 		table := e.table("pairs", []string{"a", "b"}, nil)
 		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
-		err = db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
 		})
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {

@@ -41,7 +41,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	}
 	must(e, tx.Commit(ctx))
 	err = <-done
-	return e.int("SELECT count(*) FROM written"), err
+	return e.written(), err
 }
 
 func write5(ctx context.Context, tx testTx) error {
@@ -76,17 +76,12 @@ func TestDefaultIsolation(t *testing.T) {
 				if !errors.Is(err, guard.ErrStale) || rows != 0 {
 					t.Errorf("InTx of the older holder: %v, %d rows", err, rows)
 				}
-				if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
-					t.Errorf("%d of %d acknowledged updates are there", sum, acked)
-				}
+				e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
 				rows, err = e.staleEnter(plainEnter(db))
 				if pgerr.State(err) != pgerr.Isolation || rows != 0 {
 					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, pgerr.Isolation)
 				}
-				err = db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-					_, err := tx.exec(ctx, raiseSQL, "r", 7, "", 1000)
-					return err
-				})
+				err = db.plain(t.Context(), running(raiseSQL, "r", 7, "", 1000))
 				if pgerr.State(err) != pgerr.Isolation {
 					t.Errorf("a plain BEGIN and raise: %v, want SQLSTATE %s", err, pgerr.Isolation)
 				}
@@ -120,7 +115,7 @@ func TestDefaultIsolationControls(t *testing.T) {
 // transaction of its own, and reading comes after it.
 func TestReadInTheRaise(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		seen := make(chan int64, 1)
 		go func() {
@@ -133,7 +128,7 @@ func TestReadInTheRaise(t *testing.T) {
 		if n := <-seen; n != 0 {
 			t.Errorf("the control saw %d rows", n)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != 1 {
+		if n := e.written(); n != 1 {
 			t.Errorf("a statement after the raise saw %d rows", n)
 		}
 	})
@@ -143,7 +138,7 @@ func TestReadInTheRaise(t *testing.T) {
 // no option for it, and the refusal says what is wrong.
 func TestDefaultReadOnly(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		db := e.serverDefault("default_transaction_read_only", "on")
 		err := db.fenced(t.Context(), claimOf("r", 5), write5)
 		if e.driver == "pgx" {
@@ -165,9 +160,7 @@ func TestDefaultReadOnly(t *testing.T) {
 func TestDefaultSynchronousCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("synchronous_commit", "off")
-		if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
-			t.Errorf("%d of %d acknowledged updates are there", sum, acked)
-		}
+		e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
 		noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name = 'synchronous_commit' AND setting = 'off'")
 			if n != 1 {

@@ -77,7 +77,7 @@ func unmarked(db fence) {
 // The control is the same without the marker: it returns nil.
 func TestInTxEndedInSQL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		opens := map[string]func() fence{"plain": func() fence { return e.open(nil) }}
 		if e.driver == "std" {
 			opens["wrapped"] = func() fence { return e.openWrapped() }
@@ -266,7 +266,7 @@ func TestTableKinds(t *testing.T) {
 // returns nil has committed nothing, and gets an error.
 func TestConnectionClosedInside(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE written (token bigint)")
+	e.createWritten()
 	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 		if err := write5(ctx, tx); err != nil {
 			return err

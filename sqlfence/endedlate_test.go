@@ -131,20 +131,13 @@ func TestEnterDuringAReset(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		for to, want := range map[int64]guard.Reason{4: guard.ReasonUnavailable, 6: guard.ReasonStale} {
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
-			tx, err := e.admin.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), "SELECT fencepost.reset('r', 5, 'lease-5', $1, '', 9, 'op', 'why', 1000)", to); err != nil {
-				t.Fatal(err)
-			}
+			tx := e.begin("SELECT fencepost.reset('r', 5, 'lease-5', $1, '', 9, 'op', 'why', 1000)", to)
 			ran := false
 			entered := e.start(func(func()) error {
 				return entering(e.db)(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { ran = true; return nil })
 			})
 			must(t, tx.Commit(t.Context()))
-			err = <-entered
+			err := <-entered
 			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (!mayRetry(err) || !strings.Contains(err.Error(), "the mark was retired or reset in the meantime")) {
 				t.Errorf("reset to %d: got %v, want %s", to, err, want)
 			}

@@ -28,16 +28,6 @@ func entering(db fence) work {
 	}
 }
 
-// raising raises before the transaction, as Enter requires above READ COMMITTED.
-func raising(db fence, in work) work {
-	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
-		if err := db.Raise(ctx, claim); err != nil {
-			return err
-		}
-		return in(ctx, claim, fn)
-	}
-}
-
 // TestEnterDecides (P1, P4, P6): Enter agrees with guard.Decide for every small
 // mark and claim at every level, and the mark is afterwards what it must be.
 func TestEnterDecides(t *testing.T) {
@@ -94,9 +84,7 @@ func TestEnterRollsBack(t *testing.T) {
 		}
 		e.putMark("r", guard.Mark{Token: 4, LeaseID: "lease-4"})
 		entering(e.db)(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return failed })
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != 4 {
-			t.Errorf("%+v, %v: the mark was not rolled back", mark, err)
-		}
+		wantMark(t, e.db, "r", 4)
 	})
 }
 
@@ -240,10 +228,7 @@ func TestInTxAllNoCircle(t *testing.T) {
 					claims[0].Token, claims[1].Token = n, n
 					claims[0].LeaseID, claims[1].LeaseID = "", ""
 					in := func() error {
-						return e.db.fencedAll(context.Background(), claims, nil, func(ctx context.Context, tx testTx) error {
-							_, err := tx.exec(ctx, "SELECT pg_sleep(0.001)")
-							return err
-						})
+						return e.db.fencedAll(context.Background(), claims, nil, running("SELECT pg_sleep(0.001)"))
 					}
 					if i >= 3 {
 						in = func() error {

@@ -104,6 +104,34 @@ func (e *env) wantText(want, what, sql string, args ...any) {
 	}
 }
 
+// begin opens a transaction of the administrator's and runs SQL in it. It is rolled
+// back at the test's end, if it has not ended before.
+func (e *env) begin(sql string, args ...any) pgx.Tx {
+	e.Helper()
+	tx, err := e.admin.Begin(context.Background())
+	must(e, err)
+	e.Cleanup(func() { tx.Rollback(context.Background()) })
+	_, err = tx.Exec(context.Background(), sql, args...)
+	must(e, err)
+	return tx
+}
+
+// running is the callback of a transaction that runs one statement.
+func running(sql string, args ...any) func(ctx context.Context, tx testTx) error {
+	return func(ctx context.Context, tx testTx) error {
+		_, err := tx.exec(ctx, sql, args...)
+		return err
+	}
+}
+
+// wantMark reports a resource whose mark has another token than want.
+func wantMark(t testing.TB, db fence, resource string, want guard.Token) {
+	t.Helper()
+	if mark, err := db.Mark(context.Background(), resource); err != nil || mark.Token != want {
+		t.Errorf("the mark of %s is %+v, %v, want token %d", resource, mark, err, want)
+	}
+}
+
 // roleName is the name of a role that only this test has: roles belong to the
 // whole server.
 func (e *env) roleName(what string) string {

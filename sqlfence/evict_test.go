@@ -81,7 +81,7 @@ func TestEvictIsNarrow(t *testing.T) {
 // one that does not terminate, and its error has both reasons.
 func TestEvictNotGranted(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		end := e.holding(claimOf("r", 5))
 		e.exec("DROP FUNCTION fencepost.holders")

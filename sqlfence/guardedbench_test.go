@@ -1,7 +1,6 @@
 package sqlfence
 
 import (
-	"context"
 	"fmt"
 	"testing"
 )
@@ -43,10 +42,7 @@ func BenchmarkTrigger(b *testing.B) {
 				db := e.serverDefault("synchronous_commit", "off")
 				update := func(table string) func(client, i int) error {
 					return func(_, i int) error {
-						return db.fenced(b.Context(), claim, func(ctx context.Context, tx testTx) error {
-							_, err := tx.exec(ctx, "UPDATE "+table+" SET v = $1", i)
-							return err
-						})
+						return db.fenced(b.Context(), claim, running("UPDATE "+table+" SET v = $1", i))
 					}
 				}
 				paired(b, 1, update("guarded"), update("plain"))

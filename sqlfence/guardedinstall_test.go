@@ -67,19 +67,12 @@ func TestInstallAgainBesideAWriter(t *testing.T) {
 		g.InsecureReportOnly = true
 		must(t, e.db.InstallTrigger(t.Context(), g))
 		g.InsecureReportOnly = false
-		writer, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer writer.Rollback(context.Background())
-		if _, err := writer.Exec(t.Context(), "SELECT FROM parts"); err != nil {
-			t.Fatal(err)
-		}
+		writer := e.begin("SELECT FROM parts")
 		installed := e.start(func(func()) error { return e.db.InstallTrigger(context.Background(), g) })
 		if len(installed) > 0 {
 			t.Error("the installation does not wait")
 		}
-		_, err = writer.Exec(t.Context(), "DELETE FROM parts")
+		_, err := writer.Exec(t.Context(), "DELETE FROM parts")
 		if err == nil {
 			err = writer.Commit(t.Context())
 		}

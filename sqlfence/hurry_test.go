@@ -29,9 +29,7 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown { // at COMMIT, which on pgx says no more
 			t.Errorf("the holder that was ended: got %v", err)
 		}
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != 6 {
-			t.Errorf("the mark is %v, %v", mark, err)
-		}
+		wantMark(t, e.db, "r", 6)
 		if timeout := e.settingOf(db); timeout != 100 {
 			t.Errorf("statement_timeout of the session is %d ms afterwards", timeout)
 		}

@@ -65,7 +65,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 		e.exec("CREATE TABLE work (token bigint, slept text DEFAULT pg_sleep(60)::text)")
 		transactor, insert := e.transactor()
 		e.holding(claimOf("r", 5))
-		sleep := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, "SELECT pg_sleep(60)"); return err }
+		sleep := running("SELECT pg_sleep(60)")
 		blocked := func() { e.waitForBlocked(1) }
 		asleep := func() {
 			e.waitFor("asleep", "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")

@@ -159,14 +159,7 @@ func TestCommitIgnoresCancel(t *testing.T) {
 func TestEnterCancelled(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT fencepost.raise('r', 6, '', 1000)"); err != nil {
-			t.Fatal(err)
-		}
+		e.begin("SELECT fencepost.raise('r', 6, '', 1000)")
 		for what, call := range map[string]func(ctx context.Context) error{
 			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
 			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) },
@@ -193,7 +186,7 @@ func TestPoolExhausted(t *testing.T) {
 		table := e.table("pairs", []string{"a", "b"}, nil)
 		var held [2]func() error
 		e.db = e.on(e.connect(len(held)), nil)
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		for i := range held {
 			held[i] = e.holding(claimOf("r", 5))
 		}

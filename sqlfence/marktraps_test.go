@@ -66,7 +66,7 @@ func (e *env) overtakes() (n int) {
 // them.
 func TestRaiseIsNotStarved(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		if n := e.overtakes(); n != 0 {
 			t.Errorf("%d transactions got in front of a raise that waited", n)
 		}
@@ -84,14 +84,7 @@ func TestRaiseDoesNotLower(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		overtaken := func() (mark guard.Mark, err error) {
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
-			tx, err := e.admin.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), raiseSQL, "r", 7, "lease-7", 0); err != nil {
-				t.Fatal(err)
-			}
+			tx := e.begin(raiseSQL, "r", 7, "lease-7", 0)
 			raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
 			must(t, tx.Commit(t.Context()))
 			err = <-raised

@@ -58,10 +58,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			e.exec("TRUNCATE written")
 			must(t, db.InstallTrigger(t.Context(), table))
 			write := func(token guard.Token) func(context.Context, testTx) error {
-				return func(ctx context.Context, tx testTx) error {
-					_, err := tx.exec(ctx, "INSERT INTO written VALUES ($1, $2)", of(token).Resource, int64(token))
-					return err
-				}
+				return running("INSERT INTO written VALUES ($1, $2)", of(token).Resource, int64(token))
 			}
 			for what, err := range []error{
 				db.fenced(t.Context(), of(1), write(1)),

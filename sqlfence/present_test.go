@@ -93,7 +93,7 @@ func TestEnteringPresents(t *testing.T) {
 		e.guardBy("items", `{tenant}`)
 		claims := []guard.Claim{claimOf("b", 7), claimOf("a", 5)}
 		const both = "UPDATE items SET v = v + 1"
-		write := func(ctx context.Context, tx testTx) error { _, err := tx.exec(ctx, both); return err }
+		write := running(both)
 		ways := func(db fence) map[string]error {
 			all := map[string]error{}
 			for _, level := range []Isolation{ReadCommitted, RepeatableRead, Serializable} {

@@ -47,7 +47,7 @@ func (e *env) raise(claim guard.Claim) error {
 // the raise waits, such enters cannot pass it forever.
 func TestRaiseWaits(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
@@ -66,7 +66,7 @@ func TestRaiseWaits(t *testing.T) {
 		if err := <-raised; err != nil {
 			t.Fatal(err)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != int64(len(ends)) {
+		if n := e.written(); n != int64(len(ends)) {
 			t.Errorf("the successor sees %d rows of %d", n, len(ends))
 		}
 		if err := <-late; !errors.Is(err, guard.ErrStale) {
@@ -79,11 +79,11 @@ func TestRaiseWaits(t *testing.T) {
 // and what the older holder commits afterwards is missing in what was read.
 func TestRaiseWaitsControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		end := e.holding(claimOf("r", 5))
 		must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
-		before := e.int("SELECT count(*) FROM written")
+		before := e.written()
 		if err := end(); err != nil || before != 0 {
 			t.Errorf("%d rows were seen, then %v", before, err)
 		}
@@ -124,7 +124,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 // the queue it would block the holder's next transactions.
 func TestStaleRaiseDoesNotQueue(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
 		wantReason(t, impatient.Raise(t.Context(), claimOf("r", 4)), guard.ReasonStale, "an older token")
@@ -137,7 +137,7 @@ func TestStaleRaiseDoesNotQueue(t *testing.T) {
 // ErrUnavailable, with the server's lock timeout inside, and no mark.
 func TestRaiseTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
@@ -152,9 +152,7 @@ func TestRaiseTimesOut(t *testing.T) {
 			}
 		}
 		must(t, end())
-		if mark, err := db.Mark(t.Context(), "r"); err != nil || mark.Token != 5 {
-			t.Errorf("the mark is %+v, %v", mark, err)
-		}
+		wantMark(t, db, "r", 5)
 	})
 }
 
@@ -162,7 +160,7 @@ func TestRaiseTimesOut(t *testing.T) {
 // Options.LockTimeout.
 func TestEnterTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
@@ -180,7 +178,7 @@ func TestEnterTimesOut(t *testing.T) {
 // own late COMMIT is no success.
 func TestStoppedHolder(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		db := e.open(&Options{IdleTimeout: 200 * time.Millisecond})
 		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			// It fails if this process was delayed before it, which is just as

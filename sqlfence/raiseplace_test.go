@@ -16,7 +16,7 @@ import (
 // raise's.
 func TestRaiseKeepsItsPlace(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		enough := &Options{TerminateAfter: time.Hour, RaiseTimeout: 2 * time.Hour}
 		for what, c := range map[string]struct {
 			db     fence

@@ -100,7 +100,7 @@ func TestResetCompares(t *testing.T) {
 // the mark. The control takes no lock and does not.
 func TestResetWaits(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		// waited says whether a reset ends only after the transaction.
 		waited := func() bool {
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})

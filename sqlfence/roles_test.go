@@ -46,10 +46,7 @@ func TestRoles(t *testing.T) {
 		e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
 
 		noError(t, db.Raise(t.Context(), claimOf("a", 6)))
-		err := db.fenced(t.Context(), claimOf("a", 6), func(ctx context.Context, tx testTx) error {
-			_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
-			return err
-		})
+		err := db.fenced(t.Context(), claimOf("a", 6), running("UPDATE items SET v = 9 WHERE id = 1"))
 		if err != nil {
 			t.Error(err)
 		}
@@ -165,14 +162,7 @@ func TestRolesSQLOfAnyName(t *testing.T) {
 func TestMigrateRolesTakesTurns(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		roles := e.testRoles(t)
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))"); err != nil {
-			t.Fatal(err)
-		}
+		tx := e.begin("SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))")
 		migrated := e.start(func(func()) error { return e.db.MigrateRoles(context.Background(), roles) })
 		if len(migrated) != 0 {
 			t.Error("it did not wait for another one")

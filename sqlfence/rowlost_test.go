@@ -62,14 +62,7 @@ func TestCancelledRows(t *testing.T) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT 1 FROM pairs FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
+		tx := e.begin("SELECT 1 FROM pairs FOR UPDATE")
 		claim, key := claimOf("r", 5), Key{1, "x"}
 		for way, call := range map[string]func(ctx context.Context) error{
 			"Upsert":   func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) },

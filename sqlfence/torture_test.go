@@ -50,28 +50,19 @@ func someDefaults(t *testing.T, test func(t *testing.T, e *env, db fence, level 
 // insert, or refuses what it wrote; at random, and in the
 // schedules in which TestBrokenShapes finds damage.
 func TestEveryWayUnderEveryDefault(t *testing.T) {
-	none := func(context.Context, guard.Claim) error { return nil }
 	someDefaults(t, func(t *testing.T, e *env, db fence, level Isolation) {
 		ways := map[string]work{
-			"InTx": db.fenced, "Admit, InTx": func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-				if _, err := db.Admit(ctx, claim); err != nil {
-					return err
-				}
-				return db.fenced(ctx, claim, fn)
-			},
+			"InTx":            db.fenced,
+			"Admit, InTx":     after(func(ctx context.Context, claim guard.Claim) error { _, err := db.Admit(ctx, claim); return err }, db.fenced),
 			"REPEATABLE READ": atLevel(db, RepeatableRead), "SERIALIZABLE": atLevel(db, Serializable),
-			"Raise, Enter": retrying(raising(db, entering(db))),
+			"Raise, Enter": retrying(after(db.Raise, entering(db))),
 		}
 		if level == ReadCommitted {
 			ways["Enter"] = entering(db)
 		}
 		for name, in := range ways {
-			if lost, stale := counterTorture(t, e, in, campaign(2)); lost != 0 || stale != 0 {
-				t.Errorf("%s: %d updates were lost, %d inserts were stale", name, lost, stale)
-			}
-			if sum, acked := overlappingTakeover(e, in, none); sum != acked || acked == 0 {
-				t.Errorf("%s, aimed: %d of %d acknowledged updates are there", name, sum, acked)
-			}
+			e.freshLedger()
+			e.ledgerTorture(name, in, campaign(2))
 			for _, written := range []bool{false, true} {
 				e.freshLedger()
 				if acked, lost, stale := e.interleaved(in, true, written); acked != 2 || lost != 0 || stale != 0 {
@@ -101,7 +92,7 @@ func TestBrokenShapes(t *testing.T) {
 			}
 		},
 		"enter in a savepoint that is rolled back": func(e *env) work {
-			return raising(e.db, func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
+			return after(e.db.Raise, func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
 				return e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
 					tx.exec(ctx, "SAVEPOINT s")
 					if err := enter(ctx, tx, claim); err != nil {
@@ -121,12 +112,7 @@ func TestBrokenShapes(t *testing.T) {
 			return e.db.fenced
 		},
 		"admit, then write without a fence": func(e *env) work {
-			return func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-				if _, err := e.db.Admit(ctx, claim); err != nil {
-					return err
-				}
-				return e.db.plain(ctx, fn)
-			}
+			return after(func(ctx context.Context, claim guard.Claim) error { _, err := e.db.Admit(ctx, claim); return err }, unfenced(e))
 		},
 	}
 	for name, shape := range shapes {
