@@ -2,12 +2,10 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -47,35 +45,4 @@ func TestClientEncoding(t *testing.T) {
 			t.Errorf("the control: the resource is still %q", got)
 		}
 	})
-}
-
-// TestEnterOnPool (P5): a pool and a connection are no transactions, and are sent
-// nothing: the mark is not raised.
-func TestEnterOnPool(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := stdlib.OpenDB(*config)
-	defer pool.Close()
-	conn, err := pool.Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	db, err := Std(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tx := range []Execer{pool, conn} {
-		wantReason(t, db.EnterOn(t.Context(), tx, claimOf("r", 5)), guard.ReasonInvalid, "%T", tx)
-	}
-	e.wantInt(0, "marks were raised", "SELECT count(*) FROM fencepost.marks")
-	tx, err := pool.BeginTx(t.Context(), &sql.TxOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback()
-	noError(t, db.EnterOn(t.Context(), tx, claimOf("r", 5)), "a transaction, the control")
 }

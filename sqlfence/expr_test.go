@@ -1,7 +1,6 @@
 package sqlfence
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -44,24 +43,5 @@ func TestExpr(t *testing.T) {
 				t.Errorf("%s: got %q, want %q", c.sql, got, want)
 			}
 		}
-	})
-}
-
-// TestSpareArguments: an argument that the expression does not use is refused,
-// even if the statement is known from an expression that uses all of its
-// arguments.
-func TestSpareArguments(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE spare (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO spare VALUES (1)")
-		table := e.table("spare", []string{"id"}, nil)
-		update := func(token guard.Token, args ...any) error {
-			return table.Update(t.Context(), e.db, claimOf("r", token), Key{1}, Set{"v": sqlrow.Raw("$1::text", args...)})
-		}
-		must(t, update(1, "a"))
-		err := update(2, "b", "spare")
-		if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "has 2 arguments and does not use $2") {
-			t.Errorf("a spare argument: %v", err)
-		}
-		e.wantText("a1", "the row", "SELECT concat(v, last_fencing_token) FROM spare")
 	})
 }

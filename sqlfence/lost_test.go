@@ -2,14 +2,11 @@ package sqlfence
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
@@ -39,51 +36,6 @@ func TestLostCommit(t *testing.T) {
 				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
 			}
 			e.exec("DELETE FROM fencepost.marks")
-		}
-	})
-}
-
-// TestLostUpdate (P5, P6): in every exec mode of pgx, a single statement whose
-// answer is lost is an unknown outcome and is sent once: a driver that repeats
-// it would write twice, or mistake its own write for another's.
-func TestLostUpdate(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		for _, mode := range e.execModes() {
-			e.exec("DELETE FROM fencepost.marks; TRUNCATE pairs; INSERT INTO pairs (a, b) VALUES (1, 'x')")
-			p, through := e.newProxy()
-			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
-			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
-			update := func(token guard.Token) error {
-				return table.Update(t.Context(), db, claimOf("r", token), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
-			}
-			if err := update(5); err != nil { // the control, and the statement is prepared
-				t.Fatalf("%v: %v", mode, err)
-			}
-			executed, cut := false, false
-			p.set(func(message string) fate {
-				executed = executed || message[0] == 'E' // Execute; a Sync follows
-				last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "UPDATE")
-				if cut || !last {
-					return forward
-				}
-				cut = true // a repeated statement would get through
-				return cutAfter
-			})
-			wantReason(t, update(5), guard.ReasonOutcomeUnknown, "%v", mode)
-			p.set(nil)
-			e.waitFor("the row", "SELECT n >= 2 FROM pairs")
-			if n := e.int("SELECT n FROM pairs"); n != 2 {
-				t.Errorf("%v: the statement was sent %d times", mode, n-1)
-			}
-			// The same modes for transactions and marks.
-			noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
-			}), "%v: InTx", mode)
-			if mark, err := db.Admit(t.Context(), claimOf("r", 6)); err != nil || mark.Token != 6 {
-				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
-			}
-			wantReason(t, db.fenced(t.Context(), claimOf("r", 5), nil), guard.ReasonStale, "%v: InTx of an older token", mode)
 		}
 	})
 }
@@ -154,27 +106,38 @@ func TestCommitIgnoresCancel(t *testing.T) {
 	})
 }
 
-// TestEnterCancelled: a context that ends while enter waits for the lock gives
-// the connection back and leaves no transaction behind.
-func TestEnterCancelled(t *testing.T) {
+// TestCancelledWaiting (P5): a context that ends while a call waits for a lock gives
+// the connection back, leaves no transaction behind and writes nothing. A single
+// statement commits by itself, so that its outcome is unknown, unless the server
+// says that it cancelled it.
+func TestCancelledWaiting(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		e.begin("SELECT fencepost.raise('r', 6, '', 1000)")
-		for what, call := range map[string]func(ctx context.Context) error{
-			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
-			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) },
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		e.begin("SELECT fencepost.raise('r', 6, '', 1000), (SELECT 1 FROM pairs FOR UPDATE)")
+		table, claim, key := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer}), claimOf("r", 5), Key{1, "x"}
+		for what, c := range map[string]struct {
+			call func(ctx context.Context) error
+			want guard.Reason
+		}{
+			"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claim, nil) }, guard.ReasonUnavailable},
+			"Raise":    {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) }, guard.ReasonUnavailable},
+			"Update":   {func(ctx context.Context) error { return table.Update(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
+			"Upsert":   {func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
+			"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claim, key, nil) }, guard.ReasonOutcomeUnknown},
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
-			called := e.start(func(func()) error { return call(ctx) })
-			if e.int(waitersSQL) != 1 {
+			called := e.start(func(func()) error { return c.call(ctx) })
+			if len(called) > 0 {
 				t.Errorf("%s does not wait for the lock", what)
 			}
 			cancel()
-			if err := <-called; guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			if err := <-called; guard.ReasonOf(err) != c.want && pgerr.State(err) != pgerr.Canceled {
+				t.Errorf("%s: got %v, want %s", what, err, c.want)
 			}
-			e.waitFor("the waiter to be gone", "SELECT ("+waitersSQL+") = 0")
+			e.waitFor("the end of "+what, "SELECT ("+blockedSQL+") = 0")
 		}
+		e.wantText("old0", "the row", "SELECT v || last_fencing_token FROM pairs")
 	})
 }
 

@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -194,22 +193,6 @@ func (e *env) compareMarksOf(marks []guard.Mark, name string, call func(context.
 		}
 	}
 	return problems
-}
-
-// TestMarkSurvivesRollback: the mark that InTx raised stays, whatever the
-// outcome of the work, so that a failed takeover still keeps the predecessor
-// out.
-func TestMarkSurvivesRollback(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		failed := errors.New("failed")
-		if err := e.db.fenced(t.Context(), claimOf("r", 6), func(context.Context, testTx) error { return failed }); !errors.Is(err, failed) {
-			t.Fatalf("got %v", err)
-		}
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		if !errors.Is(err, guard.ErrStale) {
-			t.Fatalf("got %v, want stale", err)
-		}
-	})
 }
 
 // TestForeignCollation: whatever collation a caller of the functions brings,

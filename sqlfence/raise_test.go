@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // holding runs a fenced transaction in the background that inserts a row, has
@@ -133,43 +132,29 @@ func TestStaleRaiseDoesNotQueue(t *testing.T) {
 	})
 }
 
-// TestRaiseTimesOut: a holder that does not end makes the successor's raise
-// ErrUnavailable, with the server's lock timeout inside, and no mark.
-func TestRaiseTimesOut(t *testing.T) {
+// TestTimesOut: a holder that does not end makes the successor's raise
+// ErrUnavailable, with the server's lock timeout inside, and no mark. Behind a raise
+// that waits, an enter gives up after Options.LockTimeout.
+func TestTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		end := e.holding(claimOf("r", 5))
-		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
+		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		for what, err := range map[string]error{
-			"Raise": db.Raise(t.Context(), claimOf("r", 6)),
-			"Admit": func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
-			"InTx":  db.fenced(t.Context(), claimOf("r", 6), never),
-		} {
-			var pg *pgconn.PgError
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
+		timesOut := func(what string, err error) {
+			t.Helper()
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
 				t.Errorf("%s: got %v, want ErrUnavailable with SQLSTATE 55P03", what, err)
 			}
 		}
-		must(t, end())
+		timesOut("Raise", db.Raise(t.Context(), claimOf("r", 6)))
+		_, err := db.Admit(t.Context(), claimOf("r", 6))
+		timesOut("Admit", err)
+		timesOut("InTx", db.fenced(t.Context(), claimOf("r", 6), never))
 		wantMark(t, db, "r", 5)
-	})
-}
-
-// TestEnterTimesOut: behind a raise that waits, an enter gives up after
-// Options.LockTimeout.
-func TestEnterTimesOut(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		end := e.holding(claimOf("r", 5))
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
-		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
-		err := db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		var pg *pgconn.PgError
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
-			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
-		}
-		noError(t, errors.Join(end(), <-raised))
+		timesOut("InTx behind a raise", db.fenced(t.Context(), claimOf("r", 5), never))
+		noError(t, errors.Join(end(), <-raised), "the holder and the raise")
 	})
 }
 

@@ -226,13 +226,16 @@ func TestPages(t *testing.T) {
 				t.Errorf("%d marks were listed, want %d", seen, pageSize+extra)
 			}
 		}
-		e.exec("ALTER TABLE fencepost.marks RENAME TO away")
+		// A listing that cannot be read is an error, and not an empty one (P5).
+		e.exec("ALTER TABLE fencepost.marks RENAME TO away; ALTER TABLE fencepost.mark_resets RENAME TO away_resets")
 		for m, err := range e.db.Marks(ctx, "") {
 			if guard.ReasonOf(err) != guard.ReasonSetup || m != (sqladmin.ResourceMark{}) {
 				t.Errorf("without the table: %+v, %v", m, err)
 			}
 		}
-		e.exec("ALTER TABLE fencepost.away RENAME TO marks")
+		_, err = collect(e.db.Resets(ctx, 0))
+		wantReason(t, err, guard.ReasonSetup, "resets without the table")
+		e.exec("ALTER TABLE fencepost.away RENAME TO marks; ALTER TABLE fencepost.away_resets RENAME TO mark_resets")
 	})
 }
 

@@ -125,7 +125,7 @@ func TestKeyTexts(t *testing.T) {
 	types := map[string]string{"i2": "smallint", "i4": "integer", "i8": "bigint", "u": "uuid", "t": "text", "v": "varchar", "n": "varchar(40)", "dom": "short"}
 	kinds := map[string]string{"i2": ":int", "i4": ":int", "i8": ":int", "u": ":uuid"}
 	good := map[string][]any{
-		"i2": {7, -7, int8(7), uint16(7)}, "i4": {int32(-1), int64(0), uint(9)}, "i8": {int64(-1 << 63), int64(1<<63 - 1), int(7)},
+		"i2": {7, -7, int8(7), uint16(7)}, "i4": {int32(-1), int64(0), uint(9)}, "i8": {int64(-1 << 63), int64(1<<63 - 1), uint64(1<<63 - 1), int(7), sql.NullInt64{Int64: 8, Valid: true}},
 		"u": {id, raw, pgtype.UUID{Bytes: raw, Valid: true}}, "t": {"a:b%c", "07", textual("x"), shouting("x"), twofold{"x"}, sql.NullString{String: "y", Valid: true}}, "v": {"é"}, "n": {"a b"}, "dom": {"s"},
 	}
 	bad := map[string][]any{
@@ -143,7 +143,8 @@ func TestKeyTexts(t *testing.T) {
 			for _, v := range good[column] {
 				e.exec("DELETE FROM k_" + column)
 				var other *guard.MisdirectedError
-				if err := table.Upsert(t.Context(), e.db, guard.Claim{Resource: "another", Token: 5}, Key{v}, Set{"x": 1}); !errors.As(err, &other) {
+				key := Key{v}
+				if err := table.Upsert(t.Context(), e.db, guard.Claim{Resource: "another", Token: 5}, key, Set{"x": 1}); !errors.As(err, &other) || key[0] != v {
 					t.Errorf("%s, %T %v: %v", kind, v, v, err)
 					continue
 				}

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -51,53 +52,51 @@ func (o opaque) ExecContext(ctx context.Context, query string, args ...any) (sql
 	return o.tx.ExecContext(ctx, query, args...)
 }
 
-// TestEnterOn (P1): a transaction that can only run statements is fenced,
+// TestEnterOn (P1, P5): a transaction that can only run statements is fenced,
 // whatever text is in the claim, and anything that is not a transaction is
-// refused. The control is the same without EnterOn: a raise does not wait for
-// it.
+// refused and sent nothing. The control is the same without EnterOn: a raise does
+// not wait for it.
 func TestEnterOn(t *testing.T) {
-	t.Run("std", func(t *testing.T) {
-		e := newEnvOf(t, "std")
-		db := e.db.(stdFence)
-		ctx, impatient := t.Context(), e.open(&Options{RaiseTimeout: 200 * 1e6, TerminateAfter: -1})
-		for _, resource := range []string{"r", `it's \' $1 ? é`} {
-			old, newer := claimOf(resource, 5), claimOf(resource, 6)
-			for _, fenced := range []bool{true, false} {
-				e.exec("DELETE FROM fencepost.marks")
-				must(t, db.Raise(ctx, old))
-				tx, err := db.pool.BeginTx(ctx, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if fenced {
-					noError(t, db.EnterOn(ctx, opaque{tx}, old), "%q", resource)
-				}
-				err = impatient.Raise(ctx, newer)
-				if waited := pgerr.State(err) == pgerr.LockTimeout; waited != fenced {
-					t.Errorf("%q, fenced %v: the raise got %v", resource, fenced, err)
-				}
-				tx.Rollback()
+	e := newEnvOf(t, "std")
+	db := e.db.(stdFence)
+	ctx, impatient := t.Context(), e.open(&Options{RaiseTimeout: 200 * time.Millisecond, TerminateAfter: -1})
+	begin := func() *sql.Tx {
+		t.Helper()
+		tx, err := db.pool.BeginTx(ctx, nil)
+		must(t, err)
+		t.Cleanup(func() { tx.Rollback() })
+		return tx
+	}
+	for _, resource := range []string{"r", `it's \' $1 ? é`} {
+		old, newer := claimOf(resource, 5), claimOf(resource, 6)
+		for _, fenced := range []bool{true, false} {
+			e.exec("DELETE FROM fencepost.marks")
+			must(t, db.Raise(ctx, old))
+			tx := begin()
+			if fenced {
+				noError(t, db.EnterOn(ctx, opaque{tx}, old), "%q", resource)
 			}
-			must(t, db.Raise(ctx, newer))
-			tx, err := db.pool.BeginTx(ctx, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var rejected *guard.RejectedError
-			if err := db.EnterOn(ctx, opaque{tx}, old); !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 {
-				t.Errorf("%q: a stale one: %v", resource, err)
+			err := impatient.Raise(ctx, newer)
+			if waited := pgerr.State(err) == pgerr.LockTimeout; waited != fenced {
+				t.Errorf("%q, fenced %v: the raise got %v", resource, fenced, err)
 			}
 			tx.Rollback()
-			wantInvalid(t, "a pool", db.EnterOn(ctx, db.pool, newer), "Execer", "sql.DB")
 		}
-		tx, err := db.pool.BeginTx(ctx, nil)
-		if err != nil {
-			t.Fatal(err)
+		must(t, db.Raise(ctx, newer))
+		var rejected *guard.RejectedError
+		if err := db.EnterOn(ctx, opaque{begin()}, old); !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 {
+			t.Errorf("%q: a stale one: %v", resource, err)
 		}
-		defer tx.Rollback()
-		if _, err := tx.Exec("SAVEPOINT s"); err != nil {
-			t.Fatal(err)
-		}
-		wantInvalid(t, "in a savepoint", db.EnterOn(ctx, opaque{tx}, claimOf("r", 6)), "Enter", "savepoint")
-	})
+	}
+	conn, err := db.pool.Conn(ctx)
+	must(t, err)
+	defer conn.Close()
+	for _, none := range []Execer{db.pool, conn} {
+		wantInvalid(t, "a pool or connection", db.EnterOn(ctx, none, claimOf("s", 6)), "Execer", "sql.")
+	}
+	e.wantInt(0, "marks that were raised on a pool", "SELECT count(*) FROM fencepost.marks WHERE resource = 's'")
+	tx := begin()
+	_, err = tx.Exec("SAVEPOINT s")
+	must(t, err)
+	wantInvalid(t, "in a savepoint", db.EnterOn(ctx, opaque{tx}, claimOf("r", 6)), "Enter", "savepoint")
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -63,52 +62,59 @@ func TestKeyTypes(t *testing.T) {
 }
 
 // TestUnfitTables (P5, P6): a table without the key's index, without the
-// columns, or with NULL in them.
+// columns, with columns of other types, or with NULL in them: the error says what
+// is wrong, whatever the name of the table, and nothing is written.
 func TestUnfitTables(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE unfit (id int, v int, last_fencing_token bigint, deleted_at timestamptz, txt text);
-			INSERT INTO unfit VALUES (1, 0, NULL), (2, 0, 0), (2, 0, 0)`)
-		opts := func(o TableOptions) *Table {
+		e.exec(`CREATE TABLE fencepost_rows (id int, v text CHECK (v <> 'bad'), last_fencing_token bigint, lease text, deleted_at timestamptz, n int);
+			INSERT INTO fencepost_rows VALUES (1, 'old', NULL, ''), (2, 'old', 0, ''), (2, 'old', 0, ''), (3, 'old', 5, NULL), (4, 'old', 0, '')`)
+		of := func(o TableOptions) *Table {
 			o.Rule = guard.SameOrNewer
-			return e.table("unfit", []string{"id"}, &o)
+			return e.table("fencepost_rows", []string{"id"}, &o)
 		}
-		good := opts(TableOptions{DeletedColumn: "deleted_at"})
-		for way, err := range map[string]error{
-			"Update":   good.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Delete":   good.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": 1}),
-			"Takeover": good.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, nil),
+		good, leases := of(TableOptions{DeletedColumn: "deleted_at"}), of(TableOptions{LeaseColumn: "lease"})
+		claim, set := claimOf("r", 5), Set{"v": "new"}
+		gone, err := anyTable([]string{"fencepost_gone"}, []string{"id"}, nil)
+		must(t, err)
+		for what, c := range map[string]struct {
+			err  error
+			want guard.Reason
+			says string
+		}{
+			"Update of a NULL mark":           {good.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
+			"Delete of a NULL mark":           {good.Delete(t.Context(), e.db, claim, Key{1}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
+			"Takeover of a NULL mark":         {good.Raise(t.Context(), e.db, claim, Key{1}, nil), guard.ReasonUnfenced, "the mark must be NOT NULL"},
+			"Update of a NULL lease":          {leases.Update(t.Context(), e.db, claim, Key{3}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
+			"Upsert without the key's index":  {good.Upsert(t.Context(), e.db, claim, Key{9}, set), guard.ReasonInvalid, "42P10"},
+			"no such table":                   {gone.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonInvalid, "fencepost_gone"},
+			"no token column":                 {of(TableOptions{TokenColumn: "token"}).Update(t.Context(), e.db, claim, Key{4}, set), guard.ReasonInvalid, "must be bigint NOT NULL DEFAULT 0"},
+			"no lease column":                 {of(TableOptions{LeaseColumn: "l"}).Update(t.Context(), e.db, claim, Key{4}, set), guard.ReasonInvalid, `"l"`},
+			"no deleted column":               {of(TableOptions{DeletedColumn: "gone"}).Delete(t.Context(), e.db, claim, Key{4}, nil), guard.ReasonInvalid, `"gone"`},
+			"a token column of text":          {of(TableOptions{TokenColumn: "v"}).Update(t.Context(), e.db, claim, Key{4}, Set{"lease": "x"}), guard.ReasonInvalid, "bigint"},
+			"a deleted column of int":         {of(TableOptions{DeletedColumn: "n"}).Delete(t.Context(), e.db, claim, Key{4}, nil), guard.ReasonInvalid, "integer"},
+			"no such column":                  {good.Update(t.Context(), e.db, claim, Key{4}, Set{"fencepost": 1}), guard.ReasonInvalid, "fencepost"},
+			"no such function":                {good.Update(t.Context(), e.db, claim, Key{4}, Set{"v": sqlrow.Raw("fencepost_nothing()")}), guard.ReasonInvalid, "fencepost_nothing"},
+			"a value that no driver can send": {good.Update(t.Context(), e.db, claim, Key{4}, Set{"v": make(chan int)}), guard.ReasonInvalid, "chan int"},
+			"a key that no driver can send":   {good.Update(t.Context(), e.db, claim, Key{struct{}{}}, set), guard.ReasonInvalid, "args[0]"},
+			// The statement's own errors are the caller's, with the driver's inside.
+			"a violated constraint": {good.Update(t.Context(), e.db, claim, Key{4}, Set{"v": "bad"}), guard.ReasonOther, "23514"},
 		} {
-			if guard.ReasonOf(err) != guard.ReasonUnfenced {
-				t.Errorf("%s of a NULL mark: got %v, want ErrUnfenced", way, err)
-			} else if !strings.Contains(err.Error(), "the mark must be NOT NULL") {
-				t.Errorf("%s of a NULL mark: %v does not say what to do", way, err)
+			if wantReason(t, c.err, c.want, what); c.err == nil || !strings.Contains(c.err.Error(), c.says) {
+				t.Errorf("%s: %v does not say %q", what, c.err, c.says)
 			}
 		}
-		if err := good.Upsert(t.Context(), e.db, claimOf("r", 5), Key{3}, Set{"v": 1}); guard.ReasonOf(err) != guard.ReasonInvalid || pgerr.State(err) != "42P10" {
-			t.Errorf("Upsert without the key's index: %v", err)
-		}
-		for what, table := range map[string]*Table{
-			"no token column":         opts(TableOptions{TokenColumn: "token"}),
-			"no lease column":         opts(TableOptions{LeaseColumn: "lease"}),
-			"no deleted column":       opts(TableOptions{DeletedColumn: "gone"}),
-			"a token column of text":  opts(TableOptions{TokenColumn: "txt"}),
-			"a deleted column of int": opts(TableOptions{DeletedColumn: "v"}),
+		// A key that is not unique is detected only afterwards, and the error does not
+		// promise that nothing was written; a caller's transaction can still be rolled
+		// back.
+		for what, write := range map[string]func(q Querier) error{
+			"Update":   func(q Querier) error { return good.Update(t.Context(), q, claim, Key{2}, set) },
+			"Takeover": func(q Querier) error { return good.Raise(t.Context(), q, claim, Key{2}, Dest{"v": new(string)}) },
 		} {
-			wantReason(t, table.Delete(t.Context(), e.db, claimOf("r", 5), Key{2}, nil), guard.ReasonInvalid, "%s", what)
-		}
-		e.wantInt(0, "rows were written", "SELECT count(*) FROM unfit WHERE v <> 0 OR last_fencing_token <> 0")
-		// A key that is not unique is detected only afterwards; a caller's
-		// transaction can still be rolled back.
-		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			var v int
-			var err error
-			if err = good.Raise(ctx, tx.in(), claimOf("r", 5), Key{2}, Dest{"v": &v}); guard.ReasonOf(err) != guard.ReasonOther {
-				t.Errorf("Takeover of two rows with one key: %v", err)
+			err := e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return write(tx.in()) })
+			if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "2 rows were written") {
+				t.Errorf("%s of two rows with one key: %v", what, err)
 			}
-			return err
-		})
-		if err == nil || e.int("SELECT count(*) FROM unfit WHERE v <> 0") != 0 {
-			t.Errorf("not rolled back: %v", err)
 		}
+		e.wantInt(0, "rows that were written", "SELECT count(*) FROM fencepost_rows WHERE v <> 'old' OR last_fencing_token NOT IN (0, 5)")
 	})
 }

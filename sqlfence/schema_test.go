@@ -7,77 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
-
-// TestTableIsNotAsDescribed (P5, P6): the server's error for a missing table or
-// column is ErrInvalid with that error inside, whatever the name of the table.
-func TestTableIsNotAsDescribed(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE plain (id int PRIMARY KEY, v text);
-			CREATE TABLE fencepost_rows (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0);
-			CREATE TABLE texts (id int PRIMARY KEY, v text, last_fencing_token text NOT NULL DEFAULT '0');
-			INSERT INTO plain VALUES (1, 'old'); INSERT INTO fencepost_rows VALUES (1, 'old', 0); INSERT INTO texts VALUES (1, 'old', '0')`)
-		for what, c := range map[string]struct {
-			table string
-			key   any
-			set   Set
-			names string
-		}{
-			"no token column":                 {"plain", 1, Set{"v": "new"}, "must be bigint NOT NULL DEFAULT 0"},
-			"no such table":                   {"fencepost_gone", 1, Set{"v": "new"}, "fencepost_gone"},
-			"no such column":                  {"fencepost_rows", 1, Set{"fencepost": 1}, "fencepost"},
-			"no such function":                {"fencepost_rows", 1, Set{"v": sqlrow.Raw("fencepost_nothing()")}, "fencepost_nothing"},
-			"a token column of another type":  {"texts", 1, Set{"v": "new"}, "bigint"},
-			"a value that no driver can send": {"fencepost_rows", 1, Set{"v": make(chan int)}, "chan int"},
-			"a key that no driver can send":   {"fencepost_rows", struct{}{}, Set{"v": "new"}, "args[0]"},
-		} {
-			err := e.table(c.table, []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{c.key}, c.set)
-			if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), c.names) {
-				t.Errorf("%s: got %v, want ErrInvalid that names %q", what, err, c.names)
-			}
-		}
-		// The statement's own errors are the caller's, with the driver's inside.
-		e.exec(`ALTER TABLE fencepost_rows ADD CHECK (v <> 'bad')`)
-		err := e.table("fencepost_rows", []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "bad"})
-		var pg *pgconn.PgError
-		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.Code != "23514" {
-			t.Errorf("a violated constraint: got %v", err)
-		}
-		e.wantInt(3, "something was written", `SELECT (SELECT count(*) FROM fencepost_rows WHERE v = 'old' AND last_fencing_token = 0) + (SELECT count(*) FROM texts WHERE v = 'old') + (SELECT count(*) FROM plain WHERE v = 'old')`)
-	})
-}
-
-// TestKeyIsNotUnique: the fence cannot know before the write; the error must
-// not be one that promises that nothing was written.
-func TestKeyIsNotUnique(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x'), (1, 'y')")
-		err := e.table("pairs", []string{"a"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "new"})
-		if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "2 rows were written") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
-// TestHeldBack: a row that a trigger does not let be written is neither a
-// success nor stale, and no retry helps.
-func TestHeldBack(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec(`INSERT INTO pairs (a, b) VALUES (1, 'x');
-			CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-			CREATE TRIGGER hold BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION hold()`)
-		err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
 
 // TestSchemaMissing: without schema fencepost everything that needs it returns
 // ErrUnavailable and says what to do, and a table of the application still

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
@@ -88,7 +89,8 @@ func TestTransactor(t *testing.T) {
 				}()
 				_ = run(func(ctx context.Context) error { _ = insert(ctx, 12); panic(mine) })
 			}()
-			if err := run(work(11)); err == nil || guard.ReasonOf(err) != guard.ReasonOther { // by the deferred constraint
+			var pg *pgconn.PgError
+			if err := run(work(11)); guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "work_token_key" { // the deferred one
 				t.Errorf("%s: %v", name, err)
 			}
 			wantReason(t, run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }), guard.ReasonInvalid, "%s, nested", name)

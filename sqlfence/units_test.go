@@ -58,26 +58,6 @@ func TestPgxBegin(t *testing.T) {
 	}
 }
 
-// TestListingsFail (P5): a listing that cannot be read is an error, and not an
-// empty one.
-func TestListingsFail(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("ALTER TABLE fencepost.marks RENAME TO hidden; ALTER TABLE fencepost.mark_resets RENAME TO hidden_resets")
-		if marks, err := collect(e.db.Marks(t.Context(), "")); err == nil {
-			t.Errorf("marks: %v", marks)
-		}
-		if resets, err := collect(e.db.Resets(t.Context(), 0)); err == nil {
-			t.Errorf("resets: %v", resets)
-		}
-		if _, err := e.admin.Exec(t.Context(), "ALTER TABLE fencepost.hidden RENAME TO marks; ALTER TABLE fencepost.hidden_resets RENAME TO mark_resets"); err != nil {
-			t.Fatal(err)
-		}
-		if marks, err := collect(e.db.Marks(t.Context(), "")); err != nil || len(marks) != 0 {
-			t.Errorf("%v, %v", marks, err)
-		}
-	})
-}
-
 // TestEnterSetsTimeouts: a transaction that is fenced by Enter has the timeouts
 // of one that InTx fences, and none after it.
 func TestEnterSetsTimeouts(t *testing.T) {

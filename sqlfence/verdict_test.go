@@ -164,23 +164,3 @@ func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
 	}
 	return ""
 }
-
-// TestUpdateNotFoundAndUnfenced (P6): a row that does not exist and a row whose
-// mark is NULL have their own reasons, and nothing is written.
-func TestUpdateNotFoundAndUnfenced(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE loose (id text PRIMARY KEY, v text, last_fencing_token bigint, last_lease_id text)`)
-		e.exec(`INSERT INTO loose VALUES ('no token', 'old', NULL, 'a'), ('no lease', 'old', 3, NULL)`)
-		table := e.table("loose", []string{"id"}, &TableOptions{LeaseColumn: "last_lease_id"})
-		for key, want := range map[string]guard.Reason{
-			"missing": guard.ReasonNotFound, "no token": guard.ReasonUnfenced, "no lease": guard.ReasonUnfenced,
-		} {
-			err := table.Update(t.Context(), e.db, guard.Claim{Resource: "r", Token: 3, LeaseID: "a"}, Key{key}, Set{"v": "new"})
-			var rejected *guard.RejectedError
-			if guard.ReasonOf(err) != want || !errors.As(err, &rejected) || rejected.Reason != want || rejected.Claim.Token != 3 {
-				t.Errorf("%s: got %v, want %s", key, err, want)
-			}
-		}
-		e.wantInt(0, "rows were written", "SELECT count(*) FROM loose WHERE v <> 'old'")
-	})
-}

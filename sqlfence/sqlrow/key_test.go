@@ -1,7 +1,6 @@
 package sqlrow
 
 import (
-	"database/sql"
 	"database/sql/driver"
 	"strings"
 	"testing"
@@ -9,29 +8,6 @@ import (
 	"github.com/DATA-DOG/go-sqlmock"
 	"github.com/fencepost-go/fencepost/guard"
 )
-
-// TestKeyNames (P9): a key's value is named as it is sent, whatever its type.
-func TestKeyNames(t *testing.T) {
-	for _, c := range []struct {
-		kind  string
-		value any
-		want  string
-		sent  any
-	}{
-		{"", "x", "x", "x"}, {"", textual("x"), "x", "x"}, {"", sql.NullString{String: "y", Valid: true}, "y", "y"},
-		{":int", 7, "7", 7}, {":int", int64(-7), "-7", int64(-7)}, {":int", int8(-7), "-7", int64(-7)}, {":int", uint16(7), "7", int64(7)},
-		{":int", uint64(1<<63 - 1), "9223372036854775807", int64(1<<63 - 1)}, {":int", sql.NullInt64{Int64: 8, Valid: true}, "8", int64(8)},
-	} {
-		table, err := NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id"+c.kind+"}")), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key := Key{c.value}
-		if name, sent, err := table.resourceOf(key); err != nil || name != "job:"+c.want || sent[0] != c.sent || key[0] != c.value {
-			t.Errorf("%T %v: named %s, sent as %T %v, %v; the caller's is %v", c.value, c.value, name, sent[0], sent[0], err, key[0])
-		}
-	}
-}
 
 // TestKeyValueErrors: the error of a key's value that has no text says why.
 func TestKeyValueErrors(t *testing.T) {
@@ -52,8 +28,6 @@ func TestKeyValueErrors(t *testing.T) {
 type unvalued struct{}
 
 func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
-
-type textual string
 
 // BenchmarkUpdateSQL: what building the statement costs, beside some tens of
 // microseconds for sending it.
