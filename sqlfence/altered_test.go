@@ -37,9 +37,7 @@ func (q rowQuerier) Query(ctx context.Context, sql string, args []any, each sqlk
 func (e *env) altered(mutate func(sql string) string, then func()) Querier {
 	e.Helper()
 	rows, err := sqlrow.Pgx(e.admin, nil)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	tx := alteredTx{pool: e.admin, mutate: mutate, then: then}
 	return rowQuerier{rows.In(tx), sqlkit.Pgx{On: tx}}
 }

@@ -57,16 +57,12 @@ type child struct {
 func startChild(t testing.TB, name string, env ...string) *child {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := &child{Cmd: exec.Command(exe)}
 	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.out = bufio.NewScanner(out)
 	must(t, c.Start())
 	t.Cleanup(func() {

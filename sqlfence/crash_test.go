@@ -63,14 +63,8 @@ func TestServerKilled(t *testing.T) {
 					t.Fatal("a call hangs")
 				}
 			}
-			for what, err := range map[string]error{
-				"InTx":   e.db.fenced(t.Context(), claimOf("r", 5), nil),
-				"Raise":  e.db.Raise(t.Context(), claimOf("r", 5)),
-				"Update": table.Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
-			} {
-				if reason := guard.ReasonOf(err); reason != guard.ReasonUnavailable {
-					t.Errorf("%s on a server that is down: %v", what, err)
-				}
+			for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
+				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
 			}
 			restart(t, s, e)
 			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
@@ -96,14 +90,5 @@ func TestLockTimeout(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {
 			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
 		}
-		// A negative timeout keeps the session's setting.
-		own := e.open(&Options{LockTimeout: -1, IdleTimeout: -1})
-		noError(t, own.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name IN ('lock_timeout', 'idle_in_transaction_session_timeout') AND setting = '0'")
-			if n != 2 {
-				t.Error("the session's timeouts were changed")
-			}
-			return err
-		}))
 	})
 }

@@ -27,9 +27,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	ctx := context.Background()
 	e.exec("DROP TABLE IF EXISTS written; CREATE TABLE written (token bigint); DELETE FROM fencepost.marks; INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('r', 5, 'lease-5')")
 	tx, err := e.admin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	defer tx.Rollback(ctx)
 	if _, err := tx.Exec(ctx, "SELECT fencepost.raise('r', 6, 'lease-6', 5000)"); err != nil {
 		e.Fatal(err)

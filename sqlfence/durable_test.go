@@ -33,9 +33,7 @@ func mortalServer(t *testing.T) *pgtest.Server {
 		s, err := pgtest.Start(context.Background(), &pgtest.Options{Settings: map[string]string{
 			"max_prepared_transactions": "4", "wal_level": "logical", "wal_writer_delay": "10s",
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		mortal.server = s // it ends with this process
 	}
 	return mortal.server
@@ -45,9 +43,7 @@ func mortalServer(t *testing.T) *pgtest.Server {
 func newEnvOn(t *testing.T, driver int, s *pgtest.Server) *env {
 	t.Helper()
 	url, drop, err := s.NewDatabase(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(drop)
 	return newEnvAt(t, driver, url)
 }

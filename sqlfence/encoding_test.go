@@ -17,15 +17,8 @@ func TestClientEncoding(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		latin := func(c *pgx.ConnConfig) { c.RuntimeParams["client_encoding"] = "LATIN1" }
 		db, claim := e.open(nil, latin), claimOf("ü", 5)
-		for what, err := range map[string]error{
-			"InTx":  db.fenced(t.Context(), claim, func(context.Context, testTx) error { t.Error("the callback ran"); return nil }),
-			"Raise": db.Raise(t.Context(), claim),
-			"Admit": func() error { _, err := db.Admit(t.Context(), claim); return err }(),
-			"Mark":  func() error { _, err := db.Mark(t.Context(), "ü"); return err }(),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonInvalid {
-				t.Errorf("%s: %v", what, err)
-			}
+		for what, call := range e.calls(db, claim, "InTx", "Raise", "Admit", "Mark") {
+			wantReason(t, call(t.Context()), guard.ReasonInvalid, what)
 		}
 		e.createPairs()
 		for what, in := range map[string]func(ctx context.Context, tx testTx) error{

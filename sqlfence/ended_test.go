@@ -49,15 +49,11 @@ func (c wrappedConn) CheckNamedValue(v *driver.NamedValue) error {
 func (e *env) openWrapped() stdFence {
 	e.Helper()
 	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	pool := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config)})
 	e.Cleanup(func() { pool.Close() })
 	f, err := stdSessions{pool}.fence(&e.defaults)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return f.(stdFence)
 }
 

@@ -52,9 +52,7 @@ func TestEndedAfterEnter(t *testing.T) {
 func TestResolveEnds(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	tx, err := e.admin.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(context.Background())
 	var id transactionID
 	must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -228,9 +229,7 @@ func (e *env) mutate(function, old, new string) {
 func (e *env) table(name string, key []string, opts *TableOptions) *Table {
 	e.Helper()
 	t, err := anyTable([]string{name}, key, opts)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return t
 }
 
@@ -254,3 +253,43 @@ func schema() migrate.Component { return migrate.Load("sqlfence", os.DirFS("sqla
 
 // quoteText quotes a string constant.
 func quoteText(s string) string { return inlined(statement{sql: "$1", args: []any{s}}) }
+
+var errRan = errors.New("the callback ran")
+
+// calls are calls that ask the database something, all or those of some names, under
+// a claim and on a row of the table that createPairs makes.
+func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]func(ctx context.Context) error {
+	e.Helper()
+	table, key := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer}), Key{1, "x"}
+	all := map[string]func(ctx context.Context) error{
+		"InTx": func(ctx context.Context) error {
+			return db.fenced(ctx, claim, func(context.Context, testTx) error { return errRan })
+		},
+		"InsecureTx": func(ctx context.Context) error {
+			transactor, _ := (&env{db: db}).transactor()
+			return transactor.InsecureTx(ctx, func(context.Context) error { return errRan })
+		},
+		"Raise":         func(ctx context.Context) error { return db.Raise(ctx, claim) },
+		"Admit":         func(ctx context.Context) error { _, err := db.Admit(ctx, claim); return err },
+		"Mark":          func(ctx context.Context) error { _, err := db.Mark(ctx, claim.Resource); return err },
+		"Retire":        func(ctx context.Context) error { _, err := db.Retire(ctx, time2001); return err },
+		"Marks":         func(ctx context.Context) error { _, err := collect(db.Marks(ctx, "")); return err },
+		"Migrate":       db.Migrate,
+		"Verify":        func(ctx context.Context) error { _, err := db.Verify(ctx, Verification{}); return err },
+		"Triggers":      func(ctx context.Context) error { _, err := db.Triggers(ctx); return err },
+		"RemoveTrigger": func(ctx context.Context) error { return db.RemoveTrigger(ctx, []string{"pairs"}) },
+		"Update":        func(ctx context.Context) error { return table.Update(ctx, db, claim, key, Set{"v": "new"}) },
+		"Upsert":        func(ctx context.Context) error { return table.Upsert(ctx, db, claim, key, Set{"v": "new"}) },
+		"Takeover":      func(ctx context.Context) error { return table.Raise(ctx, db, claim, key, nil) },
+	}
+	if len(names) == 0 {
+		return all
+	}
+	some := map[string]func(ctx context.Context) error{}
+	for _, name := range names {
+		if some[name] = all[name]; all[name] == nil {
+			e.Fatalf("there is no call %q", name)
+		}
+	}
+	return some
+}

@@ -226,9 +226,7 @@ func TestRaiseNamesStrangers(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		stranger, err := e.admin.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer stranger.Release()
 		run := func(sql string) {
 			t.Helper()
@@ -295,13 +293,9 @@ func TestIdleConnections(t *testing.T) {
 				return err
 			}
 		})
-		ctx := t.Context()
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
-		table := e.table("n", []string{"id"}, nil)
-		wantInvalid(t, "Update", table.Update(ctx, db, claimOf("n", 3), Key{1}, Set{"v": 1}), "connection", "")
-		wantInvalid(t, "InTx", db.fenced(ctx, claimOf("r", 9), nil), "connection", "")
-		wantInvalid(t, "Raise", db.Raise(ctx, claimOf("r", 9)), "connection", "")
-		_, err := db.Mark(ctx, "r")
-		wantInvalid(t, "Mark", err, "connection", "")
+		e.createPairs()
+		for what, call := range e.calls(db, claimOf("r", 9), "Update", "InTx", "Raise", "Mark") {
+			wantInvalid(t, what, call(t.Context()), "connection", "")
+		}
 	})
 }

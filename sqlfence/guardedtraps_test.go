@@ -220,10 +220,11 @@ func TestTrapSnapshot(t *testing.T) {
 func TestTriggersNotHijacked(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		e.exec(evilSQL + `CREATE FUNCTION evil.jsonb_array_elements(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT ''{"resource":"a","token":"5","leaseId":"lease-5"}''::jsonb';`)
-		const caller = "SET LOCAL search_path = evil, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP; CREATE TEMP TABLE fencepost_new (tenant pg_catalog.text) ON COMMIT DROP;"
+		e.hijacker()
+		e.exec(`CREATE FUNCTION shared.jsonb_array_elements(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT ''{"resource":"a","token":"5","leaseId":"lease-5"}''::jsonb';`)
+		const caller = "SET LOCAL search_path = shared, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP; CREATE TEMP TABLE fencepost_new (tenant pg_catalog.text) ON COMMIT DROP;"
 		attempt := func(claims string) error {
-			defer e.admin.Reset() // a session has evil's search_path until its transaction ends
+			defer e.admin.Reset() // a session has the application's search_path until its transaction ends
 			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
 			return ErrorFrom(err)
 		}

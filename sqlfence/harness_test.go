@@ -361,9 +361,7 @@ func newEnv(t *testing.T, driver int) *env {
 func newEnvAt(t testing.TB, driver int, url string) *env {
 	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url, defaults: patient}
 	admin, err := pgxpool.New(context.Background(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e.admin = admin
 	t.Cleanup(admin.Close)
 	e.reconnect()
@@ -383,16 +381,12 @@ func (e *env) reconnect() {
 func (e *env) connect(conns int, change ...func(*pgx.ConnConfig)) sessions {
 	e.Helper()
 	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	for _, c := range change {
 		c(config)
 	}
 	pool, err := e.opener(config, conns)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	e.Cleanup(func() {
 		if e.givenBack(pool) { // closing would wait for them
 			pool.close()
@@ -431,9 +425,7 @@ func (e *env) on(pool sessions, opts *Options) fence {
 		opts = &e.defaults
 	}
 	db, err := pool.fence(opts)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return db
 }
 

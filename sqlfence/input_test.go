@@ -103,47 +103,21 @@ var invalidClaims = map[string]struct {
 // ErrUnavailable, a malformed claim is ErrInvalid: nothing was sent.
 func TestInvalidClaims(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		closed, table := e.closed(), e.table("pairs", []string{"a", "b"}, nil)
+		closed := e.closed()
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		calls := map[string]func(claim guard.Claim) error{
-			"InTx": func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
-			"InTxAll": func(c guard.Claim) error {
-				return closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c}, nil, never)
-			},
-			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
-			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
-			"Mark": func(c guard.Claim) error {
-				if guard.ValidateResource(c.Resource) == nil {
-					return c.Validate() // Mark takes only the resource
-				}
-				_, err := closed.Mark(t.Context(), c.Resource)
-				return err
-			},
-			"Update": func(c guard.Claim) error { return table.Update(t.Context(), closed, c, Key{1, "x"}, Set{"v": 1}) },
+		for what, c := range invalidClaims {
+			names := []string{"InTx", "Raise", "Admit", "Update"}
+			if guard.ValidateResource(c.claim.Resource) != nil {
+				names = append(names, "Mark") // which takes only the resource
+			}
+			for name, call := range e.calls(closed, c.claim, names...) {
+				wantInvalid(t, name+" with "+what, call(t.Context()), c.field, c.shown)
+			}
+			wantInvalid(t, "InTxAll with "+what, closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c.claim}, nil, never), c.field, c.shown)
 		}
-		for name, call := range calls {
-			for what, c := range invalidClaims {
-				wantInvalid(t, name+" with "+what, call(c.claim), c.field, c.shown)
-			}
-			// The control: a good claim does reach the closed pool.
-			if err := call(claimOf("r", 1)); name != "Mark" && guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
-			}
-		}
-		for name, err := range map[string]error{
-			"Mark":    func() error { _, err := closed.Mark(t.Context(), "r"); return err }(),
-			"Retire":  func() error { _, err := closed.Retire(t.Context(), time.Now()); return err }(),
-			"Migrate": closed.Migrate(t.Context()),
-			"Marks":   func() error { _, err := collect(closed.Marks(t.Context(), "")); return err }(),
-			"InsecureTx": func() error {
-				transactor, _ := (&env{db: closed}).transactor()
-				return transactor.InsecureTx(t.Context(), func(context.Context) error { t.Error("the callback ran"); return nil })
-			}(),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
-			}
+		// The control: a good claim does reach the closed pool.
+		for name, call := range e.calls(closed, claimOf("r", 1)) {
+			wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a closed pool", name)
 		}
 	})
 }

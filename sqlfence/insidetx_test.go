@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestTwoDBsInOneTransaction: a second DB that enters in the transaction of the first
@@ -141,49 +140,6 @@ func TestEndedBehindAnotherError(t *testing.T) {
 			})
 			if !errors.Is(err, own) || errors.Is(err, guard.ErrStale) != raised || !raised && err != own {
 				t.Errorf("raised %t: %v", raised, err)
-			}
-		}
-	})
-}
-
-// TestTableRunsNoOperatorOfOthers (P1): a write of a claim's row does not use an
-// operator of another role that matches the columns' types better and is true for
-// every row.
-func TestTableRunsNoOperatorOfOthers(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE SCHEMA shared;
-			CREATE FUNCTION shared.always(varchar, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
-			CREATE OPERATOR shared.= (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = shared.always);
-			CREATE FUNCTION shared.always(text, varchar) RETURNS boolean LANGUAGE sql AS 'SELECT true';
-			CREATE OPERATOR shared.= (LEFTARG = text, RIGHTARG = varchar, FUNCTION = shared.always);
-			CREATE FUNCTION shared.always(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
-			CREATE OPERATOR shared.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shared.always);
-			CREATE OPERATOR shared.>= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shared.always);
-			CREATE TABLE n (id varchar(20) PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease varchar(50) NOT NULL DEFAULT '');
-			INSERT INTO n VALUES ('a', 0, 5, 'x'), ('b', 0, 0, '')`)
-		table, err := sqlrow.NewTable([]string{"n"}, []string{"id"}, guard.Must(guard.NewTemplate("{id}")), &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		claim := func(resource string, token guard.Token) guard.Claim {
-			return guard.Claim{Resource: resource, Token: token, LeaseID: "l"}
-		}
-		set := Set{"v": 1}
-		for _, path := range []string{"shared, public", "shared, public, pg_catalog"} {
-			db := e.along(path)
-			ways := map[string]func(c guard.Claim) error{
-				"Update":   func(c guard.Claim) error { return table.Update(t.Context(), db, c, Key{c.Resource}, set) },
-				"Takeover": func(c guard.Claim) error { return table.Raise(t.Context(), db, c, Key{c.Resource}, nil) },
-				"Upsert":   func(c guard.Claim) error { return table.Upsert(t.Context(), db, c, Key{c.Resource}, set) },
-			}
-			for way, write := range ways {
-				newer, stale, conflicting := write(claim("b", 7)), write(claim("a", 4)), write(claim("a", 5))
-				if newer != nil || !errors.Is(stale, guard.ErrStale) || !errors.Is(conflicting, guard.ErrConflict) {
-					t.Errorf("%s under %s: %v; %v; %v", way, path, newer, stale, conflicting)
-				}
-			}
-			if rows := e.text("SELECT string_agg(concat(id, v, last_fencing_token, lease), ' ' ORDER BY id) FROM n"); rows != "a05x b17l" {
-				t.Errorf("under %s: %s", path, rows)
 			}
 		}
 	})

@@ -54,9 +54,7 @@ func randomPart(rng *rand.Rand) string {
 // guard.JoinResource differ, and how many of each outcome were compared.
 func (e *env) compareJoins(lists [][]string) (differ []string, joined, refused int) {
 	text, err := json.Marshal(lists)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	var names []*string
 	answer := e.text("SELECT json_agg(pg_temp.joined(ARRAY(SELECT json_array_elements_text(l))) ORDER BY n)::text FROM json_array_elements($1::text::json) WITH ORDINALITY AS x(l, n)", string(text))
 	must(e, json.Unmarshal([]byte(answer), &names))
@@ -87,9 +85,7 @@ func TestJoinResourceAgrees(t *testing.T) {
 		config := e.admin.Config().Copy()
 		config.MaxConns = 1 // for pg_temp
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(pool.Close)
 		e.admin = pool
 		e.exec(`CREATE FUNCTION pg_temp.joined(p text[]) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN fencepost.join_resource(VARIADIC p); EXCEPTION WHEN invalid_parameter_value THEN RETURN NULL; END'`)
@@ -143,9 +139,7 @@ func TestJoinResourceAgrees(t *testing.T) {
 // text column or one of the variable's type; rows without a name are refused.
 func TestTriggersNameByTemplate(t *testing.T) {
 	data, err := os.ReadFile("../guard/testdata/templates.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var vectors struct {
 		Names []struct {
 			Template string   `json:"template"`

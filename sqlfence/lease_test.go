@@ -18,28 +18,23 @@ type testLease struct {
 func (l *testLease) Claim() guard.Claim { return l.claim }
 func (l *testLease) Valid() bool        { return l.valid }
 
-// TestContextOfALostLease (P6): a context that ended with its lease gives
-// ErrLeaseLost, not an unavailable store. The control is one whose lease is still
-// valid.
-func TestContextOfALostLease(t *testing.T) {
+// TestContextIsOver (P5, P6): a context that is over sends nothing and changes
+// nothing, and the error has the cause. If it ended with its lease the error is
+// ErrLeaseLost, not an unavailable store; one whose lease is still valid is the
+// control.
+func TestContextIsOver(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
 		over := errors.New("the hold ended")
 		lease := &testLease{claim: claimOf("r", 5), valid: true}
 		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
 		cancel(over)
-		transactor, _ := e.transactor()
 		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
-			for what, err := range map[string]error{
-				"InTx":          e.db.fenced(ctx, lease.claim, func(context.Context, testTx) error { return nil }),
-				"Raise":         e.db.Raise(ctx, lease.claim),
-				"InsecureTx":    transactor.InsecureTx(ctx, func(context.Context) error { return nil }),
-				"Marks":         func() error { _, err := collect(e.db.Marks(ctx, "")); return err }(),
-				"Verify":        func() error { _, err := e.db.Verify(ctx, Verification{}); return err }(),
-				"Triggers":      func() error { _, err := e.db.Triggers(ctx); return err }(),
-				"RemoveTrigger": e.db.RemoveTrigger(ctx, []string{"x"}),
-			} {
-				if guard.ReasonOf(err) != want || !errors.Is(err, over) {
-					t.Errorf("%s: %v, want %s with the cause", what, err, want)
+			for what, call := range e.calls(e.db, lease.claim) {
+				err := call(ctx)
+				if wantReason(t, err, want, what); !errors.Is(err, over) {
+					t.Errorf("%s: %v has not the cause", what, err)
 				}
 				if strings.Count(err.Error(), "store unavailable") > 1 {
 					t.Errorf("%s says it twice: %v", what, err)
@@ -50,6 +45,7 @@ func TestContextOfALostLease(t *testing.T) {
 			}
 			lease.valid = false
 		}
+		e.wantInt(0, "something was written", "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
 	})
 }
 
@@ -92,9 +88,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
 			} {
 				row, err := e.admin.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if _, err := row.Exec(t.Context(), "UPDATE docs SET v = v"); err != nil {
 					t.Fatal(err)
 				}

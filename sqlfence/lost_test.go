@@ -47,38 +47,29 @@ func TestLostAnswers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		table := e.table("pairs", []string{"a", "b"}, nil)
-		calls := map[string]struct {
-			message string
-			call    func(ctx context.Context, db fence) error
-			want    guard.Reason
+		for what, c := range map[string]struct {
+			message, call string
+			want          guard.Reason
 		}{
-			"begin": {"begin", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
-			"enter": {"fencepost.enter", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
-			"raise": {"fencepost.raise", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("r", 5)) }, guard.ReasonUnavailable},
-			"the commit of a raise": {"commit\x00", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("raised", 5)) },
-				guard.ReasonOutcomeUnknown},
-			"the commit of a raise in InTx": {"commit\x00", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) },
-				guard.ReasonUnavailable},
-			"mark": {"fencepost.marks", func(ctx context.Context, db fence) error { _, err := db.Mark(ctx, "r"); return err }, guard.ReasonUnavailable},
-			"retire": {"fencepost.retire", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
-				guard.ReasonUnavailable},
-			"the commit of a retirement": {"commit\x00", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
-				guard.ReasonOutcomeUnknown},
-			"update": {"update", func(ctx context.Context, db fence) error {
-				return table.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-			}, guard.ReasonOutcomeUnknown},
-			"the verdict of an update": {"select", func(ctx context.Context, db fence) error {
-				return table.Update(ctx, db, claimOf("r", 5), Key{1, "gone"}, Set{"v": "new"})
-			}, guard.ReasonUnavailable},
-		}
-		for what, c := range calls {
+			"begin":                         {"begin", "InTx", guard.ReasonUnavailable},
+			"enter":                         {"fencepost.enter", "InTx", guard.ReasonUnavailable},
+			"raise":                         {"fencepost.raise", "Raise", guard.ReasonUnavailable},
+			"the commit of a raise":         {"commit\x00", "Raise", guard.ReasonOutcomeUnknown},
+			"the commit of a raise in InTx": {"commit\x00", "InTx", guard.ReasonUnavailable},
+			"mark":                          {"fencepost.marks", "Mark", guard.ReasonUnavailable},
+			"retire":                        {"fencepost.retire", "Retire", guard.ReasonUnavailable},
+			"the commit of a retirement":    {"commit\x00", "Retire", guard.ReasonOutcomeUnknown},
+			"update":                        {"update", "Update", guard.ReasonOutcomeUnknown},
+		} {
 			p, through := e.newProxy()
-			db := e.open(nil, through)
 			p.set(on(c.message, cutBefore))
-			wantReason(t, c.call(t.Context(), db), c.want, "%s", what)
+			wantReason(t, e.calls(e.open(nil, through), claimOf("r", 5))[c.call](t.Context()), c.want, what)
 			p.set(nil)
 		}
+		p, through := e.newProxy()
+		p.set(on("select", cutBefore))
+		gone := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.open(nil, through), claimOf("r", 5), Key{1, "gone"}, Set{"v": "new"})
+		wantReason(t, gone, guard.ReasonUnavailable, "the verdict of an update")
 		e.wantText("old0", "the row", "SELECT v || last_fencing_token FROM pairs")
 	})
 }
@@ -145,23 +136,15 @@ func TestCancelledWaiting(t *testing.T) {
 func TestPoolExhausted(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		table := e.table("pairs", []string{"a", "b"}, nil)
+		e.createWritten()
 		var held [2]func() error
 		e.db = e.on(e.connect(len(held)), nil)
-		e.createWritten()
 		for i := range held {
 			held[i] = e.holding(claimOf("r", 5))
 		}
-		for what, call := range map[string]func(ctx context.Context) error{
-			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
-			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("s", 5)) },
-			"Update": func(ctx context.Context) error {
-				return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-			},
-		} {
+		for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			wantReason(t, call(ctx), guard.ReasonUnavailable, "%s", what)
+			wantReason(t, call(ctx), guard.ReasonUnavailable, what)
 			cancel()
 		}
 		for _, end := range held {

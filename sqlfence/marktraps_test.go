@@ -121,9 +121,7 @@ func TestRaisedAtIsNotTheBegin(t *testing.T) {
 				t.Fatal(err)
 			}
 			retired, err := e.db.Retire(t.Context(), before)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return retired.Count
 		}
 		if n := retiredOf(5, 6); n != 0 {

@@ -8,11 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -64,9 +61,7 @@ func TestMigrationSQL(t *testing.T) {
 		want := e.text(catalogSQL)
 		e.exec("DROP SCHEMA fencepost CASCADE")
 		conn, err := e.admin.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Release()
 		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sqladmin.MigrationSQL()+"COMMIT").ReadAll(); err != nil {
 			t.Fatal(err)
@@ -95,63 +90,12 @@ func TestMigrateRefusesNewer(t *testing.T) {
 	})
 }
 
-// TestApplicationRole: with the rights that the documentation of Migrate
-// names, and no others, a role can do everything except touch the marks and
-// create objects; without them, nothing.
-func TestApplicationRole(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		role, db := e.as("app")
-		e.exec("REVOKE CREATE ON DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " FROM PUBLIC")
-		everything := func() map[string]error {
-			return map[string]error{
-				"Migrate": db.Migrate(t.Context()),
-				"Raise":   db.Raise(t.Context(), claimOf("r", 5)),
-				"InTx":    db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil }),
-				"Admit":   func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
-				"Mark":    func() error { _, err := db.Mark(t.Context(), "r"); return err }(),
-				"Retire":  func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
-			}
-		}
-		for what, err := range everything() {
-			if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" {
-				t.Errorf("%s without rights: got %v, want ErrSetup with SQLSTATE 42501", what, err)
-			}
-		}
-		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
-		for _, call := range []string{
-			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
-			"fencepost.check_primary()", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
-		} {
-			if _, err := db.Exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
-				t.Errorf("PUBLIC may call %s: %v", call, err)
-			}
-		}
-		e.exec("GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.retire TO " + role +
-			"; GRANT SELECT ON fencepost.marks, fencepost.migrations TO " + role)
-		for what, err := range everything() {
-			if err != nil {
-				t.Errorf("%s with the documented rights: %v", what, err)
-			}
-		}
-		for _, sql := range []string{
-			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
-			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_primary()",
-		} {
-			if _, err := db.Exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
-				t.Errorf("the role may %s: %v", sql, err)
-			}
-		}
-	})
-}
-
 // TestMigrateCancelled: Migrate waits for another migration and gives
 // the connection back when its context ends meanwhile.
 func TestMigrateCancelled(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tx.Rollback(context.Background())
 		const key = int64(0x66656e6365707374)
 		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", key); err != nil {

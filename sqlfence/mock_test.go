@@ -19,9 +19,7 @@ import (
 func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	t.Helper()
 	pool, m, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool.SetMaxOpenConns(1) // so that a raise does not look for holders while it waits
 	expect(m)
 	t.Cleanup(func() {
@@ -32,9 +30,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 		pool.Close()
 	})
 	db, err := Std(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return db
 }
 
@@ -132,32 +128,6 @@ func TestFailureOfInTx(t *testing.T) {
 			err := mocked(t, c.expect).InTx(t.Context(), claimOf("r", 5), func(context.Context, *sql.Tx) error { ran++; return nil })
 			if guard.ReasonOf(err) != c.want || ran > 1 || (ran == 1) != c.ran {
 				t.Errorf("got %v, want %q; the callback ran %d times", err, c.want, ran)
-			}
-		})
-	}
-}
-
-// TestFailureOfRaise: the lost answer of a raise's COMMIT is an unknown outcome
-// only for a caller whose work is the raise.
-func TestFailureOfRaise(t *testing.T) {
-	for what, c := range map[string]struct {
-		want   guard.Reason
-		expect func(m sqlmock.Sqlmock)
-	}{
-		"statement": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", sqlmock.AnyArg()).WillReturnError(errInjected)
-			m.ExpectRollback()
-		}},
-		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-			m.ExpectCommit().WillReturnError(errInjected)
-		}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			if err := mocked(t, c.expect).Raise(t.Context(), claimOf("r", 5)); guard.ReasonOf(err) != c.want || !errors.Is(err, errInjected) {
-				t.Errorf("got %v, want %s", err, c.want)
 			}
 		})
 	}

@@ -160,9 +160,7 @@ func TestRaiseThatEndsNobody(t *testing.T) {
 		m.ExpectCommit()
 	}).backend.(stdBackend).db
 	db, err := Std(pool, &Options{TerminateAfter: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	noError(t, db.Raise(t.Context(), claimOf("r", 5)))
 }
 
@@ -194,9 +192,7 @@ func TestDeadConnections(t *testing.T) {
 	pool.SetMaxOpenConns(1) // so that the raise does not look beside
 	defer pool.Close()
 	db, err := Std(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := db.Raise(t.Context(), claimOf("r", 5)); guard.ReasonOf(err) != guard.ReasonUnavailable || server.begins != 3 {
 		t.Errorf("got %v after %d connections", err, server.begins)
 	}

@@ -75,9 +75,7 @@ func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	var log strings.Builder
 	cmd.Stderr, cmd.Stdout = &log, &log
 	alive, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()

@@ -109,9 +109,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 		for range 2 {
 			select {
 			case err := <-errs:
-				if err != nil {
-					t.Error(err)
-				}
+				noError(t, err)
 			case <-time.After(patience):
 				t.Fatal("two transactions of one holder are not side by side")
 			}

@@ -182,9 +182,7 @@ func TestPages(t *testing.T) {
 		}{{"", names}, {"b", names[1:7]}, {"b/", names[2:6]}, {"b/\U0010ffff", names[4:6]}, {"\ud7ff", names[8:9]}, {"x", nil}} {
 			var got []string
 			for m, err := range e.db.Marks(ctx, c.prefix) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				got = append(got, m.Resource)
 				if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
 					t.Errorf("%+v", m)

@@ -91,9 +91,7 @@ func TestResolveUnknowable(t *testing.T) {
 		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}) // to which the one in progress is waited for
 		var id transactionID
 		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tx.Rollback(context.Background())
 		must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
 		resolve := func(db fence, id transactionID) (bool, error) {

@@ -36,9 +36,7 @@ func TestResolveAfterCrash(t *testing.T) {
 			e.exec("CREATE TABLE elsewhere (id int)")
 			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 			victim, err := pgx.Connect(t.Context(), e.url)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer victim.Close(context.Background())
 			opts := &TxOptions{Resolve: true}
 			claims := []guard.Claim{claimOf("r", 5)}

@@ -64,9 +64,7 @@ func TestMisdirected(t *testing.T) {
 			INSERT INTO closes VALUES ('acme', 4, 'open'), ('other', 4, 'open')`)
 		opts := TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}
 		table, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant", "period"}, template("{tenant}:close:{period:int}"), &opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		closed := e.closed()
 		ctx, key, claim := t.Context(), Key{"acme", 4}, claimOf("acme:payouts:4", 1000)
 		calls := func(table *Table, q Querier, claim guard.Claim) map[string]error {
@@ -137,9 +135,7 @@ func TestKeyTexts(t *testing.T) {
 		for column, kind := range types {
 			e.exec(fmt.Sprintf("CREATE TABLE k_%s (%[1]s %s PRIMARY KEY, x int, last_fencing_token bigint NOT NULL DEFAULT 0)", column, kind))
 			table, err := sqlrow.NewTable([]string{"k_" + column}, []string{column}, template("k:{"+column+kinds[column]+"}"), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, v := range good[column] {
 				e.exec("DELETE FROM k_" + column)
 				var other *guard.MisdirectedError
@@ -166,9 +162,7 @@ func TestKeyTexts(t *testing.T) {
 			}
 		}
 		table, err := sqlrow.NewTable([]string{"k_t"}, []string{"t"}, template("k:{t}"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e.exec("DELETE FROM k_t; INSERT INTO k_t SELECT 'call ' || i FROM generate_series(1, 4) i")
 		named := guard.Claim{Resource: "k:call 2", Token: 6} // the first call is for NULL
 		noError(t, table.Update(t.Context(), e.db, named, Key{fickle{new(int)}}, Set{"x": 1}))
@@ -190,9 +184,7 @@ func TestTemplateTypes(t *testing.T) {
 		} {
 			e.exec("DROP TABLE IF EXISTS keyed; CREATE TABLE keyed (k " + kind + " PRIMARY KEY, x int, last_fencing_token bigint NOT NULL DEFAULT 0)")
 			table, err := sqlrow.NewTable([]string{"keyed"}, []string{"k"}, template("k:"+c.variable), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			claim := guard.Claim{Resource: "k:" + strings.ReplaceAll(fmt.Sprint(c.value), ":", "%3A"), Token: 5}
 			update := func(q Querier) error { return table.Update(t.Context(), q, claim, Key{c.value}, Set{"x": 1}) }
 			wantInvalid(t, kind, update(e.open(nil)), "template k:"+c.variable, "k is ")

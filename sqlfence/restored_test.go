@@ -44,9 +44,7 @@ func TestKeyTrigger(t *testing.T) {
 			CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.k := lower(NEW.k); RETURN NEW; END';
 			CREATE TRIGGER low BEFORE INSERT ON n FOR EACH ROW EXECUTE FUNCTION low()`)
 		table, err := sqlrow.NewTable([]string{"n"}, []string{"k"}, template("{k}"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
 			t.Errorf("under the other claim: %v", err)
 		}

@@ -80,9 +80,7 @@ func newDatabase(t testing.TB, driver int) *database {
 		t.Fatal(err)
 	}
 	config, err := pgx.ParseConfig(d.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if d.pool, err = openers[driver].open(config, poolSize); err != nil {
 		t.Fatal(err)
 	}

@@ -85,9 +85,7 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 			func() error { return table.Update(t.Context(), e.db, claimOf("r", 8), Key{1}, Set{"v": 8}) },
 		} {
 			tx, err := e.admin.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := tx.Exec(t.Context(), "UPDATE docs SET year = 51 - year WHERE id = 1"); err != nil {
 				t.Fatal(err)
 			}

@@ -22,9 +22,7 @@ func TestKeyTypes(t *testing.T) {
 				mark bigint NOT NULL DEFAULT 0, gone timestamptz, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
 		table, err := anyTable([]string{`My "schema`, "select.from"}, []string{"u", "d", "n", "j", "p", "m", "t", "b"},
 			&TableOptions{TokenColumn: "mark", DeletedColumn: "gone", Rule: guard.SameOrNewer})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		at := time.Date(2026, 4, 30, 12, 0, 0, 123000, time.UTC)
 		keyOf := func(n string) Key {
 			return Key{"8c8f0b6e-6f0a-4f6a-9c39-0a4b1c9f5a01", at, n, `{"a": 1}`, "2026-04", "good", at, []byte{1, 0, 255}}

@@ -126,9 +126,7 @@ func (e *env) docs(n int) []string {
 	rows := make([]string, n)
 	all, err := e.admin.Query(context.Background(), `SELECT id, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.', CASE
 		WHEN deleted_at = '2001-01-01' THEN 'was deleted' WHEN deleted_at > now() - interval '1 hour' THEN 'deleted' END) FROM docs`)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	defer all.Close()
 	for all.Next() {
 		var id int

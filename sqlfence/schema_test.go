@@ -5,72 +5,32 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 // TestSchemaMissing: without schema fencepost everything that needs it returns
-// ErrUnavailable and says what to do, and a table of the application still
-// works.
+// ErrSetup and says what to do, and a table of the application still works.
 func TestSchemaMissing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		check := func(t *testing.T) {
+		saysMigrate := func(what string, err error) {
 			t.Helper()
-			for what, err := range map[string]error{
-				"InTx":   e.db.fenced(t.Context(), claimOf("r", 1), never),
-				"Raise":  e.db.Raise(t.Context(), claimOf("r", 1)),
-				"Admit":  func() error { _, err := e.db.Admit(t.Context(), claimOf("r", 1)); return err }(),
-				"Mark":   func() error { _, err := e.db.Mark(t.Context(), "r"); return err }(),
-				"Retire": func() error { _, err := e.db.Retire(t.Context(), time.Now()); return err }(),
-			} {
-				if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-					t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
-				}
+			if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
+				t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
 			}
 		}
 		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-			t.Errorf("without the table: %v", err)
-		}
+		saysMigrate("without the table", e.db.Raise(t.Context(), claimOf("r", 1)))
 		e.exec("DROP SCHEMA fencepost CASCADE")
-		check(t)
+		for what, call := range e.calls(e.db, claimOf("r", 1), "InTx", "Raise", "Admit", "Mark", "Retire", "Verify", "Triggers", "RemoveTrigger") {
+			saysMigrate(what, call(t.Context()))
+		}
+		saysMigrate("InstallTrigger", e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)))
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
-		noError(t, e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}), "a single statement")
+		noError(t, e.calls(e.db, claimOf("r", 5))["Update"](t.Context()), "a single statement")
 		must(t, e.db.Migrate(t.Context()))
 		noError(t, e.db.Raise(t.Context(), claimOf("r", 1)), "after Migrate")
-	})
-}
-
-// TestCancelledBefore: a context that is over sends nothing, changes nothing
-// and leaves no mark behind.
-func TestCancelledBefore(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		cause := errors.New("the lease is lost")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(cause)
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		for what, err := range map[string]error{
-			"InTx":    e.db.fenced(ctx, claimOf("r", 1), never),
-			"Raise":   e.db.Raise(ctx, claimOf("r", 1)),
-			"Admit":   func() error { _, err := e.db.Admit(ctx, claimOf("r", 1)); return err }(),
-			"Mark":    func() error { _, err := e.db.Mark(ctx, "r"); return err }(),
-			"Retire":  func() error { _, err := e.db.Retire(ctx, time.Now()); return err }(),
-			"Migrate": e.db.Migrate(ctx),
-			"Update":  e.table("pairs", []string{"a", "b"}, nil).Update(ctx, e.db, claimOf("r", 1), Key{1, "x"}, Set{"v": "new"}),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
-			}
-			if !errors.Is(err, cause) && !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: %v wraps neither the cause nor context.Canceled", what, err)
-			}
-		}
-		e.wantInt(0, "something was written", "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
 	})
 }
 

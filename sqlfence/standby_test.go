@@ -1,7 +1,6 @@
 package sqlfence
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -35,25 +34,18 @@ func TestStandby(t *testing.T) {
 	restart(t, s, envs...)
 	for _, e := range envs {
 		t.Run(e.driver, func(t *testing.T) {
-			db, table := e.open(nil), e.table("pairs", []string{"a", "b"}, nil)
-			never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-			for what, err := range map[string]error{
-				"Mark":         func() error { _, err := db.Mark(t.Context(), "r"); return err }(),
-				"Admit":        func() error { _, err := db.Admit(t.Context(), claimOf("r", 5)); return err }(),
-				"stale Admit":  func() error { _, err := db.Admit(t.Context(), claimOf("r", 4)); return err }(),
-				"higher Admit": func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
-				"InTx":         db.fenced(t.Context(), claimOf("r", 5), never),
-				"stale InTx":   db.fenced(t.Context(), claimOf("r", 4), never),
-				"Raise":        db.Raise(t.Context(), claimOf("r", 5)),
-				"higher Raise": db.Raise(t.Context(), claimOf("r", 6)),
-				"Retire":       func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
-				"Migrate":      db.Migrate(t.Context()),
-				"Update":       table.Update(t.Context(), db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
-			} {
-				if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "standby") && !strings.Contains(err.Error(), "recovery") && !strings.Contains(err.Error(), "read-only") {
-					t.Errorf("%s: got %v, want ErrUnavailable that says why", what, err)
+			db := e.open(nil)
+			refused := func(claim guard.Claim, names ...string) {
+				for what, call := range e.calls(db, claim, names...) {
+					err := call(t.Context())
+					if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "standby") && !strings.Contains(err.Error(), "recovery") && !strings.Contains(err.Error(), "read-only") {
+						t.Errorf("%s under token %d: got %v, want ErrUnavailable that says why", what, claim.Token, err)
+					}
 				}
 			}
+			refused(claimOf("r", 5), "Mark", "Admit", "InTx", "Raise", "Retire", "Migrate", "Update")
+			refused(claimOf("r", 4), "Admit", "InTx")
+			refused(claimOf("r", 6), "Admit", "Raise")
 			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.enter('r', 5, 'lease-5', 0, 0)")
 			if pgerr.State(err) != "25006" || !strings.Contains(err.Error(), "standby") {
 				t.Errorf("enter by itself: %v", err)

@@ -80,9 +80,7 @@ func (e *env) crossRetire() (err error) {
 		INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('first', 1, '2000-03-01'), ('a', 2, '2000-01-01'), ('b', 3, '2000-01-01'), ('between', 4, '2000-01-01')`)
 	hold := func(resource string) (release func()) {
 		tx, err := e.admin.Begin(ctx)
-		if err != nil {
-			e.Fatal(err)
-		}
+		must(e, err)
 		if _, err := tx.Exec(ctx, "SELECT FROM fencepost.marks WHERE resource = $1 FOR UPDATE", resource); err != nil {
 			e.Fatal(err)
 		}

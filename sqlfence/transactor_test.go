@@ -134,14 +134,10 @@ func TestTransactorBehindHTTP(t *testing.T) {
 		fence, err := httpfence.NewTx(tx, func(*http.Request) (string, error) { return "enforced", nil }, &httpfence.Options{
 			TokenOnly: true, InsecureAnyResource: true, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
-			if err != nil {
-				t.Error(err)
-			}
+			noError(t, err)
 			noError(t, insert(r.Context(), token))
 			if r.URL.Path == "/fails" {
 				w.WriteHeader(http.StatusConflict)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -58,30 +59,24 @@ func TestPgxBegin(t *testing.T) {
 	}
 }
 
-// TestEnterSetsTimeouts: a transaction that is fenced by Enter has the timeouts
-// of one that InTx fences, and none after it.
-func TestEnterSetsTimeouts(t *testing.T) {
+// TestTimeoutsOfATransaction: a transaction that is fenced, in whatever way, has the
+// timeouts of the options, and with negative ones those of its session.
+func TestTimeoutsOfATransaction(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		const both = "SELECT current_setting('lock_timeout') <> '0' AND current_setting('idle_in_transaction_session_timeout') <> '0'"
-		for what, in := range map[string]func(func(context.Context, testTx) error) error{
-			"InTx": func(fn func(context.Context, testTx) error) error {
-				return e.db.fenced(t.Context(), claimOf("r", 5), fn)
-			},
-			"snapshot": func(fn func(context.Context, testTx) error) error {
-				return e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: RepeatableRead}, fn)
-			},
-			"Enter": func(fn func(context.Context, testTx) error) error {
-				return entering(e.db)(t.Context(), claimOf("r", 5), fn)
-			},
-		} {
-			err := in(func(ctx context.Context, tx testTx) error {
-				if n, err := tx.int(ctx, "SELECT ("+both+")::int"); err != nil || n != 1 {
-					t.Errorf("%s: the timeouts are not set, %v", what, err)
-				}
-				return nil
+		for timeout, want := range map[time.Duration]string{7 * time.Second: "7s 7s", -1: "20s 30s"} {
+			db := e.open(&Options{LockTimeout: timeout, IdleTimeout: timeout}, func(c *pgx.ConnConfig) {
+				c.RuntimeParams["lock_timeout"], c.RuntimeParams["idle_in_transaction_session_timeout"] = "20s", "30s"
 			})
-			if err != nil {
-				t.Error(what, err)
+			for what, in := range map[string]work{
+				"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db),
+			} {
+				noError(t, in(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					n, err := tx.int(ctx, "SELECT count(*) FROM (VALUES (concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')))) s(timeouts) WHERE timeouts = $1", want)
+					if n != 1 {
+						t.Errorf("%s: the timeouts are not %s", what, want)
+					}
+					return err
+				}), what)
 			}
 		}
 	})
@@ -175,23 +170,32 @@ func TestFactsOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestTimeoutsOfAMillisecond: the shortest timeouts reach the server, and 0 leaves
-// the session's own, in each way to enter.
-func TestTimeoutsOfAMillisecond(t *testing.T) {
+// TestTimeoutsInSQL: the shortest timeouts reach the server, and 0 leaves the
+// session's own, in each way to enter; a guarded write leaves them alone at each level.
+func TestTimeoutsInSQL(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
+	e.guardBy("kept", "{tenant}")
+	must(t, e.db.Raise(t.Context(), claimOf("a", 5)))
 	conn, err := e.admin.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
-	for function, level := range map[string]string{"enter": "READ COMMITTED", "enter_row": "READ COMMITTED", "enter_snapshot": "REPEATABLE READ"} {
-		for ms, want := range map[string]string{"1": "1ms 1ms", "0": "20s 30s"} {
-			results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
-				"SELECT fencepost."+function+"('r', 5, 'lease-5', "+ms+", "+ms+"); SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
-			if err != nil || string(results[4].Rows[0][0]) != want {
-				t.Errorf("%s, %s ms: %v, %v, want %s", function, ms, results, err, want)
-			}
+	const write = "SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a')"
+	for _, c := range []struct{ level, sql, want string }{
+		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"READ COMMITTED", write, "20s 30s"},
+		{"REPEATABLE READ", write, "20s 30s"},
+		{"SERIALIZABLE", write, "20s 30s"},
+	} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+c.level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+			c.sql+"; SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+		if err != nil || string(results[len(results)-2].Rows[0][0]) != c.want {
+			t.Errorf("%s, %s: %v, %v, want %s", c.level, c.sql, results, err, c.want)
 		}
 	}
 }

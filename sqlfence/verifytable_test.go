@@ -119,9 +119,7 @@ func TestVerifyKeyColumns(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false); CREATE DOMAIN tenant AS text")
 		table, err := sqlrow.NewTable([]string{"keyed"}, []string{"tenant", "no"}, template("{tenant}:{no:int}"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for columns, says := range map[string]string{
 			"tenant text, no int":                "",
 			"tenant tenant, no bigint":           "",

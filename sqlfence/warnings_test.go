@@ -22,9 +22,7 @@ import (
 func TestCancelledStandbyWait(t *testing.T) {
 	t.Parallel()
 	server, err := pgtest.Start(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { server.Stop() })
 	for driver := range openers {
 		t.Run(openers[driver].driver, func(t *testing.T) {
