@@ -4,48 +4,9 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
-
-// TestPreparedTransaction (P1, P2): a fenced transaction that is prepared for a
-// two-phase commit keeps its fence until it is committed, across a restart of
-// the server, too: no session holds it, so no session can be ended to release
-// it.
-func TestPreparedTransaction(t *testing.T) {
-	s := mortalServer(t)
-	e := newEnvOn(t, 0, s)
-	e.createWritten()
-	prepare := func(ctx context.Context, tx testTx) error {
-		if err := write5(ctx, tx); err != nil {
-			return err
-		}
-		_, err := tx.exec(ctx, "PREPARE TRANSACTION 'half'")
-		return err
-	}
-	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), prepare), guard.ReasonOutcomeUnknown, "a callback that prepares its transaction")
-	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond})
-	waits := func(when string) {
-		t.Helper()
-		wantState(t, impatient.Raise(t.Context(), claimOf("r", 6)), pgerr.LockTimeout, "%s: a raise", when)
-	}
-	waits("prepared")
-	must(t, s.StopFast())
-	restart(t, s, e)
-	for range poolSize { // connections from before the restart
-		if _, err := impatient.Mark(t.Context(), "r"); err == nil {
-			break
-		}
-	}
-	waits("prepared, after a restart")
-	e.exec("COMMIT PREPARED 'half'")
-	noError(t, impatient.Raise(t.Context(), claimOf("r", 6)))
-	if n := e.written(); n != 1 {
-		t.Errorf("%d rows were written", n)
-	}
-}
 
 // TestMalformedClaims (P5, P6): whatever is in the setting that triggers read,
 // nothing is written, and a malformed claim is not mistaken for a stale one.

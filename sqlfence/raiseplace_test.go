@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // TestRaiseKeepsItsPlace (P2): a raise that looks for the sessions in its way while
@@ -174,25 +175,37 @@ func TestRaiseWithoutASpareConnection(t *testing.T) {
 	})
 }
 
-// TestPreparedTransactionInTheWay (P6): a prepared transaction has no session to be
-// ended; the error of a raise that waits for it has its name, and what ends it. So
-// does the one that wrote under triggers.
-func TestPreparedTransactionInTheWay(t *testing.T) {
-	e := newEnvOn(t, 0, mortalServer(t))
+// TestPreparedTransaction (P1, P2, P6): a fenced transaction that is prepared for a
+// two-phase commit keeps its fence until it is committed, across a restart of
+// the server, too: no session holds it, so no session can be ended to release
+// it. The error of a raise that waits for it has its name. So does one that wrote
+// under triggers.
+func TestPreparedTransaction(t *testing.T) {
+	s := mortalServer(t)
+	e := newEnvOn(t, 0, s)
+	e.createWritten()
 	e.exec("CREATE TABLE job (id int PRIMARY KEY, v int NOT NULL)")
 	must(t, e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}))
 	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
-	impatient := e.open(&Options{RaiseTimeout: 50 * time.Millisecond})
-	for what, sql := range map[string]string{
-		"enter":   "SELECT fencepost.enter_row('r', 5, 'lease-5', 0, 0)",
-		"trigger": "SELECT fencepost.present('r', 5, 'lease-5'); INSERT INTO job VALUES (1, 1)",
-	} {
-		e.exec("BEGIN; " + sql + "; PREPARE TRANSACTION 'close of april'")
-		err := impatient.Raise(t.Context(), claimOf("r", 6))
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), `the prepared transaction "close of april"`) {
-			t.Errorf("%s: got %v", what, err)
-		}
-		e.exec("ROLLBACK PREPARED 'close of april'")
+	prepare := func(ctx context.Context, tx testTx) error {
+		return errors.Join(write5(ctx, tx), running("PREPARE TRANSACTION 'close of april'")(ctx, tx))
 	}
-	noError(t, impatient.Raise(t.Context(), claimOf("r", 6)), "the control")
+	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), prepare), guard.ReasonOutcomeUnknown, "a callback that prepares its transaction")
+	waits := func(when string) {
+		t.Helper()
+		err := e.open(&Options{RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond}).Raise(t.Context(), claimOf("r", 6))
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout || !strings.Contains(err.Error(), `the prepared transaction "close of april"`) {
+			t.Errorf("%s: a raise got %v, want that it waits", when, err)
+		}
+	}
+	waits("prepared")
+	must(t, s.StopFast())
+	restart(t, s, e)
+	waits("prepared, after a restart")
+	e.exec("COMMIT PREPARED 'close of april'")
+	e.wantInt(1, "rows of the prepared transaction", "SELECT count(*) FROM written")
+	e.exec("BEGIN; SELECT fencepost.present('r', 5, 'lease-5'); INSERT INTO job VALUES (1, 1); PREPARE TRANSACTION 'close of april'")
+	waits("under triggers")
+	e.exec("ROLLBACK PREPARED 'close of april'")
+	noError(t, e.db.Raise(t.Context(), claimOf("r", 6)), "the control")
 }

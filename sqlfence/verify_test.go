@@ -35,52 +35,20 @@ func (e *env) wantFindings(what string, v Verification, says ...string) {
 	}
 }
 
-// TestVerifyTable: what single statements need from a table.
-func TestVerifyTable(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		verify := func(name string, key ...string) Verification {
-			return Verification{Tables: []*Table{e.table(name, key, &TableOptions{LeaseColumn: "lease"})}, WithoutSchema: true}
-		}
-		e.exec("CREATE TABLE jobs (id int PRIMARY KEY, a text, b text, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT ''); CREATE UNIQUE INDEX ON jobs (a)")
-		e.wantFindings("a good table", verify("jobs", "id"))
-		e.wantFindings("a key that includes a unique one", verify("jobs", "b", "a"))
-		for _, c := range []struct{ sql, says string }{
-			{"ALTER TABLE jobs ALTER last_fencing_token DROP NOT NULL", "may be NULL"},
-			{"ALTER TABLE jobs ALTER last_fencing_token TYPE int", "of type integer and must be bigint"},
-			{"CREATE INDEX tok ON jobs (b, last_fencing_token)", "in index public.tok, which turns every update"},
-			{"CREATE INDEX tok ON jobs ((last_fencing_token + 1))", "in index public.tok"},
-			{"CREATE INDEX tok ON jobs (b) WHERE last_fencing_token > 0", "in index public.tok"},
-			{"CREATE INDEX tok ON jobs (b) INCLUDE (last_fencing_token)", "in index public.tok"},
-			{"ALTER TABLE jobs RENAME last_fencing_token TO other", "token column last_fencing_token is missing"},
-			{"ALTER TABLE jobs ALTER lease DROP NOT NULL", "lease column lease may be NULL"},
-			{"ALTER TABLE jobs ALTER lease TYPE varchar(3)", "lease column lease is of type character varying(3)"},
-			{"ALTER TABLE jobs DROP lease", "lease column lease is missing"},
-			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey", "no unique index covers the key (id)"},
-			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey, ADD UNIQUE (id) DEFERRABLE", "no unique index covers the key (id)"},
-			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (id, b)", "no unique index covers the key (id)"},
-			{"ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (id) WHERE b > ''", "no unique index covers the key (id)"},
-			{"ALTER TABLE jobs DROP id", "key column id is missing"},
-			{"CREATE TABLE jobs_child () INHERITS (jobs)", "inheritance children"},
-			{"ALTER TABLE jobs RENAME TO other", "the table does not exist"},
-			{"ALTER TABLE jobs RENAME TO other; CREATE VIEW jobs AS SELECT * FROM other", "is or has a view"},
-		} {
-			e.exec(c.sql)
-			found, err := e.db.Verify(t.Context(), verify("jobs", "id"))
-			if err != nil || len(found) == 0 || !strings.Contains(fmt.Sprint(found), c.says) {
-				t.Errorf("%s: %v, %v, want %q", c.sql, found, err, c.says)
-			}
-			e.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP %s IF EXISTS %s CASCADE', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass), '; ' ORDER BY relkind DESC)
-				FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('v', 'r')); END $$;
-				CREATE TABLE jobs (id int PRIMARY KEY, a text, b text, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '')`)
-		}
-		e.exec(`CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing;
-			CREATE TABLE far (id int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '') PARTITION BY LIST (id);
-			CREATE FOREIGN TABLE far_1 PARTITION OF far FOR VALUES IN (1) SERVER nowhere`)
-		found, err := e.db.Verify(t.Context(), verify("far", "id"))
-		if err != nil || !strings.Contains(fmt.Sprint(found), "foreign table") {
-			t.Errorf("a foreign partition: %v, %v", found, err)
-		}
-	})
+// drift is a change that Verify must find, and what undoes it.
+type drift struct{ do, undo, says string }
+
+// wantDrifts makes each change, of which Verify must find nothing else, and undoes
+// it, after which it finds nothing.
+func (e *env) wantDrifts(v Verification, drifts []drift) {
+	e.Helper()
+	e.wantFindings("before any change", v)
+	for _, c := range drifts {
+		e.exec(c.do)
+		e.wantFindings(c.do, v, c.says)
+		e.exec(c.undo)
+		e.wantFindings("undone: "+c.do, v)
+	}
 }
 
 // TestVerifyGuarded: every way in which triggers can be missing or changed is
@@ -166,10 +134,9 @@ func TestVerifyRole(t *testing.T) {
 		e.guardWriters()
 		role := e.newRole("verified", "LOGIN")
 		v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`), triggerOn([]string{"family"}, `{tenant}`)}}
-		e.wantFindings("a role without rights", v)
 		admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
 		owner := pgx.Identifier{e.text("SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'public'")}.Sanitize()
-		for _, c := range []struct{ do, undo, says string }{
+		e.wantDrifts(v, []drift{
 			{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns public.parts_low"},
 			{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
 			{"GRANT UPDATE ON fencepost.marks TO " + role, "REVOKE UPDATE ON fencepost.marks FROM " + role, "may write fencepost.marks"},
@@ -187,11 +154,7 @@ func TestVerifyRole(t *testing.T) {
 			{"ALTER TABLE child OWNER TO " + role, "ALTER TABLE child OWNER TO " + admin, "owns public.child"},
 			{"GRANT TRIGGER ON child TO " + role, "REVOKE TRIGGER ON child FROM " + role, "may create and replace triggers of public.child"},
 			{"CREATE FUNCTION fencepost.reset() RETURNS void LANGUAGE sql AS ''", "DROP FUNCTION fencepost.reset()", "may call fencepost.reset"},
-		} {
-			e.exec(c.do)
-			e.wantFindings(c.do, v, c.says)
-			e.exec(c.undo)
-		}
+		})
 		// The rights of a role that it may become, too, even if it does not inherit
 		// them: SET ROLE is enough, or since PostgreSQL 16 that it administers the
 		// role, and so may grant itself the rest. Before, CREATEROLE let it grant
@@ -201,23 +164,19 @@ func TestVerifyRole(t *testing.T) {
 			how, says = " WITH ADMIN TRUE, INHERIT FALSE, SET FALSE", nil
 		}
 		e.exec("ALTER ROLE " + role + " NOINHERIT; GRANT " + group + " TO " + role + how)
-		e.wantFindings("a member of a role without rights", v)
-		for _, c := range []struct{ grant, says string }{
-			{"TRIGGER ON parts_high", "may create and replace triggers of public.parts_high"},
-			{"CREATE ON SCHEMA fencepost", "may create in schema fencepost"},
-			{"DELETE ON fencepost.marks", "may write fencepost.marks"},
-			{"INSERT (token) ON fencepost.marks", "may write fencepost.marks"},
-			{"EXECUTE ON FUNCTION fencepost.reset", "may call fencepost.reset"},
-			{"EXECUTE ON FUNCTION fencepost.reset_floor", "may call fencepost.reset_floor"},
-			{"EXECUTE ON FUNCTION fencepost.retire", "may call fencepost.retire, and so raise the floor"},
+		var granted []drift
+		for grant, says := range map[string]string{
+			"TRIGGER ON parts_high":                     "may create and replace triggers of public.parts_high",
+			"CREATE ON SCHEMA fencepost":                "may create in schema fencepost",
+			"DELETE ON fencepost.marks":                 "may write fencepost.marks",
+			"INSERT (token) ON fencepost.marks":         "may write fencepost.marks",
+			"EXECUTE ON FUNCTION fencepost.reset":       "may call fencepost.reset",
+			"EXECUTE ON FUNCTION fencepost.reset_floor": "may call fencepost.reset_floor",
+			"EXECUTE ON FUNCTION fencepost.retire":      "may call fencepost.retire, and so raise the floor",
 		} {
-			e.exec("GRANT " + c.grant + " TO " + group)
-			e.wantFindings(c.grant, v, c.says)
-			e.exec("REVOKE " + c.grant + " FROM " + group)
+			granted = append(granted, drift{"GRANT " + grant + " TO " + group, "REVOKE " + grant + " FROM " + group, says})
 		}
-		e.exec("ALTER ROLE " + group + " SUPERUSER")
-		e.wantFindings("a member of a superuser", v, "is a superuser, or a member of one")
-		e.exec("ALTER ROLE " + group + " NOSUPERUSER")
+		e.wantDrifts(v, append(granted, drift{"ALTER ROLE " + group + " SUPERUSER", "ALTER ROLE " + group + " NOSUPERUSER", "is a superuser, or a member of one"}))
 		for _, creator := range []string{role, group} {
 			e.exec("ALTER ROLE " + creator + " CREATEROLE")
 			e.wantFindings("CREATEROLE of "+creator, v, says...)
@@ -371,5 +330,26 @@ func TestVerifyFails(t *testing.T) {
 		if found != nil || guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
 			t.Errorf("triggers: %v, %v, want ErrSetup that names the way out", found, err)
 		}
+	})
+}
+
+// TestVerifyDrift: each of these changes of schema fencepost breaks a promise, and
+// each is found, drift by drift; undone, nothing is found.
+func TestVerifyDrift(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.wantDrifts(Verification{}, []drift{
+			{"ALTER FUNCTION fencepost.enter STABLE", "ALTER FUNCTION fencepost.enter VOLATILE", "function fencepost.enter: has another volatility"},
+			{"ALTER FUNCTION fencepost.judge IMMUTABLE", "ALTER FUNCTION fencepost.judge VOLATILE", "function fencepost.judge: has another volatility"},
+			{"ALTER FUNCTION fencepost.enter SET lock_timeout = 0", "ALTER FUNCTION fencepost.enter RESET lock_timeout", "function fencepost.enter: has the setting lock_timeout=0"},
+			{"ALTER FUNCTION fencepost.raise SET synchronous_commit = off", "ALTER FUNCTION fencepost.raise RESET synchronous_commit", "function fencepost.raise: has the setting synchronous_commit=off"},
+			{"CREATE TABLE salt AS TABLE fencepost.lock_salt; TRUNCATE fencepost.lock_salt", "INSERT INTO fencepost.lock_salt TABLE salt; DROP TABLE salt", "table fencepost.lock_salt: has no row"},
+			{"ALTER TABLE fencepost.marks ENABLE ROW LEVEL SECURITY", "ALTER TABLE fencepost.marks DISABLE ROW LEVEL SECURITY", "table fencepost.marks: has row-level security"},
+			{"CREATE TABLE child () INHERITS (fencepost.marks)", "DROP TABLE child", "table fencepost.marks: has inheritance children"},
+			{"CREATE TRIGGER more BEFORE UPDATE ON fencepost.marks FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "DROP TRIGGER more ON fencepost.marks", "table fencepost.marks: has the trigger more"},
+			{"ALTER TABLE fencepost.mark_resets DISABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "has no trigger keep_resets"},
+			{"ALTER TABLE fencepost.mark_resets ENABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "has no trigger keep_resets"},
+			{"ALTER TABLE fencepost.marks DROP CONSTRAINT marks_pkey", "ALTER TABLE fencepost.marks ADD PRIMARY KEY (resource)", "table fencepost.marks: has no primary key"},
+			{"ALTER TABLE fencepost.marks DROP CONSTRAINT marks_token_check", "ALTER TABLE fencepost.marks ADD CONSTRAINT marks_token_check CHECK (token BETWEEN 1 AND 9223372036854775806)", "table fencepost.marks: has lost a check"},
+		})
 	})
 }
