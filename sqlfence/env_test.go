@@ -1,19 +1,26 @@
 package sqlfence
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -293,3 +300,135 @@ func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]fun
 	}
 	return some
 }
+
+// childVariable names the program that a copy of the test binary runs instead
+// of the tests; see [startChild].
+const childVariable = "FENCEPOST_SQLFENCE_CHILD"
+
+// children are the programs of the copies, by name.
+var children = map[string]func() error{}
+
+func TestMain(m *testing.M) {
+	name := os.Getenv(childVariable)
+	if name == "" {
+		flag.Parse()
+		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+			f.Value.Set("4") // they wait for the server half of the time
+		}
+		code := m.Run()
+		dropIdleDatabases()
+		scratch.Close()
+		os.Exit(code)
+	}
+	program := children[name]
+	if program == nil {
+		fmt.Fprintf(os.Stderr, "no child program %q\n", name)
+		os.Exit(2)
+	}
+	go func() { // a child does not outlive a parent that was killed
+		for parent := os.Getppid(); os.Getppid() == parent; {
+			time.Sleep(100 * time.Millisecond)
+		}
+		os.Exit(1)
+	}()
+	if err := program(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// child is a copy of the test binary that runs one of [children].
+type child struct {
+	*exec.Cmd
+	out *bufio.Scanner
+}
+
+func startChild(t testing.TB, name string, env ...string) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	c := &child{Cmd: exec.Command(exe)}
+	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	must(t, err)
+	c.out = bufio.NewScanner(out)
+	must(t, c.Start())
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	return c
+}
+
+// line returns the child's next line.
+func (c *child) line(t testing.TB) string {
+	t.Helper()
+	if !c.out.Scan() {
+		t.Fatalf("the child ended: %v", c.out.Err())
+	}
+	return c.out.Text()
+}
+
+// Querier is where a test sends statements of a Table, and its own.
+type Querier interface {
+	sqlrow.Querier
+	sqlkit.Querier
+}
+
+// rowQuerier is a Table's place and the same place for other statements.
+type rowQuerier struct {
+	sqlrow.Querier
+	other sqlkit.Querier
+}
+
+func (q rowQuerier) Exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return q.other.Exec(ctx, sql, args)
+}
+
+func (q rowQuerier) Query(ctx context.Context, sql string, args []any, each sqlkit.EachRow) error {
+	return q.other.Query(ctx, sql, args, each)
+}
+
+// altered sends what mutate makes of each statement to the administrator's
+// sessions, one by one, and calls then after it.
+func (e *env) altered(mutate func(sql string) string, then func()) Querier {
+	e.Helper()
+	rows, err := sqlrow.Pgx(e.admin, nil)
+	must(e, err)
+	tx := alteredTx{pool: e.admin, mutate: mutate, then: then}
+	return rowQuerier{rows.In(tx), sqlkit.Pgx{On: tx}}
+}
+
+func same(sql string) string { return sql }
+
+// alteredTx has of a transaction what a Table uses. It is none: its statements
+// commit by themselves.
+type alteredTx struct {
+	pgx.Tx
+	pool   *pgxpool.Pool
+	mutate func(string) string
+	then   func()
+}
+
+func (t alteredTx) Conn() *pgx.Conn { return nil }
+
+func (t alteredTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	defer t.then()
+	return t.pool.Exec(ctx, t.mutate(sql), args...)
+}
+
+func (t alteredTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := t.pool.Query(ctx, t.mutate(sql), args...)
+	if strings.HasPrefix(sql, "WITH RECURSIVE") { // the first look at a table
+		return rows, err
+	}
+	return alteredRows{rows, t.then}, err
+}
+
+type alteredRows struct {
+	pgx.Rows
+	then func()
+}
+
+func (r alteredRows) Close() { r.Rows.Close(); r.then() }

@@ -2,11 +2,17 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
@@ -149,6 +155,301 @@ func TestPoolExhausted(t *testing.T) {
 		}
 		for _, end := range held {
 			noError(t, end())
+		}
+	})
+}
+
+// TestLostRows (P5, P6): in every exec mode of pgx, a statement on rows whose
+// answer is lost is an unknown outcome and is sent once: a driver that repeats
+// it would write twice, or mistake its own write for another's. The row counts the
+// writes.
+func TestLostRows(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec(`CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
+			CREATE TRIGGER counts BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION counts()`)
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+		claim, key := claimOf("r", 5), Key{1, "x"}
+		calls := map[string]func(q Querier) error{
+			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, Set{"v": "new"}) },
+			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
+			"Takeover": func(q Querier) error { var v string; return table.Raise(t.Context(), q, claim, key, Dest{"v": &v}) },
+		}
+		for _, mode := range e.execModes() {
+			for way, call := range calls {
+				e.exec("TRUNCATE pairs; INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+				p, through := e.newProxy()
+				db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+				if err := call(db); err != nil { // the control, and the statement is prepared
+					t.Fatalf("%s, %v: %v", way, mode, err)
+				}
+				executed, cut := false, false
+				p.set(func(message string) fate {
+					executed = executed || message[0] == 'E' // Execute; a Sync follows
+					last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "pairs")
+					if cut || !last {
+						return forward
+					}
+					cut = true // a repeated statement would get through
+					return cutAfter
+				})
+				wantReason(t, call(db), guard.ReasonOutcomeUnknown, "%s, %v", way, mode)
+				p.set(nil)
+				e.waitFor("the row", "SELECT n >= 2 FROM pairs")
+				e.wantInt(2, way+", "+mode.String()+": how often the statement was sent, with the control", "SELECT n FROM pairs")
+			}
+		}
+	})
+}
+
+// TestServerKilled (P5): a server that dies in the middle of an update, an
+// enter, a raise and a COMMIT: never a success, an unknown outcome where
+// something may have been committed, and the marks are there after it.
+func TestServerKilled(t *testing.T) {
+	s := mortalServer(t)
+	for i := range openers {
+		t.Run(openers[i].driver, func(t *testing.T) {
+			e := newEnvOn(t, i, s)
+			e.createPairs()
+			e.createWritten()
+			// A slow COMMIT, and a locked row and a locked resource.
+			e.exec(`INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old');
+				CREATE TABLE slow (id int);
+				CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END';
+				CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleep()`)
+			for _, resource := range []string{"committing", "survives"} {
+				must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
+			}
+			e.begin("SELECT fencepost.raise('locked', 5, 'other', 1000), (SELECT 1 FROM pairs FOR UPDATE)")
+			table := e.table("pairs", []string{"a", "b"}, nil)
+			calls := map[string]struct {
+				call func(ctx context.Context) error
+				want guard.Reason
+			}{
+				"update": {func(ctx context.Context) error {
+					return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+				}, guard.ReasonOutcomeUnknown},
+				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), nil) }, guard.ReasonUnavailable},
+				"raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("locked", 6)) }, guard.ReasonUnavailable},
+				"commit": {func(ctx context.Context) error {
+					return e.db.fenced(ctx, claimOf("committing", 5), running("INSERT INTO slow VALUES (1)"))
+				}, guard.ReasonOutcomeUnknown},
+			}
+			type result struct {
+				what string
+				err  error
+			}
+			results := make(chan result, len(calls))
+			for what, c := range calls {
+				go func() { results <- result{what, c.call(context.Background())} }()
+			}
+			e.waitFor("the calls", `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')`, len(calls))
+			must(t, s.Kill())
+			for range calls {
+				select {
+				case r := <-results:
+					if guard.ReasonOf(r.err) != calls[r.what].want {
+						t.Errorf("%s: got %v, want %s", r.what, r.err, calls[r.what].want)
+					}
+				case <-time.After(patience):
+					t.Fatal("a call hangs")
+				}
+			}
+			for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
+				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
+			}
+			restart(t, s, e)
+			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
+			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
+				t.Errorf("the mark is %+v, %v", mark, err)
+			}
+		})
+	}
+}
+
+// TestLockTimeout: a statement of the callback that waits too long for a row
+// is the callback's error; an update by itself is ErrUnavailable.
+func TestLockTimeout(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		e.begin("SELECT 1 FROM pairs FOR UPDATE")
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
+		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+		})
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {
+			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
+		}
+	})
+}
+
+// TestCommitAnsweredWithRollback (P5): a COMMIT that the server answers with
+// ROLLBACK has committed nothing, and the error says so. The control is the same
+// without the proxy's change.
+func TestCommitAnsweredWithRollback(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol}
+		e.exec("CREATE TABLE work (token bigint)")
+		for _, mode := range modes {
+			p, through := e.newProxy()
+			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			other := &env{TB: e.TB, db: db}
+			transactor, insert := other.transactor()
+			calls := map[string]func() error{
+				"InTx": func() error {
+					return transactor.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context) error { return insert(ctx, 5) })
+				},
+				"InsecureTx": func() error {
+					return transactor.InsecureTx(t.Context(), func(ctx context.Context) error { return insert(ctx, 5) })
+				},
+				"Raise": func() error { return db.Raise(t.Context(), claimOf("s", 6)) },
+			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+			p.change(rolledBack)
+			for what, call := range calls {
+				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
+					t.Errorf("%s, %v: got %v, want that nothing was committed", what, mode, err)
+				}
+			}
+			if n := e.int("SELECT (SELECT count(*) FROM work) + (SELECT count(*) FROM fencepost.marks WHERE resource = 's')"); n != 0 {
+				t.Errorf("%v: %d rows", mode, n)
+			}
+			p.change(nil)
+			control := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode }) // no statement is prepared
+			*other, db = env{TB: e.TB, db: control}, control
+			transactor, insert = other.transactor()
+			for what, call := range calls {
+				noError(t, call(), "%s, %v: the control", what, mode)
+			}
+			if n := e.int("SELECT count(*) FROM work"); n != 2 {
+				t.Errorf("%v: the control wrote %d rows", mode, n)
+			}
+			e.exec("TRUNCATE work; DELETE FROM fencepost.marks")
+		}
+	})
+}
+
+// TestSwallowedError (P5): a callback that returns nil although a statement of its
+// own failed has committed nothing, and gets an error that says so.
+func TestSwallowedError(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint CHECK (token < 9))")
+		transactor, insert := e.transactor()
+		swallow := func(ctx context.Context) error {
+			if err := insert(ctx, 5); err != nil {
+				return err
+			}
+			_ = insert(ctx, 9)
+			return nil
+		}
+		for what, err := range map[string]error{
+			"InTx": transactor.InTx(t.Context(), claimOf("r", 5), swallow), "InsecureTx": transactor.InsecureTx(t.Context(), swallow),
+		} {
+			if !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || e.int("SELECT count(*) FROM work") != 0 {
+				t.Errorf("%s: got %v and %d rows, want that nothing was committed", what, err, e.int("SELECT count(*) FROM work"))
+			}
+		}
+	})
+}
+
+// TestResolve (P5): InTxAll, or Resolve later, asks the server for the outcome
+// of a COMMIT whose answer was lost; committed and not committed are
+// distinguished. Without TxOptions.Resolve, the control, it stays unknown.
+func TestResolve(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		for what, c := range map[string]struct {
+			fate fate
+			rows int64
+			want guard.Reason
+		}{"not forwarded": {cutBefore, 0, guard.ReasonUnavailable}, "answer cut": {cutAfter, 1, guard.ReasonNone}} {
+			for _, level := range []Isolation{ReadCommitted, Serializable} {
+				e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
+				e.createWritten()
+				p, through := e.newProxy()
+				db := e.open(nil, through)
+				must(t, db.Raise(t.Context(), claimOf("r", 5)))
+				p.set(onCommit(c.fate))
+				err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true, Isolation: level}, write5)
+				if guard.ReasonOf(err) != c.want || e.written() != c.rows {
+					t.Errorf("%s: got %v and %d rows, want %q and %d", what, err, e.written(), c.want, c.rows)
+				}
+			}
+		}
+	})
+}
+
+// TestResolveLater: an unknown outcome that could not be resolved at once is
+// resolved by another DB; any other error given to Resolve is refused.
+func TestResolveLater(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		for what, c := range map[string]struct {
+			fate fate
+			rows int64
+		}{"not forwarded": {cutBefore, 0}, "answer cut": {cutAfter, 1}} {
+			e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
+			e.createWritten()
+			p, through := e.newProxy()
+			db := e.open(nil, through)
+			must(t, db.Raise(t.Context(), claimOf("r", 5)))
+			lose := func(opts *TxOptions) error {
+				var down atomic.Bool
+				lost := onCommit(c.fate)
+				p.set(func(message string) fate {
+					if down.Load() {
+						return cutBefore // no server can be asked
+					}
+					what := lost(message)
+					if what != forward {
+						down.Store(true)
+					}
+					return what
+				})
+				defer p.set(nil)
+				return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, opts, write5)
+			}
+			err := lose(&TxOptions{Resolve: true})
+			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Fatalf("%s: got %v, want ErrOutcomeUnknown", what, err)
+			}
+			committed, resolveErr := e.db.Resolve(t.Context(), err)
+			if resolveErr != nil || committed != (c.rows == 1) || e.written() != c.rows {
+				t.Errorf("%s: committed %v, %v; %d rows", what, committed, resolveErr, e.written())
+			}
+			e.exec("DELETE FROM written")
+			_, resolveErr = e.db.Resolve(t.Context(), lose(nil))
+			wantInvalid(t, "without TxOptions.Resolve", resolveErr, "err", "TxOptions.Resolve")
+		}
+		_, err := e.db.Resolve(t.Context(), errors.New("another"))
+		wantInvalid(t, "another error", err, "err", "another")
+		_, err = e.db.Resolve(t.Context(), nil)
+		wantInvalid(t, "nil", err, "err", "nil")
+	})
+}
+
+// TestResolveUnknowable (P5): the outcome of a transaction in progress, of one
+// that the server never saw and of one on another timeline is not guessed.
+func TestResolveUnknowable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}) // to which the one in progress is waited for
+		var id transactionID
+		tx, err := e.admin.Begin(t.Context())
+		must(t, err)
+		defer tx.Rollback(context.Background())
+		must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
+		resolve := func(db fence, id transactionID) (bool, error) {
+			return db.Resolve(t.Context(), guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
+		}
+		for what, id := range map[string]transactionID{"in progress": id, "of the future": {"999999999999", id.server}, "of another timeline": {id.xid, "000000FF"}, "forgotten": {"3", "00000000"}} {
+			if committed, err := resolve(db, id); committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Errorf("%s: %v, %v, want ErrOutcomeUnknown", what, committed, err)
+			}
+		}
+		must(t, tx.Commit(t.Context()))
+		if committed, err := resolve(e.db, id); !committed || err != nil {
+			t.Errorf("committed meanwhile: %v, %v", committed, err)
 		}
 	})
 }
