@@ -316,7 +316,6 @@ func TestMain(m *testing.M) {
 			f.Value.Set("4") // they wait for the server half of the time
 		}
 		code := m.Run()
-		dropIdleDatabases()
 		scratch.Close()
 		os.Exit(code)
 	}

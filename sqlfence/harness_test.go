@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
@@ -230,7 +231,6 @@ func (t stdTx) end(commit bool) error {
 // sessions are a pool of one driver's connections, which several DBs may use.
 type sessions interface {
 	fence(opts *Options) (fence, error)
-	forget(ctx context.Context) error
 	inUse() int
 	close()
 }
@@ -348,24 +348,30 @@ func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i)) })
 }
 
-// newEnv is a database with the schema that no other test has.
+// newEnv is a database of the test's own that is a copy of one with the schema.
 func newEnv(t *testing.T, driver int) *env {
-	d := lend(t, driver)
-	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: d.url, admin: d.admin, pool: d.pool, defaults: patient}
-	t.Cleanup(func() { e.givenBack(d.pool) })
-	e.db = e.open(nil)
-	return e
+	t.Helper()
+	return onDatabase(t, driver, pgtest.MigratedDatabase(t, "sqlfence", func(ctx context.Context, pool *pgxpool.Pool) error {
+		return sqladmin.Pgx(pool).Migrate(ctx)
+	}))
 }
 
 // newEnvAt is an empty database of a server of the test's own.
 func newEnvAt(t testing.TB, driver int, url string) *env {
+	t.Helper()
+	e := onDatabase(t, driver, url)
+	must(t, e.db.Migrate(t.Context()))
+	return e
+}
+
+func onDatabase(t testing.TB, driver int, url string) *env {
+	t.Helper()
 	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url, defaults: patient}
 	admin, err := pgxpool.New(context.Background(), url)
 	must(t, err)
 	e.admin = admin
 	t.Cleanup(admin.Close)
 	e.reconnect()
-	must(t, e.db.Migrate(t.Context()))
 	return e
 }
 

@@ -208,9 +208,7 @@ func TestTriggerOddities(t *testing.T) {
 
 // testRoles belong only to this test: roles are shared by the whole cluster.
 func (e *env) testRoles(t *testing.T) *RoleNames {
-	suffix := "_" + strings.ReplaceAll(e.text("SELECT current_database()"), "-", "_")
-	suffix = suffix[max(0, len(suffix)-40):]
-	r := &RoleNames{Enforcer: "enforcer" + suffix, Operator: "oper'a\\tor" + suffix, Reader: `read"er` + suffix}
+	r := &RoleNames{Enforcer: e.roleName("enforcer"), Operator: e.roleName("oper'a\\tor"), Reader: e.roleName(`read"er`)}
 	t.Cleanup(func() {
 		for _, name := range []string{r.Enforcer, r.Operator, r.Reader} {
 			quoted := pgx.Identifier{name}.Sanitize()
@@ -331,9 +329,9 @@ func TestRolesSQLOfAnyName(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE canary (id int)")
 		roles := e.testRoles(t)
-		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer[len(roles.Enforcer)-30:]
-		roles.Operator = "$roles0$ '$roles\\" + roles.Operator[len(roles.Operator)-30:]
-		roles.Reader = "$$ :reader :'x' " + roles.Reader[len(roles.Reader)-30:]
+		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer
+		roles.Operator = "$roles0$ '$roles\\" + roles.Operator
+		roles.Reader = "$$ :reader :'x' " + roles.Reader
 		sql, err := sqladmin.RolesSQL(roles)
 		must(t, err)
 		if out, ok := e.psql(t, sql); !ok {
@@ -451,17 +449,11 @@ const byName = "hashtextextended('r', 7378697629483820646)"
 // TestRolesSQLKeepsThePath: a script keeps its search_path.
 func TestRolesSQLKeepsThePath(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	name := e.text("SELECT current_database()")
-	sql, err := sqladmin.RolesSQL(&RoleNames{Enforcer: "e" + name, Operator: "o" + name, Reader: "r" + name})
+	sql, err := sqladmin.RolesSQL(&RoleNames{Enforcer: e.roleName("e"), Operator: e.roleName("o"), Reader: e.roleName("r")})
 	must(t, err)
-	tx, err := e.admin.Begin(t.Context())
+	tx := e.begin("SET LOCAL search_path = application, public")
+	_, err = tx.Exec(t.Context(), sql)
 	must(t, err)
-	defer tx.Rollback(context.Background())
-	for _, statement := range []string{"SET LOCAL search_path = application, public", sql} {
-		if _, err := tx.Exec(t.Context(), statement); err != nil {
-			t.Fatal(err)
-		}
-	}
 	var path string
 	if err := tx.QueryRow(t.Context(), "SHOW search_path").Scan(&path); err != nil || path != "application, public" {
 		t.Errorf("search_path is %q, %v", path, err)

@@ -229,24 +229,11 @@ const betterSQL = `CREATE FUNCTION shared.hijack() RETURNS boolean LANGUAGE plpg
 // schema.
 func (e *env) hijacker() (paths []string) {
 	e.Helper()
-	role := pgx.Identifier{"app_" + e.text("SELECT current_database()")}.Sanitize()
+	role := e.roleName("app")
 	e.exec("CREATE ROLE " + role + "; CREATE SCHEMA shared AUTHORIZATION " + role + "; GRANT USAGE ON SCHEMA shared TO PUBLIC")
 	e.Cleanup(func() { e.exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role) })
 	e.exec("SET SESSION AUTHORIZATION " + role + ";" + betterSQL + "SET SESSION AUTHORIZATION DEFAULT")
 	return []string{"shared, public", "shared, public, pg_catalog"}
-}
-
-// roleNames returns names of roles that are dropped at the test's end.
-func (e *env) roleNames() *RoleNames {
-	name := e.text("SELECT current_database()")
-	roles := &RoleNames{Enforcer: "e" + name, Operator: "o" + name, Reader: "r" + name}
-	e.Cleanup(func() {
-		for _, role := range []string{roles.Enforcer, roles.Operator, roles.Reader} {
-			role = pgx.Identifier{role}.Sanitize()
-			e.exec("DROP OWNED BY " + role + "; DROP ROLE " + role)
-		}
-	})
-	return roles
 }
 
 // along opens a DB whose sessions have a search_path.
@@ -276,7 +263,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 			CREATE TABLE verified (id text PRIMARY KEY, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0)`)
 		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
 		role := e.text("SELECT session_user")
-		roles := e.roleNames()
+		roles := e.testRoles(t)
 		trigger := triggerOn([]string{"parts"}, `{tenant}`)
 		next := guard.Token(1)
 		for _, path := range e.hijacker() {
