@@ -59,43 +59,27 @@ func (e *env) presenting(sql string, claims ...guard.Claim) error {
 	}))
 }
 
-// writers are the ways to write a guarded table: items is plain, parts has two
-// partitions, family a child, and lines follows orders by foreign keys.
+// writers are ways to write a guarded table: items is plain, parts has two
+// partitions, family a child, and lines follows orders by foreign keys. The forms of
+// a statement and the shapes of a table are those of TestEveryRowIsSeen.
 var writers = []struct {
 	name, table, sql string
 	resources        string // the resources that must be claimed
 }{
 	{"INSERT", "items", "INSERT INTO items VALUES (9, 'a', 9)", "a"},
-	{"INSERT of two resources", "items", "INSERT INTO items VALUES (9, 'a', 9), (10, 'b', 9)", "a b"},
 	{"UPDATE", "items", "UPDATE items SET v = 9 WHERE id = 1", "a"},
 	{"UPDATE of two resources", "items", "UPDATE items SET v = 9", "a b"},
 	{"UPDATE of the resource", "items", "UPDATE items SET tenant = 'c' WHERE id = 1", "a c"},
 	{"UPDATE of the key", "items", "UPDATE items SET id = 9 WHERE id = 1", "a"},
 	{"DELETE", "items", "DELETE FROM items WHERE id = 1", "a"},
-	{"DELETE, then INSERT", "items", "DO $$ BEGIN DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 'a', 9); END $$", "a"},
-	{"ON CONFLICT DO UPDATE", "items", "INSERT INTO items VALUES (1, 'z', 9) ON CONFLICT (id) DO UPDATE SET v = 9", "a"},
-	{"ON CONFLICT DO UPDATE of both", "items", "INSERT INTO items VALUES (1, 'a', 9), (9, 'b', 9) ON CONFLICT (id) DO UPDATE SET v = 9", "a b"},
-	{"a CTE", "items", "WITH gone AS (DELETE FROM items WHERE id = 1 RETURNING *) SELECT count(*) FROM gone", "a"},
-	{"UPDATE FROM", "items", "UPDATE items SET v = 9 FROM (VALUES (1)) x(id) WHERE items.id = x.id", "a"},
-	{"a view", "items", "UPDATE items_view SET v = 9 WHERE id = 1", "a"},
 	{"another trigger's write", "items", "INSERT INTO follows VALUES (1)", "a"},
 	{"a row that a BEFORE trigger moves", "moved", "INSERT INTO moved VALUES (9, 'a')", "z"},
 	{"a row that a BEFORE trigger moves away", "moved", "UPDATE moved SET id = 9 WHERE tenant = 'b'", "b z"},
 	{"a function of the owner's", "items", "SELECT touch(1)", "a"},
 	{"replica mode", "items", "DO $$ BEGIN SET LOCAL session_replication_role = replica; UPDATE items SET v = 9 WHERE id = 1; END $$", "a"},
-	{"a savepoint", "items", "DO $$ BEGIN BEGIN UPDATE items SET v = 8 WHERE id = 1; RAISE 'x' USING ERRCODE = '22012'; EXCEPTION WHEN division_by_zero THEN NULL; END; UPDATE items SET v = 9 WHERE id = 1; END $$", "a"},
-	{"partitioned INSERT", "parts", "INSERT INTO parts VALUES (9, 'a', 9)", "a"},
-	{"partitioned UPDATE", "parts", "UPDATE parts SET v = 9 WHERE id = 1", "a"},
-	{"UPDATE that moves to another partition", "parts", "UPDATE parts SET id = 150 WHERE id = 1", "a"},
 	{"UPDATE that moves to another partition and resource", "parts", "UPDATE parts SET id = 150, tenant = 'c' WHERE id = 1", "a c"},
-	{"partitioned DELETE", "parts", "DELETE FROM parts WHERE id = 1", "a"},
-	{"INSERT into a partition", "parts", "INSERT INTO parts_low VALUES (9, 'a', 9)", "a"},
-	{"UPDATE of a partition", "parts", "UPDATE parts_low SET v = 9 WHERE id = 1", "a"},
-	{"DELETE from a partition", "parts", "DELETE FROM parts_low WHERE id = 1", "a"},
 	{"UPDATE of a partition of a partition", "parts", "UPDATE parts_high_a SET v = 9", "b"},
 	{"inherited UPDATE", "family", "UPDATE family SET v = 9", "a b"},
-	{"UPDATE of the child", "family", "UPDATE child SET v = 9", "b"},
-	{"INSERT into the child", "family", "INSERT INTO child VALUES (9, 'b', 9)", "b"},
 	{"ON DELETE CASCADE", "lines", "DELETE FROM orders WHERE id = 1", "a"},
 	{"ON UPDATE CASCADE", "lines", "UPDATE orders SET id = 9 WHERE id = 1", "a"},
 	{"ON DELETE CASCADE of two resources", "lines", "DELETE FROM orders", "a b"},
@@ -155,15 +139,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		before := e.text(contents)
-		cases := writers
-		if e.int("SELECT current_setting('server_version_num')::int") >= 150000 {
-			w := cases[0]
-			w.name, w.resources = "MERGE", "a b c"
-			w.sql = `MERGE INTO items USING (VALUES (1, 'z'), (2, 'z'), (9, 'c')) x(id, tenant) ON items.id = x.id
-				WHEN MATCHED AND x.id = 1 THEN UPDATE SET v = 9 WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (x.id, x.tenant, 9)`
-			cases = append(cases[:len(cases):len(cases)], w)
-		}
-		for _, w := range cases {
+		for _, w := range writers {
 			resources := strings.Fields(w.resources)
 			claims := func(token guard.Token) (all []guard.Claim) {
 				for _, r := range resources {

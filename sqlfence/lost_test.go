@@ -16,33 +16,68 @@ import (
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
-// whether it took effect or not; the test makes both happen.
+// whether it took effect or not; the test makes both happen. With TxOptions.Resolve,
+// InTxAll asks the server, and committed and not committed are distinguished. What
+// could not be resolved at once is resolved later, by another DB.
 func TestLostCommit(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
 		for what, c := range map[string]struct {
-			fate fate
-			rows int64
-		}{"not forwarded": {cutBefore, 0}, "answer cut": {cutAfter, 1}, "answer withheld": {mute, 1}} {
-			e.exec("DROP TABLE IF EXISTS written")
-			e.createWritten()
-			p, through := e.newProxy()
-			db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}, through)
-			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
-			p.set(onCommit(c.fate))
-			start := time.Now()
-			wantReason(t, db.fenced(t.Context(), claimOf("r", 5), write5), guard.ReasonOutcomeUnknown, "%s", what)
-			if took := time.Since(start); took > patience/2 { // that of the others
-				t.Errorf("%s: it took %v", what, took)
+			fate     fate
+			rows     int64
+			resolved guard.Reason
+		}{"not forwarded": {cutBefore, 0, guard.ReasonUnavailable}, "answer cut": {cutAfter, 1, guard.ReasonNone}, "answer withheld": {mute, 1, guard.ReasonNone}} {
+			for _, level := range []Isolation{ReadCommitted, Serializable} {
+				for _, way := range []string{"unresolved", "resolved", "resolved later"} {
+					e.exec("TRUNCATE written, fencepost.marks")
+					must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+					p, through := e.newProxy()
+					timeout := 300 * time.Millisecond // a silent connection
+					if way == "resolved" {
+						timeout = 3 * time.Second // in which the server answers
+					}
+					db := e.open(&Options{CommitTimeout: timeout}, through)
+					lost := onCommit(c.fate)
+					var down atomic.Bool
+					p.set(func(message string) fate {
+						what := lost(message)
+						if down.Load() { // no server can be asked
+							return cutBefore
+						}
+						if what != forward && way == "resolved later" {
+							down.Store(true)
+						}
+						return what
+					})
+					start := time.Now()
+					err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: level, Resolve: way != "unresolved"}, write5)
+					if took := time.Since(start); took > patience/2 { // that of the others
+						t.Errorf("%s, %s: it took %v", what, way, took)
+					}
+					p.set(nil)
+					p.CutAll() // a driver waits for a silent connection before it gives up
+					want := guard.ReasonOutcomeUnknown
+					if way == "resolved" {
+						want = c.resolved
+					}
+					wantReason(t, err, want, "%s, %s", what, way)
+					// Once the server is done with the transaction, a successor sees it.
+					must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
+					e.wantInt(c.rows, what+", "+way+": rows, or the test is not what it says", "SELECT count(*) FROM written")
+					committed, resolveErr := e.db.Resolve(t.Context(), err)
+					switch {
+					case way == "resolved later" && (resolveErr != nil || committed != (c.rows == 1)):
+						t.Errorf("%s: committed %v, %v", what, committed, resolveErr)
+					case way == "unresolved":
+						wantInvalid(t, "without TxOptions.Resolve", resolveErr, "err", "TxOptions.Resolve")
+					}
+				}
 			}
-			p.set(nil)
-			p.CutAll() // a driver waits for a silent connection before it gives up
-			// Once the server is done with the transaction, a successor sees it.
-			must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
-			if n := e.written(); n != c.rows {
-				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
-			}
-			e.exec("DELETE FROM fencepost.marks")
 		}
+		_, err := e.db.Resolve(t.Context(), errors.New("another"))
+		wantInvalid(t, "another error", err, "err", "another")
+		_, err = e.db.Resolve(t.Context(), nil)
+		wantInvalid(t, "nil", err, "err", "nil")
 	})
 }
 
@@ -268,24 +303,6 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// TestLockTimeout: a statement of the callback that waits too long for a row
-// is the callback's error; an update by itself is ErrUnavailable.
-func TestLockTimeout(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		e.begin("SELECT 1 FROM pairs FOR UPDATE")
-		table := e.table("pairs", []string{"a", "b"}, nil)
-		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
-		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-		})
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "55P03" {
-			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
-		}
-	})
-}
-
 // TestCommitAnsweredWithRollback (P5): a COMMIT that the server answers with
 // ROLLBACK has committed nothing, and the error says so. The control is the same
 // without the proxy's change.
@@ -352,80 +369,6 @@ func TestSwallowedError(t *testing.T) {
 				t.Errorf("%s: got %v and %d rows, want that nothing was committed", what, err, e.int("SELECT count(*) FROM work"))
 			}
 		}
-	})
-}
-
-// TestResolve (P5): InTxAll, or Resolve later, asks the server for the outcome
-// of a COMMIT whose answer was lost; committed and not committed are
-// distinguished. Without TxOptions.Resolve, the control, it stays unknown.
-func TestResolve(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		for what, c := range map[string]struct {
-			fate fate
-			rows int64
-			want guard.Reason
-		}{"not forwarded": {cutBefore, 0, guard.ReasonUnavailable}, "answer cut": {cutAfter, 1, guard.ReasonNone}} {
-			for _, level := range []Isolation{ReadCommitted, Serializable} {
-				e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
-				e.createWritten()
-				p, through := e.newProxy()
-				db := e.open(nil, through)
-				must(t, db.Raise(t.Context(), claimOf("r", 5)))
-				p.set(onCommit(c.fate))
-				err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true, Isolation: level}, write5)
-				if guard.ReasonOf(err) != c.want || e.written() != c.rows {
-					t.Errorf("%s: got %v and %d rows, want %q and %d", what, err, e.written(), c.want, c.rows)
-				}
-			}
-		}
-	})
-}
-
-// TestResolveLater: an unknown outcome that could not be resolved at once is
-// resolved by another DB; any other error given to Resolve is refused.
-func TestResolveLater(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		for what, c := range map[string]struct {
-			fate fate
-			rows int64
-		}{"not forwarded": {cutBefore, 0}, "answer cut": {cutAfter, 1}} {
-			e.exec("DROP TABLE IF EXISTS written; DELETE FROM fencepost.marks")
-			e.createWritten()
-			p, through := e.newProxy()
-			db := e.open(nil, through)
-			must(t, db.Raise(t.Context(), claimOf("r", 5)))
-			lose := func(opts *TxOptions) error {
-				var down atomic.Bool
-				lost := onCommit(c.fate)
-				p.set(func(message string) fate {
-					if down.Load() {
-						return cutBefore // no server can be asked
-					}
-					what := lost(message)
-					if what != forward {
-						down.Store(true)
-					}
-					return what
-				})
-				defer p.set(nil)
-				return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, opts, write5)
-			}
-			err := lose(&TxOptions{Resolve: true})
-			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Fatalf("%s: got %v, want ErrOutcomeUnknown", what, err)
-			}
-			committed, resolveErr := e.db.Resolve(t.Context(), err)
-			if resolveErr != nil || committed != (c.rows == 1) || e.written() != c.rows {
-				t.Errorf("%s: committed %v, %v; %d rows", what, committed, resolveErr, e.written())
-			}
-			e.exec("DELETE FROM written")
-			_, resolveErr = e.db.Resolve(t.Context(), lose(nil))
-			wantInvalid(t, "without TxOptions.Resolve", resolveErr, "err", "TxOptions.Resolve")
-		}
-		_, err := e.db.Resolve(t.Context(), errors.New("another"))
-		wantInvalid(t, "another error", err, "err", "another")
-		_, err = e.db.Resolve(t.Context(), nil)
-		wantInvalid(t, "nil", err, "err", "nil")
 	})
 }
 

@@ -45,21 +45,6 @@ func TestKeyTypes(t *testing.T) {
 			t.Errorf("read %q, %d, %d, %q, %v", u, n, twice, note, day)
 		}
 		noError(t, table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil))
-		// Errors that only the server can detect: nothing is written, and the
-		// claim is not used up.
-		for what, set := range map[string]Set{"a generated column": {"twice": 1}, "another type": {"tags": sqlrow.Raw("1")}, "no column": {"none": 1}} {
-			for way, err := range map[string]error{
-				"Update":   table.Update(t.Context(), e.db, claimOf("r", 9), key, set),
-				"Upsert":   table.Upsert(t.Context(), e.db, claimOf("r", 9), key, set),
-				"Takeover": table.Raise(t.Context(), e.db, claimOf("r", 9), key, Dest{"none": &n}),
-			} {
-				if guard.ReasonOf(err) != guard.ReasonInvalid {
-					t.Errorf("%s, %s: got %v, want ErrInvalid", way, what, err)
-				}
-			}
-		}
-		wantState(t, table.Update(t.Context(), e.db, claimOf("r", 9), key, Set{"note": "April"}), "23514", "a value outside the domain")
-		e.wantInt(0, "rows were written", `SELECT count(*) FROM "My ""schema"."select.from" WHERE mark > 4`)
 	})
 }
 
@@ -305,28 +290,6 @@ func TestUpsertRaces(t *testing.T) {
 		wantReason(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), guard.ReasonStale, "a tombstone")
 		e.exec("DELETE FROM docs WHERE id = 0") // the control
 		noError(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), "a row that is gone remembers")
-	})
-}
-
-// TestEndedTx (P5): in a transaction that has ended already, nothing is sent.
-func TestEndedTx(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createDocs()
-		e.exec("INSERT INTO docs VALUES (1, 'old')")
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		claim, key, set := claimOf("r", 5), Key{1}, Set{"v": "new"}
-		for way, call := range map[string]func(q Querier) error{
-			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, set) },
-			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, set) },
-			"Takeover": func(q Querier) error { return table.Raise(t.Context(), q, claim, key, nil) },
-		} {
-			e.db.plain(t.Context(), func(_ context.Context, tx testTx) error {
-				noError(t, tx.end(true))
-				wantReason(t, call(tx.in()), guard.ReasonUnavailable, "%s", way)
-				return nil
-			})
-		}
-		e.wantText("old", "the row", "SELECT v FROM docs")
 	})
 }
 

@@ -185,11 +185,15 @@ func TestUpdateInTx(t *testing.T) {
 		} {
 			e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				noError(t, spoil(ctx, tx))
-				err := update(ctx, tx, 5, "new")
-				if guard.ReasonOf(err) != guard.ReasonUnavailable {
-					t.Errorf("a transaction that was %s: got %v, want ErrUnavailable", what, err)
+				taking := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+				for way, err := range map[string]error{
+					"Update":   update(ctx, tx, 5, "new"),
+					"Upsert":   table.Upsert(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+					"Takeover": taking.Raise(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, nil),
+				} {
+					wantReason(t, err, guard.ReasonUnavailable, "%s in a transaction that was %s", way, what)
 				}
-				return err
+				return failed
 			})
 		}
 		err = e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error { return update(ctx, tx, 5, "new") })
