@@ -1,6 +1,7 @@
 package sqlfence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +66,9 @@ type steps struct {
 	*env
 	db         fence
 	table      *Table
-	level      string // "" = statements by themselves
+	level      string     // "" = statements by themselves
+	rule       guard.Rule // 0 = SameOrNewer
+	shared     int64      // how many holders have each token; 0 = one
 	way        rowWay
 	rows       int
 	antagonist bool
@@ -93,7 +96,7 @@ type damage struct{ writes, backwards, lost, contradicted, missing int64 }
 func (s *steps) setUp() {
 	s.exec(createSteps)
 	s.exec("INSERT INTO steps (id) SELECT generate_series(0, $1::int)", s.rows)
-	s.table = s.env.table("steps", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+	s.table = s.env.table("steps", []string{"id"}, &TableOptions{Rule: cmp.Or(s.rule, guard.SameOrNewer), DeletedColumn: "deleted_at"})
 	s.paused, s.acked, s.marks = make([]atomic.Pointer[func()], s.rows+1), map[string]bool{}, map[string]bool{}
 }
 
@@ -187,7 +190,7 @@ func (s *steps) noWrite(id int, err error) bool {
 		return true
 	case reason == guard.ReasonNone:
 		return false
-	case reason == guard.ReasonStale, pgerr.State(err) == "40001":
+	case reason == guard.ReasonStale, reason == guard.ReasonSpent, pgerr.State(err) == "40001":
 		return true
 	// Replaced at every try, or by a control under a lower mark.
 	case (s.antagonist || s.broken) && strings.Contains(err.Error(), "although the claim was admissible"):
@@ -199,7 +202,11 @@ func (s *steps) noWrite(id int, err error) bool {
 
 func (s *steps) damage() (d damage) {
 	const before = "lag(token, 1, 0::bigint) OVER (PARTITION BY id ORDER BY n)"
-	d.backwards = s.int("SELECT count(*) FROM (SELECT token < " + before + " AS b FROM log WHERE id > 0) x WHERE b")
+	least := "<" // under OncePerToken a second write of a token is as bad
+	if s.rule == guard.OncePerToken {
+		least = "> 0 AND token <=" // the rows begin with 0
+	}
+	d.backwards = s.int("SELECT count(*) FROM (SELECT token " + least + " " + before + " AS b FROM log WHERE id > 0) x WHERE b")
 	applied := map[string]bool{}
 	rows, _ := s.admin.Query(context.Background(), "SELECT DISTINCT op FROM log WHERE id > 0 AND op <> ''")
 	ops, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -228,6 +235,23 @@ func (s *steps) damage() (d damage) {
 	d.writes, d.missing = int64(len(ops)), s.missing.Load()
 	d.lost = acked - s.int("SELECT coalesce(sum(v), 0)::bigint FROM steps")
 	return d
+}
+
+// TestNoStaleWrite (P1): many clients on one row and on three, both rules, and some
+// under each token: no write that took effect was under a lower token than one before
+// it, or under OncePerToken under the same. TestRowTortureControl shows that the
+// harness finds damage.
+func TestNoStaleWrite(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
+			for _, rows := range []int{1, 3} {
+				s := &steps{env: e, db: e.db, rule: rule, shared: 3, way: rowWay{readOnly, fencedWays["update"].write}, rows: rows}
+				if d := s.run(t.Context(), campaign(20)); d.backwards != 0 || d.contradicted != 0 || d.missing != 0 || d.writes == 0 {
+					t.Errorf("%v, %d rows: %+v", rule, rows, d)
+				}
+			}
+		}
+	})
 }
 
 // TestRowTorture (P1, P2, P6): whatever the statement and the isolation level,
@@ -284,13 +308,16 @@ type within func(f func(q Querier) error) error
 type holder struct {
 	*steps
 	id    int
+	op    string
 	claim guard.Claim
 	v     int64
 }
 
-// holder takes a row over and reads it; nil if it was refused.
-func (s *steps) holder(ctx context.Context, in within, id int, token int64) *holder {
-	h := &holder{s, id, guard.Claim{Resource: fmt.Sprint("row:", id), Token: guard.Token(token)}, 0}
+// holder is the holder of a number, which takes a row over and reads it; nil if it
+// was refused. Its number is its token, unless tokens are shared.
+func (s *steps) holder(ctx context.Context, in within, id int, number int64) *holder {
+	token := 1 + (number-1)/max(s.shared, 1)
+	h := &holder{s, id, fmt.Sprint("op-", number), guard.Claim{Resource: fmt.Sprint("row:", id), Token: guard.Token(token)}, 0}
 	err := in(func(q Querier) (err error) { h.v, err = s.way.take(ctx, s, q, h.claim, id); return err })
 	if s.noWrite(id, err) {
 		return nil
@@ -300,14 +327,13 @@ func (s *steps) holder(ctx context.Context, in within, id int, token int64) *hol
 
 // write writes what the holder read plus one.
 func (h *holder) write(ctx context.Context, in within) {
-	op := fmt.Sprint("op-", h.claim.Token)
 	err := in(func(q Querier) error {
-		return h.way.write(ctx, h.steps, q, h.claim, h.id, Set{"v": h.v + 1, "op": op})
+		return h.way.write(ctx, h.steps, q, h.claim, h.id, Set{"v": h.v + 1, "op": h.op})
 	})
 	refused := h.noWrite(h.id, err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.acked[op] = !refused
+	h.acked[h.op] = !refused
 }
 
 // schedules are exact sequences of events on one row: a statement that waits
