@@ -57,9 +57,8 @@
 //   - A [guard.Store], which [DB] implements, for writes elsewhere: replicas of an
 //     HTTP service, with [DB.Transactor], share the marks of fenced transactions.
 //
-// Several resources, another isolation level, retries, a lost COMMIT: [DB.InTxAll].
-// A transaction begun by sqlc, GORM or the driver: [DB.Enter]; by code that hides it:
-// [DB.EnterOn].
+// Several resources, another isolation level, a lost COMMIT: [DB.InTxAll]. A
+// transaction begun by sqlc, GORM, ent, Bun or the driver: [DB.Enter].
 //
 // # Taking over
 //
@@ -93,8 +92,8 @@
 //
 // A lower token is ErrStale; the same token under another lease ErrConflict. A lost
 // response to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
-// ErrLeaseLost mean that nothing was written. Nothing is retried unless requested. A
-// raise survives a crash once it has returned.
+// ErrLeaseLost mean that nothing was written. Nothing is retried. A raise survives a
+// crash once it has returned.
 //
 // Until version 1 exported names may change; the schema is migrated forward only.
 //

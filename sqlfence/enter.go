@@ -2,8 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +13,7 @@ import (
 
 const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 
-// Enter fences a transaction that was begun elsewhere, by sqlc, gorm or the
+// Enter fences a transaction that was begun elsewhere, by sqlc, GORM or the
 // driver itself: from here to its end no claim above these can be raised on
 // their resources, and Enter is refused unless each claim is its resource's
 // mark or above it. Call it before anything else in the transaction, at its top
@@ -49,45 +47,39 @@ const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::p
 // for a claim that is not one of its own, which is the only check made there;
 // ErrUnavailable.
 func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
-	in := d.backend.in(tx)
-	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
-		if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
-			return d.entered(ctx, own, sorted)
-		}
-		return d.enterRows(sorted, func(s statement) error {
-			_, err := in.Exec(ctx, s.sql, s.args)
-			return err
-		})
-	})
-}
-
-// has refuses claims other than those of the callback's transaction.
-func (c *callback[Tx]) has(claims []guard.Claim) error {
-	for _, claim := range claims {
-		if !slices.Contains(c.claims, claim) {
-			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
-		}
-	}
-	return nil
-}
-
-func (d *DB[Tx]) enterWith(ctx context.Context, claims []guard.Claim, enter func(sorted []guard.Claim) error) error {
 	start := time.Now()
 	sorted, err := sortClaims(claims)
 	if err == nil {
 		err = sqlkit.Ended(ctx, "enter", claims[0])
 	}
 	if err == nil {
-		err = sqlkit.Interrupted(ctx, enter(sorted))
+		err = sqlkit.Interrupted(ctx, d.enterAll(ctx, tx, sorted))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
+func (d *DB[Tx]) enterAll(ctx context.Context, tx Tx, sorted []guard.Claim) error {
+	if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
+		return d.entered(ctx, own, sorted)
+	}
+	in, presents := d.backend.in(tx), ", ("+strings.ReplaceAll(presentSQL, "$1", "$7")+")"
+	for _, claim := range sorted {
+		// Each adds its own claim: to add all with each would be cubic.
+		s := d.enterStatement(enterRowSQL+markSetSQL, claim, d.presented([]guard.Claim{claim}), presents)
+		if _, err := in.Exec(ctx, s.sql, s.args); err != nil {
+			return enterFailure(claim, err)
+		}
+	}
+	return nil
+}
+
 // entered checks that the transaction of a callback is still fenced by claims.
 func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
-	if err := own.has(claims); err != nil {
-		return err
+	for _, claim := range claims {
+		if !slices.Contains(own.claims, claim) {
+			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")
+		}
 	}
 	var same bool // the callback may have begun another one on the connection
 	if _, err := sqlkit.Row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
@@ -97,82 +89,6 @@ func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.
 		return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
 	}
 	return nil
-}
-
-func (d *DB[Tx]) enterRows(sorted []guard.Claim, send func(s statement) error) error {
-	presents := ", (" + strings.ReplaceAll(presentSQL, "$1", "$7") + ")"
-	for _, claim := range sorted {
-		// Each adds its own claim: to add all with each would be cubic.
-		if err := send(d.enterStatement(enterRowSQL+markSetSQL, claim, d.presented([]guard.Claim{claim}), presents)); err != nil {
-			return enterFailure(claim, err)
-		}
-	}
-	return nil
-}
-
-// Execer is a transaction of code that hides the driver's own: ent's Tx with
-// the feature sql/execquery, bun's, sqlx's, [*sql.Tx].
-type Execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
-// EnterOn is [DB.Enter] for a transaction that can only run a statement. tx
-// must be a transaction: on anything else the fence would end with its own
-// statement, which is refused with ErrInvalid. A [*sql.DB] or [*sql.Conn] is sent
-// nothing; on a type that hides one, the mark may have been raised to the claim
-// before the refusal. Inside a [DB.InTx] only its own claims are taken, whatever tx
-// is. The statement has no placeholders, since such code has its own placeholder
-// syntax.
-func (d *DB[Tx]) EnterOn(ctx context.Context, tx Execer, claims ...guard.Claim) error {
-	send := func(s statement) error {
-		_, err := tx.ExecContext(ctx, inlined(s))
-		return err
-	}
-	return d.enterWith(ctx, claims, func(sorted []guard.Claim) error {
-		switch tx.(type) {
-		case *sql.DB, *sql.Conn:
-			return guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves")
-		}
-		if own := d.callback(ctx); own != nil && own.claims != nil { // tx may be its transaction
-			if err := own.has(sorted); err != nil {
-				return err
-			}
-		}
-		if err := d.enterRows(sorted, send); err != nil {
-			return err
-		}
-		// A statement that commits by itself has taken its marker with it.
-		err := send(statement{sql: checkMarkerSQL, args: []any{d.marker}})
-		if noMarker(err) || pgerr.State(err) == "42704" {
-			return invalidUse{guard.Invalid("Execer", fmt.Sprintf("%T", tx), "is not a transaction: its statements commit by themselves; the mark may have been raised"), err}
-		}
-		return sqlkit.SchemaFailure("enter", claims[0], err)
-	})
-}
-
-// inlined returns the text of s with its arguments as literals.
-func inlined(s statement) string {
-	literals := make([]string, len(s.args))
-	for i, arg := range s.args {
-		literal := fmt.Sprint(arg)
-		if text, ok := arg.(string); ok {
-			literal = "'" + strings.ReplaceAll(text, "'", "''") + "'"
-			if strings.Contains(text, `\`) { // whatever the value of standard_conforming_strings
-				literal = " E" + strings.ReplaceAll(literal, `\`, `\\`)
-			}
-		}
-		literals[i] = literal
-	}
-	var b strings.Builder
-	for text := s.sql; ; {
-		before, after, more := strings.Cut(text, "$")
-		b.WriteString(before)
-		if !more {
-			return b.String()
-		}
-		b.WriteString(literals[after[0]-'1']) // fewer than ten
-		text = after[1:]
-	}
 }
 
 // enterFailure is sqlkit.SchemaFailure for transactions that the caller began.

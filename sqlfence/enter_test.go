@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -207,7 +208,6 @@ func TestInTxAll(t *testing.T) {
 		wantInvalid(t, "twice", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5), claimOf("r", 6)}, nil, nothing), "claims", `"r"`)
 		wantInvalid(t, "too many", e.db.fencedAll(t.Context(), slices.Repeat([]guard.Claim{claimOf("r", 5)}, maxClaims+1), nil, nothing), "claims", `"65"`)
 		wantInvalid(t, "level", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: 9}, nothing), "TxOptions.Isolation", "9")
-		wantInvalid(t, "retries", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Retries: -1}, nothing), "TxOptions.Retries", "-1")
 	})
 }
 
@@ -308,11 +308,7 @@ func otherEnter(ctx context.Context, other fence, tx testTx, claim guard.Claim) 
 	if x, ok := tx.(pgxTx); ok {
 		return other.(pgxFence).Enter(ctx, x.tx, claim)
 	}
-	x := tx.(stdTx)
-	if err := other.(stdFence).Enter(ctx, x.tx, claim); err != nil {
-		return err
-	}
-	return other.(stdFence).EnterOn(ctx, x.tx, claim)
+	return other.(stdFence).Enter(ctx, tx.(stdTx).tx, claim)
 }
 
 // TestEnterAddsToPresented: a claim that is entered is presented beside those that
@@ -341,50 +337,6 @@ func TestEnterAddsToPresented(t *testing.T) {
 			}), "%s before", what)
 		}
 	})
-}
-
-// TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
-// square: each statement presents its own claim.
-func TestEnterPresentsOnce(t *testing.T) {
-	for _, present := range []bool{false, true} {
-		d := &DB[*sql.Tx]{opts: Options{PresentClaims: present}}
-		claims := make([]guard.Claim, 64)
-		for n := range claims {
-			claims[n] = claimOf(fmt.Sprint("r", n), 5)
-		}
-		var sent []int
-		d.enterRows(claims, func(s statement) error {
-			n, text := 0, inlined(s)
-			for _, other := range claims {
-				n += strings.Count(text, `"`+other.Resource+`"`)
-			}
-			sent = append(sent, n)
-			return nil
-		})
-		for n, presented := range sent {
-			if len(sent) != len(claims) || presented != map[bool]int{true: 1}[present] {
-				t.Fatalf("PresentClaims %t: statement %d of %d presents %d claims", present, n, len(sent), presented)
-			}
-		}
-	}
-}
-
-// TestEnterOnInside: inside InTx, EnterOn takes the claims of the InTx alone, whose
-// transaction it may be in.
-func TestEnterOnInside(t *testing.T) {
-	e := newEnvOf(t, "std")
-	e.createWritten()
-	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-		x := tx.(stdTx)
-		for _, claim := range []guard.Claim{claimOf("s", 5), claimOf("r", 6), claimOf("r", 4)} {
-			wantInvalid(t, claim.Resource+claim.Token.String(), x.db.EnterOn(ctx, x.tx, claim), "claim", "InTx")
-		}
-		noError(t, x.db.EnterOn(ctx, x.tx, claimOf("r", 5)))
-		return write5(ctx, tx)
-	})
-	if marks := e.text("SELECT string_agg(resource || token, ' ') FROM fencepost.marks"); err != nil || e.written() != 1 || marks != "r5" {
-		t.Errorf("%v, %d rows, marks %s", err, e.written(), marks)
-	}
 }
 
 // TestEndedBehindAnotherError (P6): a holder whose session a raise has ended learns
@@ -450,62 +402,6 @@ func TestReturning(t *testing.T) {
 	})
 }
 
-// opaque hides everything of a transaction except ExecContext.
-type opaque struct{ tx Execer }
-
-func (o opaque) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	return o.tx.ExecContext(ctx, query, args...)
-}
-
-// TestEnterOn (P1, P5): a transaction that can only run statements is fenced,
-// whatever text is in the claim, and anything that is not a transaction is
-// refused and sent nothing. The control is the same without EnterOn: a raise does
-// not wait for it.
-func TestEnterOn(t *testing.T) {
-	e := newEnvOf(t, "std")
-	db := e.db.(stdFence)
-	ctx, impatient := t.Context(), e.open(&Options{RaiseTimeout: 200 * time.Millisecond, TerminateAfter: -1})
-	begin := func() *sql.Tx {
-		t.Helper()
-		tx, err := db.pool.BeginTx(ctx, nil)
-		must(t, err)
-		t.Cleanup(func() { tx.Rollback() })
-		return tx
-	}
-	for _, resource := range []string{"r", `it's \' $1 ? é`} {
-		old, newer := claimOf(resource, 5), claimOf(resource, 6)
-		for _, fenced := range []bool{true, false} {
-			e.exec("DELETE FROM fencepost.marks")
-			must(t, db.Raise(ctx, old))
-			tx := begin()
-			if fenced {
-				noError(t, db.EnterOn(ctx, opaque{tx}, old), "%q", resource)
-			}
-			err := impatient.Raise(ctx, newer)
-			if waited := pgerr.State(err) == pgerr.LockTimeout; waited != fenced {
-				t.Errorf("%q, fenced %v: the raise got %v", resource, fenced, err)
-			}
-			tx.Rollback()
-		}
-		must(t, db.Raise(ctx, newer))
-		var rejected *guard.RejectedError
-		if err := db.EnterOn(ctx, opaque{begin()}, old); !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 {
-			t.Errorf("%q: a stale one: %v", resource, err)
-		}
-	}
-	conn, err := db.pool.Conn(ctx)
-	must(t, err)
-	defer conn.Close()
-	for _, none := range []Execer{db.pool, conn} {
-		wantInvalid(t, "a pool or connection", db.EnterOn(ctx, none, claimOf("s", 6)), "Execer", "sql.")
-	}
-	e.wantInt(0, "marks that were raised on a pool", "SELECT count(*) FROM fencepost.marks WHERE resource = 's'")
-	tx := begin()
-	_, err = tx.Exec("SAVEPOINT s")
-	must(t, err)
-	wantInvalid(t, "in a savepoint", db.EnterOn(ctx, opaque{tx}, claimOf("r", 6)), "Enter", "savepoint")
-}
-
 // TestEnterAnotherTransaction (P1, P5): Enter in a callback of InTx skips only
 // the transaction of that InTx. Another transaction, which may outlive it, is
 // fenced separately; so is one that is entered with the callback's context
@@ -559,4 +455,44 @@ func TestLeaseCollation(t *testing.T) {
 		}
 		e.wantText("0lease", "the row", "SELECT v || lease FROM n")
 	})
+}
+
+// sentBackend keeps the arguments of statements in transactions of others.
+type sentBackend struct {
+	stdBackend
+	args [][]any
+}
+
+func (b *sentBackend) in(*sql.Tx) sqlkit.Querier { return b }
+
+func (b *sentBackend) Exec(_ context.Context, _ string, args []any) (int64, error) {
+	b.args = append(b.args, args)
+	return 1, nil
+}
+
+func (b *sentBackend) Query(context.Context, string, []any, sqlkit.EachRow) error { return nil }
+
+// TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
+// square: each statement presents its own claim.
+func TestEnterPresentsOnce(t *testing.T) {
+	for _, present := range []bool{false, true} {
+		sent := &sentBackend{}
+		d := &DB[*sql.Tx]{backend: sent, opts: Options{PresentClaims: present}}
+		claims := make([]guard.Claim, 64)
+		for n := range claims {
+			claims[n] = claimOf(fmt.Sprint("r", n), 5)
+		}
+		if err := d.Enter(t.Context(), nil, claims...); err != nil || len(sent.args) != len(claims) {
+			t.Fatalf("%d statements, %v", len(sent.args), err)
+		}
+		for n, args := range sent.args {
+			presented := 0
+			for _, claim := range claims {
+				presented += strings.Count(fmt.Sprint(args...), `"`+claim.Resource+`"`)
+			}
+			if presented != map[bool]int{true: 1}[present] {
+				t.Fatalf("PresentClaims %t: statement %d presents %d claims", present, n, presented)
+			}
+		}
+	}
 }

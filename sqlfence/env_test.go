@@ -259,7 +259,9 @@ func claimOf(resource string, token guard.Token) guard.Claim {
 func schema() migrate.Component { return migrate.Load("sqlfence", os.DirFS("sqladmin/migrations")) }
 
 // quoteText quotes a string constant.
-func quoteText(s string) string { return inlined(statement{sql: "$1", args: []any{s}}) }
+func quoteText(s string) string {
+	return "E'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
+}
 
 var errRan = errors.New("the callback ran")
 

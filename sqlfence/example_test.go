@@ -3,6 +3,7 @@ package sqlfence_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
@@ -91,18 +92,24 @@ func ExampleDB_Enter() {
 	// a: fencepost: stale fencing token: token 10 for "tenant_123:invoices", the mark is 11
 }
 
-// Two resources at once, serializable, with up to five more tries.
+// Two resources at once, serializable. What the server rolled back because of other
+// transactions may be run again.
 func ExampleDB_InTxAll() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	db, _, done := migrated(ctx)
 	defer done()
 	claims := []guard.Claim{{Resource: "tenant_123:invoices", Token: 11}, {Resource: "tenant_123:ledger", Token: 4}}
-	opts := &sqlfence.TxOptions{Isolation: sql.LevelSerializable, Retries: 5}
-	err := db.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "INSERT INTO invoices VALUES ('ardent', 100)")
-		return err
-	})
-	fmt.Println(err)
+	for try := 0; ; try++ {
+		err := db.InTxAll(ctx, claims, &sqlfence.TxOptions{Isolation: sql.LevelSerializable}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "INSERT INTO invoices VALUES ('ardent', 100)")
+			return err
+		})
+		if err = sqlfence.ErrorFrom(err); try < 5 && errors.Is(err, guard.ErrUnavailable) {
+			continue
+		}
+		fmt.Println(err)
+		return
+	}
 	// Output: <nil>
 }

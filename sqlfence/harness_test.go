@@ -256,10 +256,18 @@ func (s pgxSessions) fence(opts *Options) (fence, error) {
 	return pgxFence{db, rowQuerier{rows, sqlkit.Pgx{On: s.pool}}, operator{sqladmin.Pgx(s.pool)}, rows, s.pool}, err
 }
 
-type stdSessions struct{ pool *sql.DB }
+// stdSessions have a pool of pgx beside theirs, for operators.
+type stdSessions struct {
+	pool  *sql.DB
+	admin pgxSessions
+}
 
-func (s stdSessions) inUse() int { return s.pool.Stats().InUse }
-func (s stdSessions) close()     { s.pool.Close() }
+func (s stdSessions) inUse() int { return s.pool.Stats().InUse + s.admin.inUse() }
+
+func (s stdSessions) close() {
+	s.pool.Close()
+	s.admin.close()
+}
 
 func (s stdSessions) fence(opts *Options) (fence, error) {
 	db, err := Std(s.pool, opts)
@@ -267,7 +275,7 @@ func (s stdSessions) fence(opts *Options) (fence, error) {
 		return nil, err
 	}
 	rows, err := sqlrow.Std(s.pool, rowOptions(opts))
-	return stdFence{db, rowQuerier{rows, sqlkit.Std{On: s.pool}}, operator{sqladmin.Std(s.pool)}, rows, s.pool}, err
+	return stdFence{db, rowQuerier{rows, sqlkit.Std{On: s.pool}}, operator{sqladmin.Pgx(s.admin.pool)}, rows, s.pool}, err
 }
 
 // openers open pools of each driver.
@@ -275,21 +283,24 @@ var openers = []struct {
 	driver string
 	open   func(config *pgx.ConnConfig, conns int) (sessions, error)
 }{
-	{"pgx", func(config *pgx.ConnConfig, conns int) (sessions, error) {
-		c, err := pgxpool.ParseConfig("")
-		if err != nil {
-			return nil, err
-		}
-		c.ConnConfig, c.MaxConns = config, int32(conns)
-		pool, err := pgxpool.NewWithConfig(context.Background(), c)
-		return pgxSessions{pool}, err
-	}},
+	{"pgx", func(config *pgx.ConnConfig, conns int) (sessions, error) { return openPgx(config, conns) }},
 	{"std", func(config *pgx.ConnConfig, conns int) (sessions, error) {
 		pool := stdlib.OpenDB(*config)
 		pool.SetMaxOpenConns(conns)
 		pool.SetMaxIdleConns(conns)
-		return stdSessions{pool}, nil
+		admin, err := openPgx(config.Copy(), conns)
+		return stdSessions{pool, admin}, err
 	}},
+}
+
+func openPgx(config *pgx.ConnConfig, conns int) (pgxSessions, error) {
+	c, err := pgxpool.ParseConfig("")
+	if err != nil {
+		return pgxSessions{}, err
+	}
+	c.ConnConfig, c.MaxConns = config, int32(conns)
+	pool, err := pgxpool.NewWithConfig(context.Background(), c)
+	return pgxSessions{pool}, err
 }
 
 // env is a database of the test's own with the schema, and one driver.

@@ -178,7 +178,7 @@ func TestInvalidRows(t *testing.T) {
 	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
-		opts := TableOptions{LeaseColumn: "last_lease_id", DeletedColumn: "deleted_at", Rule: guard.SameOrNewer}
+		opts := TableOptions{LeaseColumn: "last_lease_id", Rule: guard.SameOrNewer}
 		table := e.table("pairs", []string{"a", "b"}, &opts)
 		take := func(dest Dest) error { return table.Raise(t.Context(), closed, claim, key, dest) }
 		once := e.table("pairs", []string{"a", "b"}, nil)
@@ -187,9 +187,7 @@ func TestInvalidRows(t *testing.T) {
 			field, shown string
 		}{
 			"takeover, once per token":    {once.Raise(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
-			"delete without its column":   {once.Delete(t.Context(), closed, claim, key, nil), "TableOptions.DeletedColumn", "must be set"},
-			"delete sets the column":      {table.Delete(t.Context(), closed, claim, key, Set{"deleted_at": 1}), "set column", "deleted column"},
-			"delete sets the token":       {table.Delete(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
+			"update sets the token":       {table.Update(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
 			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
 			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
 			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": sqlrow.Raw("(1")}), "set column v", "parenthesis"},
@@ -200,15 +198,12 @@ func TestInvalidRows(t *testing.T) {
 			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
 			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
 			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
-			"a deleted column of 0":       {newTableError(&TableOptions{DeletedColumn: "a\x00"}), "deleted column", `a\x00`},
-			"deleted is the token":        {newTableError(&TableOptions{DeletedColumn: "last_fencing_token"}), "deleted column", "token column"},
-			"deleted is the key":          {newTableError(&TableOptions{DeletedColumn: "id"}), "key column", "deleted column"},
 		} {
 			wantInvalid(t, what, c.err, c.field, c.shown)
 		}
 		// The control: good input does reach the closed pool.
 		for what, err := range map[string]error{
-			"Upsert": table.Upsert(t.Context(), closed, claim, key, nil), "Delete": table.Delete(t.Context(), closed, claim, key, nil),
+			"Upsert":   table.Upsert(t.Context(), closed, claim, key, nil),
 			"Takeover": take(Dest{"v": &n}),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonUnavailable {
@@ -218,18 +213,13 @@ func TestInvalidRows(t *testing.T) {
 	})
 }
 
-func newTableError(opts *TableOptions) error {
-	_, err := anyTable([]string{"t"}, []string{"id"}, opts)
-	return err
-}
-
 // TestUnreadable: a dest that cannot take the value is not a success, and the
 // error says what may have happened; a caller's transaction continues.
 func TestUnreadable(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		e.exec("INSERT INTO docs VALUES (1, 'text', NULL)")
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		var n int
 		var s string
 		var p *string
@@ -243,10 +233,6 @@ func TestUnreadable(t *testing.T) {
 				t.Errorf("the transaction is of no use any more: %v", err)
 			}
 		}
-		// A tombstone's NULL does not reach the caller.
-		must(t, table.Delete(t.Context(), e.db, claimOf("r", 5), Key{1}, nil))
-		wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 6), Key{1}, Dest{"w": &s}), guard.ReasonNotFound, "a tombstone")
-		e.wantInt(6, "the tombstone's mark", "SELECT last_fencing_token FROM docs")
 		// Arguments that the driver cannot send.
 		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
 		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
@@ -331,17 +317,6 @@ func TestTimeoutsOfATransaction(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestInlined: literals mean the same whatever standard_conforming_strings is.
-func TestInlined(t *testing.T) {
-	for value, want := range map[any]string{
-		int64(5): "SELECT f(5, $)", "a": "SELECT f('a', $)", "it's $1": "SELECT f('it''s $1', $)", `a\'b`: `SELECT f( E'a\\''b', $)`,
-	} {
-		if got := inlined(statement{sql: "SELECT f($1, $2)", args: []any{value, "$"}}); got != strings.Replace(want, "$)", "'$')", 1) {
-			t.Errorf("%v: %s", value, got)
-		}
-	}
 }
 
 // TestHolderTimes: the first sight of a transaction is kept from one raise to the

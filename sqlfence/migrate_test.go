@@ -379,11 +379,11 @@ func TestRolesGrantExactly(t *testing.T) {
 			CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
 		roles := e.testRoles(t)
 		must(t, e.db.MigrateRoles(t.Context(), roles))
-		const enforces = "enter enter_row enter_snapshot holders join_resource prepared_holders present raise"
+		const enforces = "enter enter_row enter_snapshot holders join_resource present raise"
 		const reads = "guard_problems guard_status"
 		for _, c := range []struct{ role, functions, tables string }{
 			{roles.Enforcer, enforces, ""},
-			{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource prepared_holders present raise reset reset_floor retire retire_up_to", "guarded mark_resets marks migrations"},
+			{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource present raise reset retire", "guarded mark_resets marks migrations"},
 			{roles.Reader, reads, "guarded mark_resets marks migrations"},
 		} {
 			if got := e.text(`SELECT coalesce(string_agg(proname, ' ' ORDER BY proname), '') FROM pg_proc

@@ -68,9 +68,9 @@ func TestBindTemplate(t *testing.T) {
 // without a template: the claim writes, and makes the row's holder stale.
 func TestMisdirected(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE closes (tenant text, period int, status text, deleted_at timestamptz, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
+		e.exec(`CREATE TABLE closes (tenant text, period int, status text, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 			INSERT INTO closes VALUES ('acme', 4, 'open'), ('other', 4, 'open')`)
-		opts := TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"}
+		opts := TableOptions{Rule: guard.SameOrNewer}
 		table, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant", "period"}, template("{tenant}:close:{period:int}"), &opts)
 		must(t, err)
 		closed := e.closed()
@@ -79,7 +79,6 @@ func TestMisdirected(t *testing.T) {
 			return map[string]error{
 				"Update":   table.Update(ctx, q, claim, key, Set{"status": "x"}),
 				"Upsert":   table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
-				"Delete":   table.Delete(ctx, q, claim, key, nil),
 				"Takeover": table.Raise(ctx, q, claim, key, nil),
 			}
 		}

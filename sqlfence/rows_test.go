@@ -23,9 +23,9 @@ func TestKeyTypes(t *testing.T) {
 			CREATE TYPE mood AS ENUM ('good', 'bad');
 			CREATE TABLE "My ""schema"."select.from" (u uuid, d date, n numeric, j jsonb, p period, m mood, t timestamptz, b bytea,
 				"a.b" int NOT NULL DEFAULT 0, twice int GENERATED ALWAYS AS ("a.b" * 2) STORED, tags text[], note period,
-				mark bigint NOT NULL DEFAULT 0, gone timestamptz, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
+				mark bigint NOT NULL DEFAULT 0, PRIMARY KEY (u, d, n, j, p, m, t, b))`)
 		table, err := anyTable([]string{`My "schema`, "select.from"}, []string{"u", "d", "n", "j", "p", "m", "t", "b"},
-			&TableOptions{TokenColumn: "mark", DeletedColumn: "gone", Rule: guard.SameOrNewer})
+			&TableOptions{TokenColumn: "mark", Rule: guard.SameOrNewer})
 		must(t, err)
 		at := time.Date(2026, 4, 30, 12, 0, 0, 123000, time.UTC)
 		keyOf := func(n string) Key {
@@ -44,7 +44,6 @@ func TestKeyTypes(t *testing.T) {
 		if u != key[0] || n != 21 || twice != 42 || note != "2026-06" || day.Format(time.DateOnly) != "2026-04-30" {
 			t.Errorf("read %q, %d, %d, %q, %v", u, n, twice, note, day)
 		}
-		noError(t, table.Delete(t.Context(), e.db, claimOf("r", 4), other, nil))
 	})
 }
 
@@ -53,13 +52,13 @@ func TestKeyTypes(t *testing.T) {
 // is wrong, whatever the name of the table, and nothing is written.
 func TestUnfitTables(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE fencepost_rows (id int, v text CHECK (v <> 'bad'), last_fencing_token bigint, lease text, deleted_at timestamptz, n int);
+		e.exec(`CREATE TABLE fencepost_rows (id int, v text CHECK (v <> 'bad'), last_fencing_token bigint, lease text);
 			INSERT INTO fencepost_rows VALUES (1, 'old', NULL, ''), (2, 'old', 0, ''), (2, 'old', 0, ''), (3, 'old', 5, NULL), (4, 'old', 0, '')`)
 		of := func(o TableOptions) *Table {
 			o.Rule = guard.SameOrNewer
 			return e.table("fencepost_rows", []string{"id"}, &o)
 		}
-		good, leases := of(TableOptions{DeletedColumn: "deleted_at"}), of(TableOptions{LeaseColumn: "lease"})
+		good, leases := of(TableOptions{}), of(TableOptions{LeaseColumn: "lease"})
 		claim, set := claimOf("r", 5), Set{"v": "new"}
 		gone, err := anyTable([]string{"fencepost_gone"}, []string{"id"}, nil)
 		must(t, err)
@@ -69,16 +68,13 @@ func TestUnfitTables(t *testing.T) {
 			says string
 		}{
 			"Update of a NULL mark":           {good.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
-			"Delete of a NULL mark":           {good.Delete(t.Context(), e.db, claim, Key{1}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
 			"Takeover of a NULL mark":         {good.Raise(t.Context(), e.db, claim, Key{1}, nil), guard.ReasonUnfenced, "the mark must be NOT NULL"},
 			"Update of a NULL lease":          {leases.Update(t.Context(), e.db, claim, Key{3}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
 			"Upsert without the key's index":  {good.Upsert(t.Context(), e.db, claim, Key{9}, set), guard.ReasonInvalid, "42P10"},
 			"no such table":                   {gone.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonInvalid, "fencepost_gone"},
 			"no token column":                 {of(TableOptions{TokenColumn: "token"}).Update(t.Context(), e.db, claim, Key{4}, set), guard.ReasonInvalid, "must be bigint NOT NULL DEFAULT 0"},
 			"no lease column":                 {of(TableOptions{LeaseColumn: "l"}).Update(t.Context(), e.db, claim, Key{4}, set), guard.ReasonInvalid, `"l"`},
-			"no deleted column":               {of(TableOptions{DeletedColumn: "gone"}).Delete(t.Context(), e.db, claim, Key{4}, nil), guard.ReasonInvalid, `"gone"`},
 			"a token column of text":          {of(TableOptions{TokenColumn: "v"}).Update(t.Context(), e.db, claim, Key{4}, Set{"lease": "x"}), guard.ReasonInvalid, "bigint"},
-			"a deleted column of int":         {of(TableOptions{DeletedColumn: "n"}).Delete(t.Context(), e.db, claim, Key{4}, nil), guard.ReasonInvalid, "integer"},
 			"no such column":                  {good.Update(t.Context(), e.db, claim, Key{4}, Set{"fencepost": 1}), guard.ReasonInvalid, "fencepost"},
 			"no such function":                {good.Update(t.Context(), e.db, claim, Key{4}, Set{"v": sqlrow.Raw("fencepost_nothing()")}), guard.ReasonInvalid, "fencepost_nothing"},
 			"a value that no driver can send": {good.Update(t.Context(), e.db, claim, Key{4}, Set{"v": make(chan int)}), guard.ReasonInvalid, "chan int"},
@@ -114,15 +110,15 @@ func TestRowSecurity(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		role, db := e.as("rls")
 		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, tenant text NOT NULL DEFAULT 'mine', v int, secret int,
-				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz);
+				last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '');
 			INSERT INTO docs (id, tenant) VALUES (1, 'mine'), (2, 'shown'), (3, 'hidden'), (4, 'mine');
 			ALTER TABLE docs ENABLE ROW LEVEL SECURITY;
 			CREATE POLICY sees ON docs FOR SELECT USING (tenant <> 'hidden');
 			CREATE POLICY writes ON docs FOR UPDATE USING (tenant = 'mine');
 			CREATE POLICY adds ON docs FOR INSERT WITH CHECK (tenant = 'mine');
-			GRANT SELECT (id, v, last_fencing_token, lease, deleted_at), UPDATE (v, last_fencing_token, lease, deleted_at),
+			GRANT SELECT (id, v, last_fencing_token, lease), UPDATE (v, last_fencing_token, lease),
 				INSERT (id, v, last_fencing_token, lease) ON docs TO ` + role)
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease", DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "lease"})
 		var v *int
 		ways := []struct {
 			name string
@@ -133,7 +129,6 @@ func TestRowSecurity(t *testing.T) {
 				return table.Raise(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
 			}},
 			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
-			{"Delete", func(id int) error { return table.Delete(t.Context(), db, claimOf("r", 5), Key{id}, nil) }},
 		}
 		for id, want := range map[int]guard.Reason{1: guard.ReasonNone, 2: guard.ReasonSetup, 3: guard.ReasonNotFound} {
 			for _, way := range ways {
@@ -264,12 +259,11 @@ func TestTakeoverInTx(t *testing.T) {
 }
 
 // TestUpsertRaces (P1): holders that insert one row at the same time leave the
-// newest one's, and a physically deleted row loses its mark, which is why
-// Delete keeps it.
+// newest one's, and a deleted row loses its mark.
 func TestUpsertRaces(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
-		table := e.table("docs", []string{"id"}, &TableOptions{DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, nil)
 		for id := range longtest.ByLength(20, 300) {
 			const holders = 6
 			verdicts := make(chan error, holders)
@@ -284,12 +278,17 @@ func TestUpsertRaces(t *testing.T) {
 				}
 			}
 		}
-		e.wantInt(0, "rows are not the newest holder's", "SELECT count(*) FROM docs WHERE last_fencing_token <> 6 OR v <> '6'")
-		old, newer := claimOf("r", 7), claimOf("r", 8)
-		must(t, table.Delete(t.Context(), e.db, newer, Key{0}, nil))
-		wantReason(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), guard.ReasonStale, "a tombstone")
+		if n := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 6 OR v <> '6'"); n != 0 {
+			t.Errorf("%d rows are not the newest holder's", n)
+		}
+		old := claimOf("r", 5)
+		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("a row that is there: got %v, want ErrStale", err)
+		}
 		e.exec("DELETE FROM docs WHERE id = 0") // the control
-		noError(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), "a row that is gone remembers")
+		if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); err != nil {
+			t.Errorf("a row that is gone remembers: %v", err)
+		}
 	})
 }
 

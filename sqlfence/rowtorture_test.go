@@ -31,23 +31,11 @@ var fencedWays = map[string]rowWay{
 	"update": {take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 		return s.table.Update(ctx, q, claim, Key{id}, set)
 	}},
-	"upsert and delete": {take, func(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-		if rand.IntN(3) > 0 {
-			return s.table.Upsert(ctx, q, claim, Key{id}, set)
-		}
-		if err := s.table.Delete(ctx, q, claim, Key{id}, set); !errors.Is(err, guard.ErrNotFound) {
-			return err
-		}
-		return s.table.Upsert(ctx, q, claim, Key{id}, set)
-	}},
+	"upsert": {take, upsertStep},
 }
 
-// take also reads a row that is a tombstone after its mark was raised.
 func take(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int) (v int64, err error) {
 	err = s.table.Raise(ctx, q, claim, Key{id}, Dest{"v": &v})
-	if errors.Is(err, guard.ErrNotFound) {
-		err = readRow(ctx, q, id, &v)
-	}
 	return v, err
 }
 
@@ -83,7 +71,7 @@ type steps struct {
 }
 
 const createSteps = `DROP TABLE IF EXISTS steps, log;
-	CREATE TABLE steps (id int PRIMARY KEY, v bigint NOT NULL DEFAULT 0, op text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0, deleted_at timestamptz);
+	CREATE TABLE steps (id int PRIMARY KEY, v bigint NOT NULL DEFAULT 0, op text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0);
 	CREATE TABLE log (n bigserial PRIMARY KEY, id int NOT NULL, token bigint NOT NULL, op text NOT NULL);
 	CREATE OR REPLACE FUNCTION log_step() RETURNS trigger LANGUAGE plpgsql AS
 		'BEGIN INSERT INTO log (id, token, op) VALUES (NEW.id, NEW.last_fencing_token, NEW.op); RETURN NULL; END';
@@ -96,7 +84,7 @@ type damage struct{ writes, backwards, lost, contradicted, missing int64 }
 func (s *steps) setUp() {
 	s.exec(createSteps)
 	s.exec("INSERT INTO steps (id) SELECT generate_series(0, $1::int)", s.rows)
-	s.table = s.env.table("steps", []string{"id"}, &TableOptions{Rule: cmp.Or(s.rule, guard.SameOrNewer), DeletedColumn: "deleted_at"})
+	s.table = s.env.table("steps", []string{"id"}, &TableOptions{Rule: cmp.Or(s.rule, guard.SameOrNewer)})
 	s.paused, s.acked, s.marks = make([]atomic.Pointer[func()], s.rows+1), map[string]bool{}, map[string]bool{}
 }
 
@@ -426,17 +414,10 @@ func (e *env) scheduled(t *testing.T, name string, way rowWay, broken bool) (d d
 // TestRowSchedules (P1, P2, P6): no schedule in which one of the traps does
 // damage harms a correctly fenced statement.
 func TestRowSchedules(t *testing.T) {
-	ways := map[string]rowWay{
-		"upsert":              {take, upsertStep},
-		"upsert, then delete": {take, upsertThenDelete},
-	}
-	for name, way := range fencedWays {
-		ways[name] = way
-	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		for name, schedule := range schedules {
-			for way := range ways {
-				d, applied := e.scheduled(t, name, ways[way], false)
+			for way := range fencedWays {
+				d, applied := e.scheduled(t, name, fencedWays[way], false)
 				if d != (damage{writes: 1}) || applied != schedule.applied {
 					t.Errorf("%s, %s: %+v, written: %q, want %q", name, way, d, applied, schedule.applied)
 				}
@@ -545,13 +526,6 @@ func raw(sql string) func(context.Context, *steps, Querier, guard.Claim, int, Se
 
 func upsertStep(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
 	return s.table.Upsert(ctx, q, claim, Key{id}, set)
-}
-
-func upsertThenDelete(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {
-	if err := upsertStep(ctx, s, q, claim, id, set); err != nil {
-		return err
-	}
-	return s.table.Delete(ctx, q, claim, Key{id}, nil)
 }
 
 func deleteAndUpsert(ctx context.Context, s *steps, q Querier, claim guard.Claim, id int, set Set) error {

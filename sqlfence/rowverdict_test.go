@@ -62,9 +62,9 @@ func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
 // rowCase is a row and a claim for it; the first column of the row's key is its
 // index, and another row has the same.
 type rowCase struct {
-	state string // "there", "deleted", "absent"
-	mark  guard.Mark
-	claim guard.Claim
+	absent bool
+	mark   guard.Mark
+	claim  guard.Claim
 }
 
 // rowWays are the statements on rows. Each returns the verdicts of all cases.
@@ -74,9 +74,6 @@ var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error
 	}),
 	"Upsert": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
 		return t.Upsert(ctx, q, claim, key, set)
-	}),
-	"Delete": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-		return t.Delete(ctx, q, claim, key, set)
 	}),
 	"Takeover": takeCases,
 }
@@ -103,15 +100,15 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 	return verdicts, nil
 }
 
-// rowCases are all small marks and claims on rows in each state.
+// rowCases are all small marks and claims on rows that are there or not.
 func rowCases(rule guard.Rule, leases bool) (cases []rowCase) {
-	for _, state := range []string{"there", "deleted", "absent"} {
+	for _, absent := range []bool{false, true} {
 		for _, mark := range someMarks() {
-			if !leases && mark.LeaseID != "" || state == "absent" && mark != (guard.Mark{}) {
+			if !leases && mark.LeaseID != "" || absent && mark != (guard.Mark{}) {
 				continue
 			}
 			for _, claim := range someClaims("r") {
-				cases = append(cases, rowCase{state, mark, claim})
+				cases = append(cases, rowCase{absent, mark, claim})
 			}
 		}
 	}
@@ -126,7 +123,7 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 			if way == "Takeover" && rule == guard.OncePerToken {
 				continue
 			}
-			table := e.table("cases", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease, DeletedColumn: "deleted_at"})
+			table := e.table("cases", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
 			cases := rowCases(rule, lease != "")
 			e.fillCases(cases)
 			verdicts, err := rowWays[way](q, table, cases)
@@ -134,7 +131,7 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 				return append(problems, err.Error())
 			}
 			rows := e.cases(len(cases))
-			if n := e.int("SELECT count(*) FROM cases WHERE b = 'y' AND concat(v, w, last_fencing_token, last_lease_id, deleted_at) = 'oldother0'"); n != int64(len(cases)) {
+			if n := e.int("SELECT count(*) FROM cases WHERE b = 'y' AND concat(v, w, last_fencing_token, last_lease_id) = 'oldother0'"); n != int64(len(cases)) {
 				problems = append(problems, fmt.Sprintf("%d other rows were written", int64(len(cases))-n))
 			}
 			for i, c := range cases {
@@ -152,25 +149,22 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 
 func (e *env) createDocs() {
 	e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text NOT NULL, w text DEFAULT 'default', last_fencing_token bigint NOT NULL DEFAULT 0,
-		last_lease_id text NOT NULL DEFAULT '', deleted_at timestamptz)`)
+		last_lease_id text NOT NULL DEFAULT '')`)
 }
 
 // createCases creates a table whose key has two columns, so that a mistake in
 // either shows.
 func (e *env) createCases() {
 	e.exec(`CREATE TABLE cases (a int, b text, v text NOT NULL, w text DEFAULT 'default', last_fencing_token bigint NOT NULL DEFAULT 0,
-		last_lease_id text NOT NULL DEFAULT '', deleted_at timestamptz, PRIMARY KEY (a, b))`)
+		last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
 }
 
 func (e *env) fillCases(cases []rowCase) {
 	var b strings.Builder
 	for i, c := range cases {
-		fmt.Fprintf(&b, ", (%d, 'y', 'old', 'other', 0, '', NULL)", i)
-		if deleted := "NULL"; c.state != "absent" {
-			if c.state == "deleted" {
-				deleted = "'2001-01-01'"
-			}
-			fmt.Fprintf(&b, ", (%d, 'x', 'old', 'w%d', %d, '%s', %s)", i, i, c.mark.Token, c.mark.LeaseID, deleted)
+		fmt.Fprintf(&b, ", (%d, 'y', 'old', 'other', 0, '')", i)
+		if !c.absent {
+			fmt.Fprintf(&b, ", (%d, 'x', 'old', 'w%d', %d, '%s')", i, i, c.mark.Token, c.mark.LeaseID)
 		}
 	}
 	e.exec("DELETE FROM cases")
@@ -179,8 +173,7 @@ func (e *env) fillCases(cases []rowCase) {
 
 func (e *env) cases(n int) []string {
 	rows := make([]string, n)
-	all, err := e.admin.Query(context.Background(), `SELECT a, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.', CASE
-		WHEN deleted_at = '2001-01-01' THEN 'was deleted' WHEN deleted_at > now() - interval '1 hour' THEN 'deleted' END) FROM cases WHERE b = 'x'`)
+	all, err := e.admin.Query(context.Background(), `SELECT a, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.') FROM cases WHERE b = 'x'`)
 	must(e, err)
 	defer all.Close()
 	for all.Next() {
@@ -202,28 +195,16 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 		}
 	}
 	was := fmt.Sprintf("old w%d %d %s.", id, c.mark.Token, c.mark.LeaseID)
-	if c.state == "deleted" {
-		was += " was deleted"
-	}
 	mark := fmt.Sprintf("%d %s.", c.claim.Token, written)
 	want, wantRow := guard.Decide(rule, shown, c.claim), was
 	switch {
-	case c.state == "absent" && way == "Upsert":
+	case c.absent && way == "Upsert":
 		want, wantRow = nil, "new default "+mark
-	case c.state == "absent":
+	case c.absent:
 		want, wantRow, shown = &guard.RejectedError{Reason: guard.ReasonNotFound}, "", guard.Mark{}
 	case want != nil:
-	case way == "Upsert":
-		wantRow = fmt.Sprintf("new w%d %s", id, mark)
-	case way == "Takeover" && c.state == "deleted":
-		shown = guard.Mark{Token: c.claim.Token, LeaseID: c.claim.LeaseID}
-		want, wantRow = &guard.RejectedError{Reason: guard.ReasonNotFound}, fmt.Sprintf("old w%d %s was deleted", id, mark)
 	case way == "Takeover":
 		wantRow = fmt.Sprintf("old w%d %s", id, mark)
-	case c.state == "deleted":
-		want = &guard.RejectedError{Reason: guard.ReasonNotFound}
-	case way == "Delete":
-		wantRow = fmt.Sprintf("new w%d %s deleted", id, mark)
 	default:
 		wantRow = fmt.Sprintf("new w%d %s", id, mark)
 	}
@@ -237,7 +218,7 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 }
 
 // TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, with and without
-// a lease column, on existing, deleted and absent rows, each statement admits what
+// a lease column, on existing and absent rows, each statement admits what
 // guard.Decide admits, gives its reason and facts, and changes the row accordingly,
 // and no other row.
 func TestRowsDecide(t *testing.T) {
@@ -271,20 +252,12 @@ func TestRowsDecideControls(t *testing.T) {
 			"no comparison": func(s string) string { return s[:strings.LastIndex(s, " WHERE ")] },
 			"any lease":     cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "cases"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"equal refused": cut(`OPERATOR(pg_catalog.=) "cases"."last_fencing_token"`, `< "cases"."last_fencing_token"`),
-			"stays deleted": cut(`, "deleted_at" = NULL`, ""),
 			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "cases"."v"`),
 			"the token":     cut(`"last_fencing_token" = $3::bigint,`, `"last_fencing_token" = "cases"."last_fencing_token",`),
 		},
-		"Delete": {
-			"no tombstone":  cut(`, "deleted_at" = pg_catalog.clock_timestamp()`, ""),
-			"deleted again": cut(` AND "deleted_at" IS NULL`, ""),
-			"no comparison": cut(`$3::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
-		},
 		"Takeover": {
-			"no raise":      cut(`SET "last_fencing_token" = $3::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
-			"deleted found": cut(`"deleted_at" IS NOT NULL`, "false"),
-			"deleted stays": cut(`WHERE `, `WHERE "deleted_at" IS NULL AND `),
-			"any lease":     cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"no raise":  cut(`SET "last_fencing_token" = $3::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
+			"any lease": cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 		},
 	}
 	someDriver(t, func(t *testing.T, e *env) {
@@ -307,7 +280,7 @@ func TestRowsDecideControls(t *testing.T) {
 func TestWhere(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, DeletedColumn: "deleted_at"})
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		open := table.Where(sqlrow.Raw("docs.v = $2 OR docs.v = $1", "open", "new")).Where(sqlrow.Raw("docs.w IS NULL OR docs.w <> $1", "never"))
 		writes := map[string]func(q Querier, token guard.Token) error{
 			"Update": func(q Querier, token guard.Token) error {
@@ -315,9 +288,6 @@ func TestWhere(t *testing.T) {
 			},
 			"Upsert": func(q Querier, token guard.Token) error {
 				return open.Upsert(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
-			},
-			"Delete": func(q Querier, token guard.Token) error {
-				return open.Delete(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
 			},
 			"Takeover": func(q Querier, token guard.Token) error {
 				return open.Raise(t.Context(), q, claimOf("r", token), Key{1}, nil)

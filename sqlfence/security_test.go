@@ -37,7 +37,7 @@ func TestSearchPathPinned(t *testing.T) {
 			t.Fatal(rows.Err())
 		}
 		definers := e.text(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND prosecdef`)
-		if definers != "enter enter_row enter_snapshot guard_problems guard_status holders prepared_holders present raise report require reset reset_floor retire retire_up_to" {
+		if definers != "enter enter_row enter_snapshot guard_problems guard_status holders present raise report require reset retire" {
 			t.Errorf("SECURITY DEFINER: %s", definers)
 		}
 	})
@@ -48,11 +48,11 @@ func TestSearchPathPinned(t *testing.T) {
 func TestNotHijacked(t *testing.T) {
 	const caller = `SET LOCAL search_path = shared, pg_temp, public, pg_catalog;
 		CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP;`
-	const pinned = "raise retire_up_to"
+	const pinned = "raise retire"
 	calls := map[string]string{
-		"raise":        "SELECT fencepost.raise('r', 6, 'b', 1000)",
-		"enter":        "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
-		"retire_up_to": "SELECT fencepost.retire_up_to('infinity', 1000, 1000)",
+		"raise":  "SELECT fencepost.raise('r', 6, 'b', 1000)",
+		"enter":  "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
+		"retire": "SELECT fencepost.retire('infinity', 1000, 1000)",
 	}
 	someDriver(t, func(t *testing.T, e *env) {
 		e.hijacker()

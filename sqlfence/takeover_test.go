@@ -2,10 +2,14 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
@@ -160,11 +164,11 @@ func (e *env) interleaved(in work, adds, written bool) (acked, lost, stale int64
 	return acked, lost, e.int(staleEntries)
 }
 
-// atLevel is InTxAll at a level, with retries.
+// atLevel is InTxAll at a level, retried.
 func atLevel(db fence, level Isolation) work {
-	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
-		return db.fencedAll(ctx, []guard.Claim{claim}, &TxOptions{Isolation: level, Retries: maxRetries}, fn)
-	}
+	return retrying(func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
+		return db.fencedAll(ctx, []guard.Claim{claim}, &TxOptions{Isolation: level}, fn)
+	})
 }
 
 // retrying repeats work that the server rolled back because of other
@@ -173,9 +177,10 @@ func retrying(in work) work {
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
 		for try := 0; ; try++ {
 			err := in(ctx, claim, fn)
-			if try == maxRetries || !mayRetry(err) || !backOff(ctx, try) {
+			if state := pgerr.State(err); try == 100 || ctx.Err() != nil || state != pgerr.Serialization && state != pgerr.Deadlock || errors.Is(err, guard.ErrOutcomeUnknown) {
 				return err
 			}
+			time.Sleep(rand.N(5 * time.Millisecond))
 		}
 	}
 }

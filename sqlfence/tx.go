@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -157,16 +156,6 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 	if err := sqlkit.Ended(ctx, "fenced transaction", first); err != nil {
 		return err
 	}
-	for try := 0; ; try++ {
-		err := d.attempt(ctx, first, sorted, opts, fn)
-		if try == opts.Retries || !mayRetry(err) || !backOff(ctx, try) {
-			return err
-		}
-	}
-}
-
-// attempt is one fenced transaction.
-func (d *DB[Tx]) attempt(ctx context.Context, first guard.Claim, sorted []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
 	var id transactionID
 	c, err := d.enter(ctx, sorted, opts, &id)
 	if err != nil {
@@ -324,9 +313,6 @@ func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 	return sorted, nil
 }
 
-// maxRetries bounds TxOptions.Retries.
-const maxRetries = 100
-
 // TxOptions configures [DB.InTxAll]. The zero value is the default.
 type TxOptions struct {
 	// Isolation is the transaction's level, which every BEGIN names, so that the
@@ -335,14 +321,9 @@ type TxOptions struct {
 	// never fail because of the fence. Under [sql.LevelRepeatableRead] and
 	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark has been
 	// raised by then they begin again by themselves, and apart from that the
-	// level's own conflicts are 40001.
+	// level's own conflicts are 40001: [ErrorFrom] makes ErrUnavailable of them, and
+	// the caller may call again.
 	Isolation sql.IsolationLevel
-	// Retries is how many more times the whole callback is run, each in a new
-	// transaction that enters again, after a serialization failure (SQLSTATE
-	// 40001) or a deadlock (40P01), with a random pause of at first up to 5 ms
-	// and finally up to 500 ms. 0 means none; at most 100. An unknown outcome is
-	// never retried.
-	Retries int
 	// Resolve asks for the transaction's ID when it begins, and if the response to
 	// the COMMIT is lost, asks the server for its outcome, for up to
 	// Options.CommitTimeout: InTxAll returns nil if it is committed and
@@ -365,27 +346,5 @@ func (o *TxOptions) resolve() (TxOptions, error) {
 	default:
 		return resolved, guard.Invalid("TxOptions.Isolation", resolved.Isolation.String(), "must be sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable")
 	}
-	if resolved.Retries < 0 || resolved.Retries > maxRetries {
-		return resolved, guard.Invalid("TxOptions.Retries", strconv.Itoa(resolved.Retries), "must be 0 to "+strconv.Itoa(maxRetries))
-	}
 	return resolved, nil
-}
-
-// mayRetry reports whether the server has rolled back everything because of
-// what ran at the same time.
-func mayRetry(err error) bool {
-	state := pgerr.State(err)
-	return (state == pgerr.Serialization || state == pgerr.Deadlock) && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown
-}
-
-// backOff pauses before the next try; false means that ctx ended first.
-func backOff(ctx context.Context, try int) bool {
-	pause := time.NewTimer(rand.N(min(5*time.Millisecond<<min(try, 10), 500*time.Millisecond)))
-	defer pause.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-pause.C:
-		return true
-	}
 }

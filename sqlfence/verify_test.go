@@ -167,13 +167,12 @@ func TestVerifyRole(t *testing.T) {
 		e.exec("ALTER ROLE " + role + " NOINHERIT; GRANT " + group + " TO " + role + how)
 		var granted []drift
 		for grant, says := range map[string]string{
-			"TRIGGER ON parts_high":                     "may create and replace triggers of public.parts_high",
-			"CREATE ON SCHEMA fencepost":                "may create in schema fencepost",
-			"DELETE ON fencepost.marks":                 "may write fencepost.marks",
-			"INSERT (token) ON fencepost.marks":         "may write fencepost.marks",
-			"EXECUTE ON FUNCTION fencepost.reset":       "may call fencepost.reset",
-			"EXECUTE ON FUNCTION fencepost.reset_floor": "may call fencepost.reset_floor",
-			"EXECUTE ON FUNCTION fencepost.retire":      "may call fencepost.retire, and so raise the floor",
+			"TRIGGER ON parts_high":                "may create and replace triggers of public.parts_high",
+			"CREATE ON SCHEMA fencepost":           "may create in schema fencepost",
+			"DELETE ON fencepost.marks":            "may write fencepost.marks",
+			"INSERT (token) ON fencepost.marks":    "may write fencepost.marks",
+			"EXECUTE ON FUNCTION fencepost.reset":  "may call fencepost.reset",
+			"EXECUTE ON FUNCTION fencepost.retire": "may call fencepost.retire, and so raise the floor",
 		} {
 			granted = append(granted, drift{"GRANT " + grant + " TO " + group, "REVOKE " + grant + " FROM " + group, says})
 		}
@@ -358,7 +357,7 @@ func TestVerifyDrift(t *testing.T) {
 // unfitSQL is a correct table, with triggers that leave its mark alone: one
 // that only reads it, and those that every table has.
 const unfitSQL = `
-	CREATE TABLE unfit (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', deleted_at timestamptz, changed timestamptz, a text, b text);
+	CREATE TABLE unfit (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0, lease text NOT NULL DEFAULT '', changed timestamptz, a text, b text);
 	CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.changed := now(); RETURN NEW; END $$;
 	CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF NEW.last_fencing_token < OLD.last_fencing_token OR NEW.lease = 'x' THEN RAISE EXCEPTION 'late'; END IF; RETURN NEW; END $$;
@@ -375,7 +374,7 @@ const unfitSQL = `
 func TestVerifyTable(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		verify := func(name string, key ...string) Verification {
-			return Verification{WithoutSchema: true, Tables: []*Table{e.table(name, key, &TableOptions{LeaseColumn: "lease", DeletedColumn: "deleted_at"})}}
+			return Verification{WithoutSchema: true, Tables: []*Table{e.table(name, key, &TableOptions{LeaseColumn: "lease"})}}
 		}
 		const again = `DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP %s IF EXISTS %s CASCADE', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass), '; ' ORDER BY relkind DESC)
 			FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('v', 'r')); END $$;
@@ -396,9 +395,6 @@ func TestVerifyTable(t *testing.T) {
 			{"ALTER TABLE unfit ALTER lease TYPE varchar(3)", "lease column lease is of type character varying(3)"},
 			{"ALTER TABLE unfit DROP lease", "lease column lease is missing"},
 			{"ALTER TABLE unfit DROP lease; ALTER TABLE unfit ADD lease text NOT NULL GENERATED ALWAYS AS ('x') STORED", "column lease is generated"},
-			{"UPDATE unfit SET deleted_at = now(); ALTER TABLE unfit ALTER deleted_at SET DEFAULT now(), ALTER deleted_at SET NOT NULL", "every row counts as deleted"},
-			{"ALTER TABLE unfit ALTER deleted_at TYPE timestamp", "deleted column deleted_at is of type timestamp without time zone"},
-			{"ALTER TABLE unfit DROP deleted_at", "deleted column deleted_at is missing"},
 			{"ALTER TABLE unfit DROP CONSTRAINT unfit_pkey", "no unique index covers the key (id)"},
 			{"ALTER TABLE unfit DROP CONSTRAINT unfit_pkey, ADD UNIQUE (id) DEFERRABLE", "no unique index covers the key (id)"},
 			{"ALTER TABLE unfit DROP CONSTRAINT unfit_pkey; CREATE UNIQUE INDEX ON unfit (id, b)", "no unique index covers the key (id)"},

@@ -19,21 +19,20 @@ const (
 	// -1 if it is working, 0 if it waits in the middle of a statement, which has no
 	// time; and prepared transactions. The server shows little of other
 	// roles' sessions.
-	holdersSQL = `SELECT a.pid, '', coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
+	holdersSQL = `SELECT coalesce(h.pid, 0), coalesce(h.gid, ''), coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
 		coalesce(` + heldBy + `, ''),
-		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.xact_start) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
+		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) coalesce(a.xact_start, h.prepared)) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
 		CASE WHEN pg_catalog.starts_with(a.state, 'idle in transaction')
 				THEN greatest(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.state_change) OPERATOR(pg_catalog.*) 1000, 1)
 			WHEN a.wait_event_type OPERATOR(pg_catalog.=) 'Client' THEN 0 ELSE -1 END::bigint,
-		` + sameRole + `, h.entered
-	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
-	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
-	UNION ALL SELECT 0, p.gid, '', '', '', coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) p.prepared) OPERATOR(pg_catalog.*) 1000, -1)::bigint, -1, false, true
-	FROM fencepost.prepared_holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS p(gid, prepared) ORDER BY 6 DESC`
+		coalesce(` + sameRole + `, false), h.entered
+	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h
+	LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
+	WHERE a.pid IS NOT NULL OR h.gid IS NOT NULL ORDER BY 6 DESC`
 	// terminateSQL ends those sessions that are still in the transactions seen
 	// before, with the caller's own rights.
 	terminateSQL = `SELECT pg_catalog.count(*) FROM (
-	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) AS h(pid, entered)
+	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h
 	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
 	WHERE h.entered AND ` + sameRole + `
 		AND ` + heldBy + ` OPERATOR(pg_catalog.=) ANY (pg_catalog.string_to_array($4::pg_catalog.text, ' '))

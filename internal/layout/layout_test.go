@@ -49,7 +49,7 @@ var allowed = map[string][]string{
 	"lockclient/pglock":             {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/redislock":          {"guard", "lockclient/driver"},
 	"lockclient/locktest":           {"guard", "lockclient", "lockclient/driver/memory"},
-	"lockclient/cmd/fencectl":       {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/internal/pglease", "sqlfence", "sqlfence/sqladmin", "internal/migrate", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
+	"lockclient/cmd/fencectl":       {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/internal/opcmd", "lockclient/internal/pglease", "sqlfence", "sqlfence/sqladmin", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
 	"internal/explore":              {"guard"},
 	"internal/mutants":              {"internal/pgtest"},
 	"internal/migrate":              {"github.com/jackc/pgx/v5"},

@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"strings"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
@@ -24,34 +22,16 @@ func tables(name string) Component {
 	})
 }
 
-// onConnections runs f with a Conn of each driver in turn.
+// onConnections runs test with connections of a pool.
 func onConnections(t *testing.T, test func(t *testing.T, admin *pgxpool.Pool, with func(f func(Conn) error) error)) {
-	t.Run("pgx", func(t *testing.T) {
-		pool := pgtest.Pool(t)
-		test(t, pool, func(f func(Conn) error) error {
-			conn, err := pool.Acquire(context.Background())
-			if err != nil {
-				return err
-			}
-			defer conn.Release()
-			return f(Pgx(conn.Conn()))
-		})
-	})
-	t.Run("std", func(t *testing.T) {
-		pool := pgtest.Pool(t)
-		db, err := sql.Open("pgx", pool.Config().ConnString())
+	pool := pgtest.Pool(t)
+	test(t, pool, func(f func(Conn) error) error {
+		conn, err := pool.Acquire(context.Background())
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		defer db.Close()
-		test(t, pool, func(f func(Conn) error) error {
-			conn, err := db.Conn(context.Background())
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			return f(Std(conn))
-		})
+		defer conn.Release()
+		return f(Pgx(conn.Conn()))
 	})
 }
 

@@ -163,39 +163,6 @@ func TestEpochsUsedUp(t *testing.T) {
 	}
 }
 
-// TestOperatorErrors: the calls for operators fail as the others do.
-func TestOperatorErrors(t *testing.T) {
-	t.Parallel()
-	pool := migrated(t)
-	client := newTestClient(t, pool, nil)
-	calls := map[string]func(ctx context.Context) error{
-		"epoch":         func(ctx context.Context) error { _, err := client.Epoch(ctx); return err },
-		"raise epoch":   func(ctx context.Context) error { _, err := client.RaiseEpoch(ctx); return err },
-		"advance":       func(ctx context.Context) error { _, err := client.Advance(ctx, "r", 5); return err },
-		"advance floor": func(ctx context.Context) error { _, err := client.AdvanceFloor(ctx, 5); return err },
-		"purge":         func(ctx context.Context) error { _, err := client.Purge(ctx, nil); return err },
-	}
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	for name, call := range calls {
-		if err := call(cancelled); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s, cancelled: %v", name, err)
-		}
-	}
-	repeatable := newTestClient(t, dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
-	}), nil)
-	if _, err := repeatable.RaiseEpoch(t.Context()); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "isolation") {
-		t.Errorf("repeatable read: %v", err)
-	}
-	if _, err := repeatable.Advance(t.Context(), "r", 5); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "isolation") {
-		t.Errorf("repeatable read, advance: %v", err)
-	}
-	if n := countRows(t, pool); n != 0 {
-		t.Errorf("%d rows were written", n)
-	}
-}
-
 // TestTimelines: the epoch follows the timeline, up to the last one for which a
 // token has room; past it nothing is granted.
 func TestTimelines(t *testing.T) {

@@ -3,6 +3,7 @@ package lockadmin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestOperatorEvents: each call that changes something is reported once, by its
@@ -119,7 +122,7 @@ func TestOptionsInvalid(t *testing.T) {
 }
 
 // TestUnanswered: every call fails if the server cannot be reached, and returns
-// nothing else; an empty Inspection does not count as a result.
+// nothing else.
 func TestUnanswered(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
@@ -132,8 +135,8 @@ func TestUnanswered(t *testing.T) {
 	ended := newRoleOperator(t, pool)
 	for name, call := range map[string]func(ctx context.Context, o *Operator) (any, error){
 		"inspect": func(ctx context.Context, o *Operator) (any, error) {
-			in, err := o.Inspect(ctx)
-			return in.Server + in.User, err
+			found, err := o.Inspect(ctx)
+			return len(found) != 0, err
 		},
 		"get": func(ctx context.Context, o *Operator) (any, error) {
 			info, err := o.Get(ctx, "r")
@@ -151,6 +154,18 @@ func TestUnanswered(t *testing.T) {
 			got, err := o.Epoch(ctx)
 			return got.SystemIdentifier, err
 		},
+		"raise epoch": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.RaiseEpoch(ctx)
+			return got.SystemIdentifier, err
+		},
+		"advance": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.Advance(ctx, "r", 5)
+			return got != guard.NoToken, err
+		},
+		"advance floor": func(ctx context.Context, o *Operator) (any, error) {
+			got, err := o.AdvanceFloor(ctx, 5)
+			return got != guard.NoToken, err
+		},
 		"purge": func(ctx context.Context, o *Operator) (any, error) {
 			got, err := o.Purge(ctx, nil)
 			return got.Count != 0, err
@@ -165,10 +180,23 @@ func TestUnanswered(t *testing.T) {
 			"cancelled": func() (any, error) { return call(cancelled, ended) },
 		} {
 			value, err := got()
-			if !errors.Is(err, guard.ErrUnavailable) || value != "" && value != false || (what == "cancelled") != errors.Is(err, cause) {
+			if !errors.Is(err, guard.ErrUnavailable) || value != "" && value != false || (what == "cancelled") != errors.Is(err, cause) || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s, %s: %v, %v", name, what, value, err)
 			}
 		}
+	}
+	repeatable := newRoleOperator(t, dial(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+	}))
+	_, raised := repeatable.RaiseEpoch(t.Context())
+	_, advanced := repeatable.Advance(t.Context(), "r", 5)
+	for _, err := range []error{raised, advanced} {
+		if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "isolation") {
+			t.Errorf("repeatable read: %v", err)
+		}
+	}
+	if n := countRows(t, pool); n != 0 {
+		t.Errorf("%d rows were written", n)
 	}
 	mustExec(t, pool, "DROP SCHEMA fencepost CASCADE")
 	if _, err := newRoleOperator(t, pool).Get(t.Context(), "r"); !errors.Is(err, guard.ErrSetup) || pglease.Error(err) == nil {
@@ -180,50 +208,67 @@ func TestUnanswered(t *testing.T) {
 // at its bound is not a problem.
 func TestFindings(t *testing.T) {
 	t.Parallel()
-	fine := func() Inspection {
-		return Inspection{Schema: 2, SchemaWanted: 2, DefaultIsolation: "read committed", DefaultReadOnly: "off", Fsync: "on", FullPageWrites: "on", SynchronousCommit: "on"}
+	build := pglease.Schema().Version()
+	fine := func() inspection {
+		return inspection{schema: build, usable: build, isolation: "read committed", readOnly: "off", fsync: "on", fullPageWrites: "on", synchronousCommit: "on"}
 	}
+	all := len(new(inspection).findings())
 	for name, test := range map[string]struct {
-		change func(in *Inspection)
-		want   []string // severity and setting, the worst first
+		change func(in *inspection)
+		want   []string // severity and setting
 		says   string
 	}{
-		"nothing":            {func(*Inspection) {}, nil, ""},
-		"a standby":          {func(in *Inspection) { in.Standby, in.DefaultReadOnly = true, "on" }, []string{"error standby"}, "standby"},
-		"read only":          {func(in *Inspection) { in.DefaultReadOnly = "on" }, []string{"error default_transaction_read_only"}, "nothing can be written"},
-		"no schema":          {func(in *Inspection) { in.Schema = 0 }, []string{"error schema"}, "no schema"},
-		"an older schema":    {func(in *Inspection) { in.Schema = 1 }, []string{"error schema"}, "has version 1, this build needs 2"},
-		"a newer schema":     {func(in *Inspection) { in.Schema = 3 }, []string{"error schema"}, "has version 3, this build knows 2"},
-		"a newer, usable":    {func(in *Inspection) { in.Schema, in.SchemaUsable = 3, true }, nil, ""},
-		"isolation":          {func(in *Inspection) { in.DefaultIsolation = "serializable" }, []string{"error default_transaction_isolation"}, `"serializable"`},
-		"fsync":              {func(in *Inspection) { in.Fsync = "off" }, []string{"error fsync"}, "again"},
-		"full pages":         {func(in *Inspection) { in.FullPageWrites = "off" }, []string{"warning full_page_writes"}, "damage"},
-		"commit off":         {func(in *Inspection) { in.SynchronousCommit = "off" }, []string{"warning synchronous_commit"}, `"off"`},
-		"commit local":       {func(in *Inspection) { in.SynchronousCommit = "local" }, []string{"warning synchronous_commit"}, `"local"`},
-		"commit applied":     {func(in *Inspection) { in.SynchronousCommit = "remote_apply" }, nil, ""},
-		"hidden":             {func(in *Inspection) { in.Hidden = "no timeline" }, []string{"warning timeline"}, "no timeline"},
-		"pooled":             {func(in *Inspection) { in.Pooled = true }, []string{"warning pooler"}, "poll"},
-		"a blocker":          {func(in *Inspection) { in.Blocker = 4711 }, []string{"warning blocker"}, "process 4711"},
-		"locked":             {func(in *Inspection) { in.Locker, in.LockerWaitsFor = 4711, []int32{42} }, []string{"error locked"}, "process 4711 has or awaits a lock that keeps everybody out of the leases, as VACUUM FULL, CLUSTER and ALTER TABLE do; it waits for [42]"},
-		"row security":       {func(in *Inspection) { in.RowSecurity = []string{"leases", "spent"} }, []string{"error row-level security"}, "leases, spent"},
-		"an old snapshot":    {func(in *Inspection) { in.Snapshot, in.SnapshotAge = 4711, time.Minute+1 }, []string{"warning old snapshot"}, "process 4711 has a snapshot for 1m0s"},
-		"a snapshot":         {func(in *Inspection) { in.Snapshot, in.SnapshotAge = 4711, time.Minute }, nil, ""},
-		"a clock set back":   {func(in *Inspection) { in.Ahead = 3 }, []string{"warning clock set back"}, ": 3;"},
-		"clocks":             {func(in *Inspection) { in.ClockAhead = -1001 * time.Millisecond }, []string{"warning clock"}, "is 1.001s behind this"},
-		"clocks, as told":    {func(in *Inspection) { in.ClockAhead = time.Second }, nil, ""},
-		"clocks, unsure":     {func(in *Inspection) { in.ClockAhead, in.ClockError = 3*time.Second, 2*time.Second }, nil, ""},
-		"clocks, sure":       {func(in *Inspection) { in.ClockAhead, in.ClockError = 3*time.Second+1, 2*time.Second }, []string{"warning clock"}, "is 3s ahead of this"},
-		"the worst is first": {func(in *Inspection) { in.Pooled, in.Schema, in.Ahead, in.Fsync = true, 0, 1, "off" }, []string{"error schema", "error fsync", "warning pooler", "warning clock set back"}, "no schema"},
+		"nothing":          {func(*inspection) {}, nil, ""},
+		"a standby":        {func(in *inspection) { in.standby, in.readOnly = true, "on" }, []string{"error standby"}, "standby"},
+		"read only":        {func(in *inspection) { in.readOnly = "on" }, []string{"error default_transaction_read_only"}, "nothing can be written"},
+		"no schema":        {func(in *inspection) { in.schema = 0 }, []string{"error schema lockclient"}, "no schema"},
+		"an older schema":  {func(in *inspection) { in.schema, in.usable = build-1, build-1 }, []string{"error schema lockclient"}, fmt.Sprintf("has version %d, this build needs %d", build-1, build)},
+		"a newer schema":   {func(in *inspection) { in.schema, in.usable = build+1, build+1 }, []string{"error schema lockclient"}, fmt.Sprintf("has version %d, this build knows %d", build+1, build)},
+		"a newer, usable":  {func(in *inspection) { in.schema = build + 1 }, nil, ""},
+		"isolation":        {func(in *inspection) { in.isolation = "serializable" }, []string{"error default_transaction_isolation"}, `"serializable"`},
+		"fsync":            {func(in *inspection) { in.fsync = "off" }, []string{"error fsync"}, "again"},
+		"full pages":       {func(in *inspection) { in.fullPageWrites = "off" }, []string{"warning full_page_writes"}, "damage"},
+		"commit off":       {func(in *inspection) { in.synchronousCommit = "off" }, []string{"warning synchronous_commit"}, `"off"`},
+		"commit local":     {func(in *inspection) { in.synchronousCommit = "local" }, []string{"warning synchronous_commit"}, `"local"`},
+		"commit applied":   {func(in *inspection) { in.synchronousCommit = "remote_apply" }, nil, ""},
+		"hidden":           {func(in *inspection) { in.hidden = "no timeline" }, []string{"warning timeline"}, "no timeline"},
+		"pooled":           {func(in *inspection) { in.pooled = true }, []string{"warning pooler"}, "poll"},
+		"a blocker":        {func(in *inspection) { in.blocker = 4711 }, []string{"warning blocker"}, "process 4711"},
+		"locked":           {func(in *inspection) { in.locker, in.lockerWaitsFor = 4711, []int32{42} }, []string{"error locked"}, "process 4711 has or awaits a lock that keeps everybody out of the leases, as VACUUM FULL, CLUSTER and ALTER TABLE do; it waits for [42]"},
+		"row security":     {func(in *inspection) { in.rowSecurity = []string{"leases", "spent"} }, []string{"error row-level security"}, "leases, spent"},
+		"an old snapshot":  {func(in *inspection) { in.snapshot, in.snapshotAge = 4711, time.Minute+1 }, []string{"warning old snapshot"}, "process 4711 has a snapshot for 1m0s"},
+		"a snapshot":       {func(in *inspection) { in.snapshot, in.snapshotAge = 4711, time.Minute }, nil, ""},
+		"a clock set back": {func(in *inspection) { in.ahead = 3 }, []string{"warning clock set back"}, ": 3;"},
+		"several":          {func(in *inspection) { in.pooled, in.schema, in.ahead, in.fsync = true, 0, 1, "off" }, []string{"error schema lockclient", "warning pooler", "error fsync", "warning clock set back"}, "no schema"},
 	} {
 		in := fine()
 		test.change(&in)
 		found := in.findings()
+		bad := problems(found)
 		var got []string
-		for _, f := range found {
+		for _, f := range bad {
 			got = append(got, string(f.Severity)+" "+f.Setting)
+			if f.Remedy == "" {
+				t.Errorf("%s: no remedy: %+v", name, f)
+			}
 		}
-		if !slices.Equal(got, test.want) || len(found) > 0 && !strings.Contains(found[0].Problem, test.says) || found == nil {
+		if !slices.Equal(got, test.want) || len(bad) > 0 && !strings.Contains(bad[0].Detail, test.says) || len(found) != all {
 			t.Errorf("%s: %+v, expected %q", name, found, test.want)
 		}
 	}
+}
+
+// problems are those of the findings that say that something is wrong.
+func problems(found []Finding) []Finding {
+	return slices.DeleteFunc(slices.Clone(found), func(f Finding) bool { return f.Severity == SeverityOK })
+}
+
+// of returns the finding about a setting.
+func of(t testing.TB, found []Finding, setting string) Finding {
+	t.Helper()
+	i := slices.IndexFunc(found, func(f Finding) bool { return f.Setting == setting })
+	if i < 0 {
+		t.Fatalf("nothing is said of %s: %+v", setting, found)
+	}
+	return found[i]
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"time"
@@ -51,28 +52,39 @@ func (o *Operator) ForceUnlock(ctx context.Context, resource, actor, reason stri
 	return done, err
 }
 
-// forceUnlock retries when the row is contended or the response is lost.
-func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (ForceUnlocked, error) {
-	var a unlockAnswer
-	err := o.retry(ctx, true, func() (err error) {
-		if a, err = o.invalidate(ctx, r); err == nil && a.status == unlockMoved {
+// forceUnlock retries when the row is contended or the response is lost. The statuses
+// are the words of the function.
+func (o *Operator) forceUnlock(ctx context.Context, r unlockRequest) (done ForceUnlocked, err error) {
+	var status string
+	err = o.retry(ctx, true, func() (err error) {
+		if status, done, err = o.invalidate(ctx, r); err == nil && status == unlockMoved {
 			err = guard.Unavailable("force unlock", r.claim(), errRaced)
 		}
 		return err
 	})
-	switch {
-	case err != nil:
-		return ForceUnlocked{}, err
-	case a.status == unlockNotFound:
-		return ForceUnlocked{}, notFound(r.resource)
-	case a.status == unlockChanged:
-		return ForceUnlocked{}, &LeaseChangedError{Expected: r.expected, Now: a.done.Cut}
-	case a.status == unlockForeign:
-		return ForceUnlocked{}, guard.Invalid("RequestID", r.requestID, "was used for another resource")
+	if err == nil {
+		switch status {
+		case "cut":
+		case "repeated": // under this request ID, before
+			done.Repeated = true
+		case "not found":
+			err = notFound(r.resource)
+		case "changed":
+			err = &LeaseChangedError{Expected: r.expected, Now: done.Cut}
+		case "foreign":
+			err = guard.Invalid("RequestID", r.requestID, "was used for another resource")
+		default:
+			err = guard.OutcomeUnknown("force unlock", r.claim(), fmt.Errorf("the server says %q, which this build does not know", status))
+		}
 	}
-	a.done.Repeated = a.status == unlockRepeated
-	return a.done, nil
+	if err != nil {
+		return ForceUnlocked{}, err
+	}
+	return done, nil
 }
+
+// unlockMoved: nothing was done, since this is not the server that was entered.
+const unlockMoved = "moved"
 
 // unlockRequest is one ForceUnlock with everything but the context.
 type unlockRequest struct {
@@ -81,23 +93,6 @@ type unlockRequest struct {
 
 func (r unlockRequest) claim() guard.Claim {
 	return guard.Claim{Resource: r.resource, LeaseID: r.requestID}
-}
-
-// unlockStatus is the server's verdict, in the words of the function: "cut", or
-// one of these.
-type unlockStatus string
-
-const (
-	unlockRepeated unlockStatus = "repeated"  // under this request ID, before
-	unlockNotFound unlockStatus = "not found" // no row
-	unlockChanged  unlockStatus = "changed"   // not the expected lease
-	unlockForeign  unlockStatus = "foreign"   // the request ID is another resource's
-	unlockMoved    unlockStatus = "moved"     // not the server that was entered
-)
-
-type unlockAnswer struct {
-	status unlockStatus
-	done   ForceUnlocked
 }
 
 const maxReasonLen = 1000
@@ -165,7 +160,7 @@ var forceUnlockSQL = `SELECT $1::pg_catalog.text, coalesce(o_cut_token, 0), coal
   o_status, coalesce(o_id, 0), coalesce(o_token, 0), o_at
 FROM fencepost.force_unlock($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::pg_catalog.text::integer, $8::pg_catalog.timestamptz, $9::bigint::pg_catalog.oid)`
 
-func (o *Operator) invalidate(ctx context.Context, r unlockRequest) (a unlockAnswer, err error) {
+func (o *Operator) invalidate(ctx context.Context, r unlockRequest) (status string, done ForceUnlocked, err error) {
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		// So that the invalidated token is above any that a failover may have lost.
 		in, err := o.server.Enter(ctx, conn, lockTimeout)
@@ -173,11 +168,11 @@ func (o *Operator) invalidate(ctx context.Context, r unlockRequest) (a unlockAns
 			return pglease.Harmless(err)
 		}
 		invalidate := func(topic *string) error {
-			a = unlockAnswer{}
-			a.done.Invalidated = guard.Claim{Resource: r.resource, LeaseID: r.requestID}
+			status, done = "", ForceUnlocked{}
+			done.Invalidated = guard.Claim{Resource: r.resource, LeaseID: r.requestID}
 			return o.scanCut(conn.QueryRow(ctx, forceUnlockSQL, r.resource, r.actor, r.reason, r.expected, r.requestID,
 				topic, lockTimeout, zeronull.Timestamptz(in.Started), int64(in.Leases)),
-				&a.done.Cut, (*string)(&a.status), &a.done.AuditID, (*int64)(&a.done.Invalidated.Token), (*zeronull.Timestamptz)(&a.done.At))
+				&done.Cut, &status, &done.AuditID, (*int64)(&done.Invalidated.Token), (*zeronull.Timestamptz)(&done.At))
 		}
 		named := pglease.Topic(r.resource)
 		err = invalidate(&named)
@@ -190,11 +185,11 @@ func (o *Operator) invalidate(ctx context.Context, r unlockRequest) (a unlockAns
 		case pg.Code == "23505": // the request ID was used for another resource at the same moment: the retry sees it
 			err = invalidate(&named)
 		}
-		if err == nil && a.status == unlockMoved {
+		if err == nil && status == unlockMoved {
 			_, err = o.server.Reenter(ctx, conn, pglease.Raise{}, lockTimeout)
 			err = pglease.Harmless(err)
 		}
 		return err
 	})
-	return a, pglease.Failure("force unlock", r.claim(), err)
+	return status, done, pglease.Failure("force unlock", r.claim(), err)
 }

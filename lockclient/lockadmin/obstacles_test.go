@@ -15,19 +15,22 @@ func TestInspectObstacles(t *testing.T) {
 	t.Parallel()
 	owner := migrated(t)
 	o := newRoleOperator(t, owner)
-	inspect := func() Inspection {
-		in, err := o.Inspect(t.Context())
+	read := func() (in inspection) {
+		err := o.do(t.Context(), func(ctx context.Context, conn *pgx.Conn, _ string) (err error) {
+			in, err = inspect(ctx, conn)
+			return err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return in
 	}
-	if in := inspect(); in.Locker != 0 || in.RowSecurity != nil {
+	if in := read(); in.locker != 0 || in.rowSecurity != nil {
 		t.Errorf("control: %+v", in)
 	}
 	mustExec(t, owner, "ALTER TABLE fencepost.spent ENABLE ROW LEVEL SECURITY")
-	if in := inspect(); !slices.Equal(in.RowSecurity, []string{"spent"}) {
-		t.Errorf("row-level security: %q", in.RowSecurity)
+	if in := read(); !slices.Equal(in.rowSecurity, []string{"spent"}) {
+		t.Errorf("row-level security: %q", in.rowSecurity)
 	}
 	mustExec(t, owner, "ALTER TABLE fencepost.spent DISABLE ROW LEVEL SECURITY")
 	connect := func() *pgx.Conn {
@@ -42,8 +45,8 @@ func TestInspectObstacles(t *testing.T) {
 	if _, err := dump.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM fencepost.leases"); err != nil {
 		t.Fatal(err)
 	}
-	if in := inspect(); in.Snapshot != int(dump.PgConn().PID()) || in.SnapshotAge <= 0 {
-		t.Errorf("the dump's snapshot: process %d, %v", in.Snapshot, in.SnapshotAge)
+	if in := read(); in.snapshot != int(dump.PgConn().PID()) || in.snapshotAge <= 0 {
+		t.Errorf("the dump's snapshot: process %d, %v", in.snapshot, in.snapshotAge)
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -51,8 +54,8 @@ func TestInspectObstacles(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, "it waits", func() bool {
-		in := inspect()
-		return in.Locker == int(vacuum.PgConn().PID()) && slices.Equal(in.LockerWaitsFor, []int32{int32(dump.PgConn().PID())})
+		in := read()
+		return in.locker == int(vacuum.PgConn().PID()) && slices.Equal(in.lockerWaitsFor, []int32{int32(dump.PgConn().PID())})
 	})
 	if _, err := dump.Exec(t.Context(), "ROLLBACK"); err != nil {
 		t.Fatal(err)
@@ -60,7 +63,7 @@ func TestInspectObstacles(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if in := inspect(); in.Locker != 0 || in.Snapshot == int(dump.PgConn().PID()) {
+	if in := read(); in.locker != 0 || in.snapshot == int(dump.PgConn().PID()) {
 		t.Errorf("afterwards: %+v", in)
 	}
 }

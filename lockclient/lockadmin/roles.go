@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -97,6 +96,9 @@ const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.
     fencepost.force_unlocked TO OPERATOR;
 `
 
+// maxIdentifier is how many bytes of a name PostgreSQL keeps.
+const maxIdentifier = 63
+
 func (r *RoleNames) withDefaults() (RoleNames, error) {
 	n := pglease.Of(r)
 	fields := []struct {
@@ -111,11 +113,10 @@ func (r *RoleNames) withDefaults() (RoleNames, error) {
 	for _, f := range fields {
 		*f.value = cmp.Or(*f.value, f.fallback)
 		name := *f.value
+		if err := input.Plain(f.name, name, maxIdentifier); err != nil {
+			return n, err
+		}
 		switch {
-		case len(name) > 63:
-			return n, guard.Invalid(f.name, name, "is "+strconv.Itoa(len(name))+" bytes long, PostgreSQL keeps 63")
-		case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-			return n, guard.Invalid(f.name, name, "must be UTF-8 without control characters")
 		case name == "public" || name == "none" || strings.HasPrefix(name, "pg_"):
 			return n, guard.Invalid(f.name, name, "is reserved by PostgreSQL")
 		case seen[name] != "":

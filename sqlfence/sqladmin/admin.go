@@ -2,15 +2,12 @@ package sqladmin
 
 import (
 	"context"
-	"database/sql"
-	"database/sql/driver"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -24,96 +21,65 @@ const (
 	// holdersTimeout is how long fenced transactions are waited for.
 	holdersTimeout = 20 * time.Second
 	commitTimeout  = 5 * time.Second
-	// maxBadConns is how many dead connections are discarded before giving up, as
-	// in database/sql itself.
-	maxBadConns = 3
 )
 
 // Admin has the calls that set up and look after a database whose marks are in
-// schema fencepost. Make one with [Pgx] or [Std]; the zero value refuses every call.
-// It is safe for concurrent use, and owns neither the pool nor its connections.
-type Admin struct {
-	db   *sql.DB
-	pool any // what the caller gave
-}
+// schema fencepost. Make one with [Pgx]; the zero value refuses every call. It is
+// safe for concurrent use, and owns neither the pool nor its connections.
+type Admin struct{ pool *pgxpool.Pool }
 
-// Pgx returns the calls for the database of a pgx pool. It sends nothing.
-func Pgx(pool *pgxpool.Pool) *Admin {
-	if pool == nil {
-		return &Admin{}
-	}
-	return &Admin{stdlib.OpenDBFromPool(pool), pool}
-}
+// Pgx returns the calls for the database of a pool. It sends nothing. A program on
+// database/sql opens a pool for them, and closes it afterwards.
+func Pgx(pool *pgxpool.Pool) *Admin { return &Admin{pool} }
 
-// Std is [Pgx] for database/sql with a PostgreSQL driver. Only with pgx's stdlib
-// do refusals say what the mark is without another query.
-func Std(db *sql.DB) *Admin { return &Admin{db, db} }
-
-// conn returns a connection without a transaction.
-func (a *Admin) conn(ctx context.Context, op string) (c sqlkit.StdConn, err error) {
+// conn returns a connection without a transaction, to be released.
+func (a *Admin) conn(ctx context.Context, op string) (*pgxpool.Conn, error) {
 	switch {
-	case a.db == nil:
-		return c, guard.Invalid("pool", "nil", "must not be nil")
-	case sqlkit.InTx(ctx, a.pool) && a.single():
-		return c, sqlkit.ErrOnly
+	case a.pool == nil:
+		return nil, guard.Invalid("pool", "nil", "must not be nil")
+	case sqlkit.InTx(ctx, a.pool) && a.pool.Stat().MaxConns() == 1:
+		return nil, sqlkit.ErrOnly
 	}
 	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
-		return c, err
+		return nil, err
 	}
-	return sqlkit.AcquireStd(ctx, a.db)
-}
-
-// single reports that the caller's pool has one connection.
-func (a *Admin) single() bool {
-	if pool, ok := a.pool.(*pgxpool.Pool); ok {
-		return pool.Config().MaxConns == 1
-	}
-	return a.db.Stats().MaxOpenConnections == 1
+	return sqlkit.AcquirePgx(ctx, a.pool)
 }
 
 // transact runs do in a transaction and, unless it is read-only, commits it. failed
-// turns an error before COMMIT, of the driver's, into one of guard's. The
-// transaction is detached from ctx: database/sql would roll back by itself when ctx
-// ends, even in the middle of a COMMIT.
+// turns an error before COMMIT, of the driver's, into one of guard's. The response to
+// a COMMIT is awaited even if ctx has ended.
 func (a *Admin) transact(ctx context.Context, op string, readOnly bool, do func(q sqlkit.Querier) error, failed func(error) error) error {
-	for try := 1; ; try++ {
-		c, err := a.conn(ctx, op)
-		if err != nil && guard.ReasonOf(err) != guard.ReasonOther {
-			return err // it says all already
-		}
-		if err != nil {
-			return failed(err)
-		}
-		detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		stop := context.AfterFunc(ctx, cancel)
-		tx, err := c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: sql.LevelReadCommitted, ReadOnly: readOnly})
-		if err == nil {
-			err = do(sqlkit.Std{On: tx})
-		}
-		if err == nil && !readOnly && !stop() {
-			err = pgerr.NotSent(context.Cause(ctx))
-		}
-		if err == nil && !readOnly {
-			bound := time.AfterFunc(commitTimeout, cancel)
-			err = sqlkit.Failure(op, guard.Claim{}, c.Replicated(tx.Commit()), true)
-			bound.Stop()
-			cancel()
-			c.Pooled.Close()
-			return err
-		}
-		if tx != nil {
-			tx.Rollback()
-		}
-		stop()
-		cancel()
-		c.Pooled.Close()
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, driver.ErrBadConn) || try == maxBadConns:
-			return failed(err)
-		}
+	c, err := a.conn(ctx, op)
+	if err != nil && guard.ReasonOf(err) != guard.ReasonOther {
+		return err // it says all already
 	}
+	if err != nil {
+		return failed(err)
+	}
+	defer c.Release()
+	mode := pgx.ReadWrite
+	if readOnly {
+		mode = pgx.ReadOnly
+	}
+	tx, err := c.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: mode})
+	if err != nil {
+		return failed(err)
+	}
+	err = do(sqlkit.Pgx{On: tx, Conn: c.Conn()})
+	if err == nil && !readOnly && ctx.Err() != nil {
+		err = pgerr.NotSent(context.Cause(ctx))
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	if err == nil && !readOnly {
+		return sqlkit.Failure(op, guard.Claim{}, sqlkit.Replicated(c.Conn(), tx.Commit(ending)), true)
+	}
+	tx.Rollback(ending)
+	if err == nil {
+		return nil
+	}
+	return failed(err)
 }
 
 // change runs one statement on schema fencepost in a transaction of its own.

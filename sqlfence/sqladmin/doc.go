@@ -1,7 +1,7 @@
 // Package sqladmin sets up and looks after a PostgreSQL database that package
 // sqlfence fences: schema fencepost, triggers, roles, checks, repairs.
 //
-//	admin := sqladmin.Pgx(pool) // or Std(db)
+//	admin := sqladmin.Pgx(pool)
 //	err := admin.Migrate(ctx)   // once per deployment, as the owner of schema fencepost
 //	err = admin.InstallTrigger(ctx, sqladmin.Trigger{
 //		Table:    []string{"invoices"},

@@ -13,10 +13,10 @@ BEGIN
 END $in_use$;
 DROP TABLE fencepost.marks, fencepost.lock_salt, fencepost.mark_resets, fencepost.guarded;
 DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict,
-  fencepost.refuse, fencepost.judge, fencepost.check_primary, fencepost.check_level, fencepost.check_claim,
+  fencepost.refuse, fencepost.judge, fencepost.check_level, fencepost.check_claim,
   fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter, fencepost.refuse_entry,
-  fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.prepared_holders,
-  fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor,
+  fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
+  fencepost.retire, fencepost.keep_resets, fencepost.reset,
   fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
   fencepost.count_refusal, fencepost.start_counters, fencepost.refuse_truncate,
   fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name,

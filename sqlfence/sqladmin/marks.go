@@ -133,10 +133,8 @@ func page[Entry any](ctx context.Context, a *Admin, op, sql string, args []any) 
 }
 
 const (
-	resetSQL      = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
-	oneMarkSQL    = "SELECT token, lease_id FROM fencepost.marks WHERE resource = $1::text"
-	retireSQL     = "SELECT retired, floor FROM fencepost.retire_up_to($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
-	resetFloorSQL = "SELECT fencepost.reset_floor($1::bigint, $2::bigint, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text, $6::int)"
+	resetSQL  = "SELECT fencepost.reset($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::bigint, $5::pg_catalog.text, $6::bigint, $7::pg_catalog.text, $8::pg_catalog.text, $9::int)"
+	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int, $3::bigint)"
 )
 
 // maxReason is how long the reason of a reset may be, in bytes.
@@ -164,21 +162,20 @@ const maxReason = 1024
 // ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
 // read the mark.
 func (a *Admin) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
-	if err := checkReset(was, from, to, issuersLast, actor, reason); err != nil {
+	if err := checkReset(resource, from, to, issuersLast, actor, reason); err != nil {
 		return err
 	}
-	return a.reset(ctx, "reset", was, resetSQL, resource, int64(from.Token), from.LeaseID,
-		int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
+	return a.reset(ctx, "reset", resource, from, to, issuersLast, actor, reason)
 }
 
-func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query string, args ...any) error {
+func (a *Admin) reset(ctx context.Context, op, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	if sqlkit.InTx(ctx, a.pool) {
-		return guard.Invalid("Reset", was.Resource, "is called inside InTx")
+		return guard.Invalid("Reset", resource, "is called inside InTx")
 	}
-	err := a.change(ctx, op, was, query, args)
+	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
+	err := a.change(ctx, op, was, resetSQL, []any{resource, int64(from.Token), from.LeaseID, int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout)})
 	if pgerr.State(err) == pgerr.NotTheMark {
-		return a.notTheMark(ctx, was, err)
+		return notTheMark(was, err)
 	}
 	return err
 }
@@ -191,11 +188,11 @@ func (a *Admin) reset(ctx context.Context, op string, was guard.Claim, query str
 // resource whose mark was retired, are admitted again. The errors are those of
 // Reset; ErrInvalid if from or to is not a token.
 func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
-	named := guard.Claim{Resource: "floor", Token: from} // a claim must have a resource
-	if err := checkReset(named, guard.Mark{Token: from}, guard.Mark{Token: to}, issuersLast, actor, reason); err != nil {
+	was, becomes := guard.Mark{Token: from}, guard.Mark{Token: to}
+	if err := checkReset("floor", was, becomes, issuersLast, actor, reason); err != nil { // a claim has a name
 		return err
 	}
-	return a.reset(ctx, "reset the floor", guard.Claim{Token: from}, resetFloorSQL, int64(from), int64(to), int64(issuersLast), actor, reason, wait(ctx, holdersTimeout))
+	return a.reset(ctx, "reset the floor", "", was, becomes, issuersLast, actor, reason)
 }
 
 // Retire removes the marks that were last raised before a time, by the server's
@@ -203,8 +200,7 @@ func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Toke
 // but it knows the issuer, and refuses, and changes nothing, if the floor would come
 // to be above issuersLast, the highest token that the issuer ever issued. The error
 // is then a [*guard.RejectedError] with ErrMarkAhead and the mark that is ahead, which
-// [Admin.Reset] repairs; with other drivers than pgx it does not name the mark. It
-// needs the rights of RoleNames.Operator.
+// [Admin.Reset] repairs. It needs the rights of RoleNames.Operator.
 func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.Token) (guard.Retired, error) {
 	if err := issuersLast.Validate(); err != nil {
 		return guard.Retired{}, err
@@ -220,7 +216,7 @@ func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
 
-func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+func checkReset(resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
 	for _, mark := range []struct {
 		field string
 		guard.Mark
@@ -228,7 +224,7 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 		if mark.Floor {
 			return guard.Invalid(mark.field, mark.Token.String(), "is a floor, not a mark of the resource")
 		}
-		if err := (guard.Claim{Resource: was.Resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
+		if err := (guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
 			return err
 		}
 	}
@@ -248,19 +244,8 @@ func checkReset(was guard.Claim, from, to guard.Mark, issuersLast guard.Token, a
 }
 
 // notTheMark distinguishes the ways in which a mark is not the one to be reset.
-// Only pgx passes on the facts of a refusal; with other drivers the mark is
-// read once more.
-func (a *Admin) notTheMark(ctx context.Context, was guard.Claim, err error) error {
+func notTheMark(was guard.Claim, err error) error {
 	f := sqlkit.FactsOf(err)
-	if f.Resource == "" && f.Mark.Token == guard.NoToken {
-		markErr := a.inspect(ctx, "reset", nothing, func(q sqlkit.Querier) error {
-			_, err := sqlkit.Row(ctx, q, oneMarkSQL, []any{was.Resource}, &f.Mark.Token, &f.Mark.LeaseID)
-			return err
-		})
-		if markErr != nil {
-			return markErr
-		}
-	}
 	e := &guard.RejectedError{Reason: guard.ReasonConflict, Claim: was, Mark: f.Mark, Cause: err}
 	switch {
 	case f.Mark.Token == guard.NoToken:

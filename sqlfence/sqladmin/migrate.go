@@ -2,7 +2,6 @@ package sqladmin
 
 import (
 	"context"
-	"database/sql/driver"
 	"embed"
 	"errors"
 	"fmt"
@@ -59,19 +58,13 @@ func (a *Admin) Migrate(ctx context.Context) error {
 	return sqlkit.Failure(op, guard.Claim{}, err, true)
 }
 
-// migrate begins again on another connection if the first was dead.
 func (a *Admin) migrate(ctx context.Context, op string) error {
-	for try := 1; ; try++ {
-		c, err := a.conn(ctx, op)
-		if err != nil {
-			return err
-		}
-		err = schema().Up(ctx, migrate.Std(c.Pooled))
-		c.Pooled.Close()
-		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
-			return err
-		}
+	c, err := a.conn(ctx, op)
+	if err != nil {
+		return err
 	}
+	defer c.Release()
+	return schema().Up(ctx, migrate.Pgx(c.Conn()))
 }
 
 // MigrationSQL returns the text that [Admin.Migrate] runs on an empty database,

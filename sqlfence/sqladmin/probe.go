@@ -2,13 +2,12 @@ package sqladmin
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -40,7 +39,7 @@ const probeTimeout = 10 * time.Second
 // before it; the server is PostgreSQL 13 or newer. Servers that only speak its
 // protocol may accept the statements and do nothing. [Admin.Migrate] and
 // [Admin.Verify] do this first. It changes nothing, and says nothing of a standby, which
-// fences refuse. With a driver other than pgx it needs two connections of the pool.
+// fences refuse. It opens a second session, which is not one of the pool.
 //
 // The errors: ErrSetup names the property that the server does not have;
 // ErrUnavailable.
@@ -52,20 +51,13 @@ func (a *Admin) Probe(ctx context.Context) error {
 	if err != nil {
 		return unopened(op, err)
 	}
-	defer c.Pooled.Close()
-	other := a.db
-	if c.Native != nil { // whatever the limit of the pool is
-		other = stdlib.OpenDB(*c.Native.Config())
-		defer other.Close()
-	} else if a.db.Stats().MaxOpenConnections == 1 {
-		return guard.Invalid("pool", "", "has one connection, the probe needs two")
-	}
-	second, err := other.Conn(ctx)
+	defer c.Release()
+	second, err := pgx.ConnectConfig(ctx, c.Conn().Config())
 	if err != nil {
 		return sqlkit.Failure(op, guard.Claim{}, pgerr.NotSent(err), false)
 	}
-	defer second.Close()
-	err = probe(ctx, c.Pooled, second)
+	defer second.Close(context.WithoutCancel(ctx))
+	err = probe(ctx, c.Conn(), second)
 	var lacking lacks
 	switch {
 	case errors.As(err, &lacking):
@@ -96,17 +88,17 @@ const (
 	lacksFreshness = lacks("a statement under READ COMMITTED does not see what was committed before it: on this server a stale claim would pass")
 )
 
-func probe(ctx context.Context, first, second *sql.Conn) error {
+func probe(ctx context.Context, first, second *pgx.Conn) error {
 	key := int64(rand.Uint64())
 	holder, err := begin(ctx, first)
 	if err != nil {
 		return err
 	}
-	defer holder.Rollback()
+	defer holder.Rollback(ctx)
 	var standby bool
 	var version, pid int
 	var id string
-	if err := holder.QueryRowContext(ctx, probeServerSQL).Scan(&standby, &version, &pid); err != nil {
+	if err := holder.QueryRow(ctx, probeServerSQL).Scan(&standby, &version, &pid); err != nil {
 		return err
 	}
 	switch {
@@ -118,7 +110,7 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 	// A holder whose session has ended, or whose context has, excludes nobody and is
 	// not to be seen. That says nothing about the server.
 	lacking := func(property lacks) error {
-		if _, err := holder.ExecContext(ctx, "SELECT"); err != nil {
+		if _, err := holder.Exec(ctx, "SELECT"); err != nil {
 			return fmt.Errorf("the first of two sessions: %w", err)
 		}
 		return property
@@ -126,7 +118,7 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 	// A shared lock excludes an exclusive one, as an entered transaction does a raise;
 	// and the reverse.
 	for _, pair := range [][2]string{{probeSharedSQL, probeExclusiveSQL}, {probeExclusiveSQL, probeSharedSQL}} {
-		if _, err := holder.ExecContext(ctx, pair[0], key); err != nil {
+		if _, err := holder.Exec(ctx, pair[0], key); err != nil {
 			return err
 		}
 		switch waited, err := waits(ctx, second, pair[1], key); {
@@ -136,16 +128,16 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 			return lacking(lacksExclusion)
 		}
 	}
-	if err := holder.QueryRowContext(ctx, probeIDSQL).Scan(&id); err != nil {
+	if err := holder.QueryRow(ctx, probeIDSQL).Scan(&id); err != nil {
 		return err
 	}
 	observer, err := begin(ctx, second)
 	if err != nil {
 		return err
 	}
-	defer observer.Rollback()
+	defer observer.Rollback(ctx)
 	see := func() (locked, committed bool, err error) {
-		err = observer.QueryRowContext(ctx, probeSeenSQL, pid, key, id).Scan(&locked, &committed)
+		err = observer.QueryRow(ctx, probeSeenSQL, pid, key, id).Scan(&locked, &committed)
 		return locked, committed, err
 	}
 	switch locked, committed, err := see(); {
@@ -156,14 +148,14 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 	case committed:
 		return lacksFreshness
 	}
-	if err := holder.Commit(); err != nil {
+	if err := holder.Commit(ctx); err != nil {
 		return err
 	}
 	locked, committed, err := see()
 	if err != nil {
 		return err
 	}
-	observer.Rollback()
+	observer.Rollback(ctx)
 	waited, err := waits(ctx, second, probeExclusiveSQL, key)
 	switch {
 	case err != nil:
@@ -177,26 +169,26 @@ func probe(ctx context.Context, first, second *sql.Conn) error {
 }
 
 // begin opens a transaction in which no lock is waited for.
-func begin(ctx context.Context, c *sql.Conn) (*sql.Tx, error) {
-	tx, err := c.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+func begin(ctx context.Context, c *pgx.Conn) (pgx.Tx, error) {
+	tx, err := c.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, pgerr.NotSent(err)
 	}
-	if _, err := tx.ExecContext(ctx, probeBeginSQL); err != nil {
-		tx.Rollback()
+	if _, err := tx.Exec(ctx, probeBeginSQL); err != nil {
+		tx.Rollback(ctx)
 		return nil, err
 	}
 	return tx, nil
 }
 
 // waits reports whether a statement has to wait for a lock.
-func waits(ctx context.Context, c *sql.Conn, lock string, key int64) (bool, error) {
+func waits(ctx context.Context, c *pgx.Conn, lock string, key int64) (bool, error) {
 	tx, err := begin(ctx, c)
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback()
-	_, err = tx.ExecContext(ctx, lock, key)
+	defer tx.Rollback(ctx)
+	_, err = tx.Exec(ctx, lock, key)
 	if pgerr.State(err) == pgerr.LockTimeout {
 		return true, nil
 	}

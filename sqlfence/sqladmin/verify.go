@@ -96,7 +96,7 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 			return err
 		}
 		for i, t := range tables {
-			if err := ask(verifyTableSQL, names[i], t.Token, t.Lease, sqlkit.JSON(t.Key), t.Deleted); err != nil {
+			if err := ask(verifyTableSQL, names[i], t.Token, t.Lease, sqlkit.JSON(t.Key)); err != nil {
 				return err
 			}
 			if err := ask(verifyFirstUseSQL, names[i], t.Bound, t.Token); err != nil {

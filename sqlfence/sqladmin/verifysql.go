@@ -11,15 +11,13 @@ const qualifiedSQL = `SELECT coalesce((SELECT pg_catalog.format('%I.%I', n.nspna
 // The queries below run with names resolved in pg_catalog only ([Admin.inspect]).
 
 // verifyTableSQL checks a table that single statements write: $1 its quoted name,
-// $2 the token column, $3 the lease column or "", $4 the key, a JSON array, $5
-// the deleted column or "". Whether a trigger changes the mark can only be
+// $2 the token column, $3 the lease column or "", $4 the key, a JSON array. Whether a trigger changes the mark can only be
 // guessed: from an assignment in PL/pgSQL, or a column named in its arguments.
 const verifyTableSQL = `
 	WITH t AS (SELECT to_regclass($1::text)::oid AS oid),
 	tree AS (SELECT oid FROM t WHERE oid IS NOT NULL UNION SELECT relid FROM t, pg_partition_tree(t.oid)),
 	token AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $2::text AND attnum > 0 AND NOT attisdropped),
 	lease AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $3::text AND attnum > 0 AND NOT attisdropped),
-	gone AS (SELECT a.* FROM t JOIN pg_attribute a ON attrelid = t.oid WHERE attname = $5::text AND attnum > 0 AND NOT attisdropped),
 	key AS (SELECT array_agg(attnum) AS columns FROM t JOIN pg_attribute ON attrelid = t.oid WHERE attname = ANY (ARRAY(SELECT json_array_elements_text($4::text::json))) AND attnum > 0 AND NOT attisdropped)
 	SELECT $1::text, 'the table does not exist' FROM t WHERE oid IS NULL
 	UNION ALL
@@ -34,7 +32,7 @@ const verifyTableSQL = `
 	UNION ALL
 	SELECT $1::text, format('the token column %I is missing', $2::text) FROM t WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM token)
 	UNION ALL
-	SELECT $1::text, format('the column %I is generated and cannot be written', attname) FROM (SELECT * FROM token UNION ALL SELECT * FROM lease UNION ALL SELECT * FROM gone) AS a WHERE attgenerated <> '' OR attidentity = 'a'
+	SELECT $1::text, format('the column %I is generated and cannot be written', attname) FROM (SELECT * FROM token UNION ALL SELECT * FROM lease) AS a WHERE attgenerated <> '' OR attidentity = 'a'
 	UNION ALL
 	SELECT $1::text, format('the token column %I may be NULL, and a row in which it is refuses every claim', $2::text) FROM token WHERE NOT attnotnull
 	UNION ALL
@@ -48,12 +46,6 @@ const verifyTableSQL = `
 	SELECT $1::text, format('the lease column %I is of type %s and must be text', $3::text, format_type(atttypid, atttypmod)) FROM lease WHERE atttypid <> 'text'::regtype
 	UNION ALL
 	SELECT $1::text, format('the lease column %I may be NULL, and a row in which it is conflicts with every lease', $3::text) FROM lease WHERE NOT attnotnull
-	UNION ALL
-	SELECT $1::text, format('the deleted column %I is missing', $5::text) FROM t WHERE $5::text <> '' AND oid IS NOT NULL AND NOT EXISTS (SELECT FROM gone)
-	UNION ALL
-	SELECT $1::text, format('the deleted column %I is of type %s and must be timestamptz', $5::text, format_type(atttypid, atttypmod)) FROM gone WHERE atttypid <> 'timestamptz'::regtype
-	UNION ALL
-	SELECT $1::text, format('the deleted column %I may not be NULL, so that every row counts as deleted', $5::text) FROM gone WHERE attnotnull
 	UNION ALL
 	SELECT $1::text, format('the key column %I is missing', k) FROM t, json_array_elements_text($4::text::json) k
 		WHERE oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = t.oid AND attname = k AND attnum > 0 AND NOT attisdropped)
@@ -125,6 +117,6 @@ const verifyRoleSQL = `
 		UNION ALL SELECT relowner, 'table ' || oid::regclass, relnamespace FROM pg_class WHERE relkind = 'r') AS o, pg_namespace n
 		WHERE NOT rolsuper AND n.oid = o.schema AND nspname = 'fencepost' AND owner <> nspowner AND pg_has_role(r.oid, owner, 'MEMBER')
 	UNION ALL
-	SELECT 'role ' || rolname, format('may call fencepost.%s, and so %s', proname, CASE WHEN starts_with(proname, 'reset') THEN 'lower a mark' ELSE 'raise the floor' END) FROM r, pg_proc p
-		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname IN ('reset', 'reset_floor', 'retire', 'retire_up_to')
+	SELECT 'role ' || rolname, format('may call fencepost.%s, and so %s', proname, CASE proname WHEN 'reset' THEN 'lower a mark' ELSE 'raise the floor' END) FROM r, pg_proc p
+		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname IN ('reset', 'retire')
 			AND EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))`

@@ -29,8 +29,8 @@
 //     sqlfence; their mark is another one, so do not mix the two on one table.
 //   - It fences one row. It cannot stop an older holder from adding another row to a
 //     set: use sqlfence's InTx for sets.
-//   - A row that does not exist has no mark, and a row deleted other than by
-//     [Table.Delete] has lost it. A BEFORE trigger that changes the token column undoes
+//   - A row that does not exist has no mark, and a row that is deleted loses it: keep it,
+//     with a column that says that it is deleted. A BEFORE trigger that changes the token column undoes
 //     a row's mark; sqladmin's Verify reports what it can recognise.
 //   - Marks do not survive a failover to a standby that lost them, and reads after a
 //     raise must not go to a replica.
@@ -45,8 +45,7 @@
 // reads first, a total or a cursor, takes over by [Table.Raise], which raises the row's
 // mark and reads the row in one statement; the table's rule is then guard.SameOrNewer.
 // Otherwise the old holder may write between the read and the write, and that write
-// would be lost. [Table.Delete] keeps the mark in a tombstone. [Table.Where] adds a
-// condition.
+// would be lost. [Table.Where] adds a condition.
 //
 // [DB.In] runs the same statements in a transaction. A row's mark and
 // the mark that sqlfence's InTx and Raise use are different marks. This package has its

@@ -87,13 +87,14 @@ func ExampleTable_Raise() {
 	// b writes: <nil>
 }
 
-// A row that may not exist yet, and one that must not come back.
+// A row that may not exist yet. Once it is there it is never deleted, so that its
+// mark stays: no older holder brings it back.
 func ExampleTable_Upsert() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	pool, done := scratch.Open(ctx)
 	defer done()
-	pool.Exec(ctx, `CREATE TABLE sessions (id text PRIMARY KEY, node text, deleted_at timestamptz,
+	pool.Exec(ctx, `CREATE TABLE sessions (id text PRIMARY KEY, node text, ended boolean NOT NULL DEFAULT false,
 		last_fencing_token bigint NOT NULL DEFAULT 0)`)
 
 	rows, err := sqlrow.Pgx(pool, nil)
@@ -101,7 +102,7 @@ func ExampleTable_Upsert() {
 		fmt.Println(err)
 		return
 	}
-	sessions, err := sqlrow.NewTable([]string{"sessions"}, []string{"id"}, guard.Must(guard.NewTemplate("session:{id}")), &sqlrow.TableOptions{DeletedColumn: "deleted_at"})
+	sessions, err := sqlrow.NewTable([]string{"sessions"}, []string{"id"}, guard.Must(guard.NewTemplate("session:{id}")), nil)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -109,7 +110,7 @@ func ExampleTable_Upsert() {
 	at := func(token guard.Token) guard.Claim { return guard.Claim{Resource: "session:s1", Token: token} }
 	s1 := sqlrow.Key{"s1"}
 	fmt.Println("10:", sessions.Upsert(ctx, rows, at(10), s1, sqlrow.Set{"node": "a"}))
-	fmt.Println("12:", sessions.Delete(ctx, rows, at(12), s1, sqlrow.Set{"node": nil}))
+	fmt.Println("12:", sessions.Update(ctx, rows, at(12), s1, sqlrow.Set{"node": nil, "ended": true}))
 	fmt.Println("11:", sessions.Upsert(ctx, rows, at(11), s1, sqlrow.Set{"node": "a"}))
 	// Output:
 	// 10: <nil>

@@ -1,6 +1,7 @@
 package sqlrow
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,11 @@ type Expr struct {
 // or dollar quote, not even in quotes; give such a text as an argument.
 func Raw(sql string, args ...any) Expr { return Expr{sql: sql, args: args} }
 
+// exprTokens are the pieces of an expression that render looks at: texts and quoted
+// names, words, which may have a dollar in them, placeholders, parentheses. A doubled
+// quote reads as two texts.
+var exprTokens = regexp.MustCompile(`'[^']*'?|"[^"]*"?|[\w\x{80}-\x{10FFFF}][\w$\x{80}-\x{10FFFF}]*|\$[\w$]*|[()]`)
+
 // render writes the expression in parentheses, with its placeholders moved up by
 // offset.
 func (e Expr) render(field string, offset int) (string, error) {
@@ -34,63 +40,44 @@ func (e Expr) render(field string, offset int) (string, error) {
 	case strings.Contains(e.sql, "--") || strings.Contains(e.sql, "/*") || strings.ContainsAny(e.sql, `;\`):
 		return invalid("must be one expression without comments, semicolons and backslashes, not even in quotes; give such a text as an argument")
 	}
-	var b strings.Builder
+	var wrong string
 	used, open := make([]bool, len(e.args)), 0
-	for s := e.sql; s != ""; {
-		n := 1
-		switch c := s[0]; {
-		case c == '\'' || c == '"': // a doubled quote reads as two texts
-			if n = strings.IndexByte(s[1:], c) + 2; n == 1 {
-				return invalid("has an open quote")
+	moved := exprTokens.ReplaceAllStringFunc(e.sql, func(token string) string {
+		switch c := token[0]; c {
+		case '\'', '"':
+			if len(token) == 1 || token[len(token)-1] != c {
+				wrong = "has an open quote"
 			}
-		case c == '(':
+		case '(':
 			open++
-		case c == ')':
+		case ')':
 			if open--; open < 0 { // it would close the parentheses around it
-				return invalid("must be one expression")
+				wrong = "must be one expression"
 			}
-		case isWord(c):
-			n = wordLen(s)
-		case c == '$':
-			n += len(s) - 1 - len(strings.TrimLeft(s[1:], "0123456789"))
-			number, err := strconv.Atoi(s[1:n])
+		case '$': // older servers read $1a as two words
+			n, err := strconv.Atoi(token[1:])
 			switch {
-			case n == 1:
-				return invalid("must not contain dollar quotes")
-			case n < len(s) && isWord(s[n]): // older servers read this as two words
-				return invalid("has letters after " + s[:n])
-			case err != nil || number < 1 || number > len(e.args):
-				return invalid("uses " + s[:n] + " and has " + strconv.Itoa(len(e.args)) + " arguments")
+			case token == "$" || token[1] < '0' || token[1] > '9':
+				wrong = "must not contain dollar quotes"
+				return token
+			case err != nil || n < 1 || n > len(e.args):
+				wrong = "uses " + token + " and has " + strconv.Itoa(len(e.args)) + " arguments"
+				return token
 			}
-			used[number-1] = true
-			b.WriteString(placeholder(number + offset))
-			s = s[n:]
-			continue
+			used[n-1] = true
+			return placeholder(n + offset)
 		}
-		b.WriteString(s[:n])
-		s = s[n:]
-	}
-	if open > 0 {
+		return token
+	})
+	switch n := slices.Index(used, false); {
+	case wrong != "":
+		return invalid(wrong)
+	case open > 0:
 		return invalid("has an open parenthesis")
-	}
-	if n := slices.Index(used, false); n >= 0 {
+	case n >= 0:
 		return invalid("has " + strconv.Itoa(len(e.args)) + " arguments and does not use " + placeholder(n+1))
 	}
-	return "(" + b.String() + ")", nil
-}
-
-// wordLen returns the length of the word that s begins with. A dollar in it is part
-// of the word.
-func wordLen(s string) int {
-	n := 1
-	for n < len(s) && (isWord(s[n]) || s[n] == '$') {
-		n++
-	}
-	return n
-}
-
-func isWord(c byte) bool {
-	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
+	return "(" + moved + ")", nil
 }
 
 func placeholder(n int) string { return "$" + strconv.Itoa(n) }

@@ -71,7 +71,7 @@ func TestOneExpression(t *testing.T) {
 		"')": "open quote", `"a`: "open quote", `'a''`: "open quote", "1; DROP TABLE x": "one expression", "1 -- x": "comments", "1 /* x */": "comments",
 		`E'\' || 1`: "backslashes", `E'a\''`: "backslashes", "$$x$$": "dollar quotes", "$a$x$a$": "dollar quotes",
 		"$2": "uses $2 and has 1", "$0": "uses $0", "$99999999999999999999": "uses $999", "1": "has 1 arguments and does not use $1",
-		"$1a": "has letters after $1", "$1_": "has letters after $1", "v || 'a\x00'": "NUL", "1)\x00": "NUL", "v || '\xff'": "valid UTF-8",
+		"$1a": "uses $1a and has 1", "$1_": "uses $1_ and has 1", "v || 'a\x00'": "NUL", "1)\x00": "NUL", "v || '\xff'": "valid UTF-8",
 	} {
 		if got, err := (Expr{text, []any{1}}).render("x", 3); !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), why) {
 			t.Errorf("%q is rendered as %q, %v; want an error that says %q", text, got, err, why)

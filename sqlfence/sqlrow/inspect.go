@@ -57,9 +57,9 @@ func (d *DB[Tx]) guardable(ctx context.Context, q Querier, t *Table) error {
 	if _, known := d.inspected.Load(t.id); known {
 		return nil
 	}
-	id, obstacle, unfit, inexact := t.id.(tableID), "", "", ""
+	var obstacle, unfit, inexact string
 	var there bool
-	_, err := row(ctx, q, LookSQL, []any{id.name, id.bound, id.token}, &obstacle, &there, &unfit, &inexact)
+	_, err := row(ctx, q, LookSQL, []any{t.layout.Name, t.layout.Bound, t.layout.Token}, &obstacle, &there, &unfit, &inexact)
 	switch {
 	case err != nil:
 		return t.failure("look at "+t.label, guard.Claim{}, err, false)
@@ -68,7 +68,7 @@ func (d *DB[Tx]) guardable(ctx context.Context, q Querier, t *Table) error {
 	case obstacle != "":
 		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
 	case inexact != "":
-		return guard.Invalid("token column "+id.token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
+		return guard.Invalid("token column "+t.layout.Token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
 	case unfit != "":
 		return guard.Invalid("template "+t.resource.String(), unfit,
 			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")

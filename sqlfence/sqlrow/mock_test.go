@@ -64,7 +64,7 @@ func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
 
 const (
 	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`
-	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, false, true FROM "jobs" WHERE ("id" = $1)`
+	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, true FROM "jobs" WHERE ("id" = $1)`
 )
 
 func mockTable(t *testing.T) *Table {
@@ -79,9 +79,9 @@ func mockTable(t *testing.T) *Table {
 // row that is replaced between the two.
 func TestFailureAroundUpdate(t *testing.T) {
 	mark := func(tokens ...int64) *sqlmock.Rows {
-		rows := sqlmock.NewRows([]string{"token", "lease", "deleted", "satisfied"})
+		rows := sqlmock.NewRows([]string{"token", "lease", "satisfied"})
 		for _, token := range tokens {
-			rows.AddRow(token, nil, false, true)
+			rows.AddRow(token, nil, true)
 		}
 		return rows
 	}
@@ -143,7 +143,7 @@ func TestFailureAroundUpdate(t *testing.T) {
 
 const (
 	mockTake = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token"` +
-		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, false, "v"`
+		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, "v"`
 	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
 		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE "jobs"."id" = $1 AND $2::bigint OPERATOR(pg_catalog.>=) "jobs"."last_fencing_token"`
 )
@@ -204,8 +204,8 @@ func TestFailureOfRows(t *testing.T) {
 		}
 	}
 	db := mocked(t, func(m sqlmock.Sqlmock) {
-		row := []driver.Value{nil, true, false, 1}
-		m.ExpectQuery(mockTake).WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(row...).AddRow(row...).RowError(1, errInjected))
+		row := []driver.Value{nil, true, 1}
+		m.ExpectQuery(mockTake).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(row...).AddRow(row...).RowError(1, errInjected))
 	})
 	if err := rowCalls["Takeover"].call(t, db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 		t.Errorf("an error behind the rows: got %v, want ErrOutcomeUnknown", err)
@@ -217,7 +217,7 @@ func TestFailureOfRows(t *testing.T) {
 func TestUpsertOfADeletedRow(t *testing.T) {
 	db := mocked(t, func(m sqlmock.Sqlmock) {
 		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 0))
-		m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 4)))
+		m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)))
 		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 1))
 	})
 	if err := rowCalls["Upsert"].call(t, db); err != nil {

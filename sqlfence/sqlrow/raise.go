@@ -29,10 +29,8 @@ type Dest map[string]any
 //
 // The table's rule must be [guard.SameOrNewer], else the error is ErrInvalid,
 // nothing sent: under [guard.OncePerToken] the raise would use the token up. The
-// other errors are those of [Table.Update]. For a tombstone ([Table.Delete]) the
-// error is ErrNotFound but its mark is raised all the same, so that no older
-// holder brings the row back; if there is no row at all, nothing is raised. If a
-// trigger replaces the claim with another mark, the error is ErrUnfenced. If a
+// other errors are those of [Table.Update]; if there is no row, nothing is raised.
+// If a trigger replaces the claim with another mark, the error is ErrUnfenced. If a
 // dest cannot take its column's value, the mark may have been raised:
 // ErrOutcomeUnknown, except in a transaction, where the caller decides. After an
 // error the contents of dest are meaningless.
@@ -53,33 +51,16 @@ func (t *Table) raise(ctx context.Context, q Querier, claim guard.Claim, key Key
 		return guard.Mark{}, err
 	}
 	var commit *string
-	var raised, deleted bool
-	own := []any{&commit, &raised, &deleted}
+	var raised bool
 	mark, err := t.sendReturning(ctx, q, raises, claim, key, s, func(scan func(dest ...any) error) error {
-		if t.deleted != "" { // a tombstone's columns are not for the caller, and may be NULL
-			if err := scan(append(own, discarded(len(s.dest))...)...); err != nil || deleted {
-				return err
-			}
-		}
-		return scan(append(own, s.dest...)...)
+		return scan(append([]any{&commit, &raised}, s.dest...)...)
 	})
-	switch {
-	case err == nil && !raised:
+	if err == nil && !raised {
 		err = &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
 			Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
 		mark = guard.Mark{}
-	case err == nil && deleted:
-		err = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
 	}
 	return mark, err
-}
-
-func discarded(n int) []any {
-	discard := make([]any, n)
-	for i := range discard {
-		discard[i] = new(any)
-	}
-	return discard
 }
 
 // pointers returns the columns in order and their destinations.

@@ -20,7 +20,6 @@ type kind byte
 
 const (
 	updates kind = 'u'
-	deletes kind = 'd'
 	upserts kind = 'i'
 	raises  kind = 't'
 )
@@ -28,8 +27,6 @@ const (
 // op names the statement in errors.
 func (t *Table) op(k kind) string {
 	switch k {
-	case deletes:
-		return "delete from " + t.label
 	case upserts:
 		return "upsert into " + t.label
 	case raises:
@@ -52,11 +49,8 @@ func columnsOf[V any, M ~map[string]V](m M, into []string) []string {
 // predicates', so that each list of columns gives one text, which the driver
 // prepares once. It returns the given columns of the row, if there are any.
 func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning []string) (statement, error) {
-	switch {
-	case k == updates && len(set) == 0:
+	if k == updates && len(set) == 0 {
 		return statement{}, guard.Invalid("set", "", "names no column")
-	case k == deletes && t.deleted == "":
-		return statement{}, guard.Invalid("TableOptions.DeletedColumn", "", "must be set for a delete")
 	}
 	b := builder{args: make([]any, 0, len(key)+2+len(set))}
 	b.Grow(256)
@@ -71,29 +65,19 @@ func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning
 }
 
 // verdict returns the statement that reads why a row was not written: its
-// mark, whether it is a tombstone, and whether it satisfies the predicates.
+// mark, and whether it satisfies the predicates.
 func (t *Table) verdict(key Key) (statement, error) {
 	b := builder{args: slices.Clone([]any(key))}
-	b.add("SELECT ", t.token, ", ", t.leaseOrNull(t.lease), ", ", t.isDeleted(), ", ")
+	lease := t.lease
+	if lease == "" {
+		lease = "NULL::pg_catalog.text"
+	}
+	b.add("SELECT ", t.token, ", ", lease, ", ")
 	if err := b.predicates(t); err != nil {
 		return statement{}, err
 	}
 	b.add(" FROM ", t.name, " WHERE ", t.where)
 	return statement{sql: b.String(), args: b.args}, nil
-}
-
-func (t *Table) leaseOrNull(lease string) string {
-	if t.lease == "" {
-		return "NULL::pg_catalog.text"
-	}
-	return lease
-}
-
-func (t *Table) isDeleted() string {
-	if t.deleted == "" {
-		return "false"
-	}
-	return t.deleted + " IS NOT NULL"
 }
 
 // admits compares the token and lease that a statement offers with those of
@@ -133,15 +117,12 @@ func (b *builder) write(t *Table, k kind, set Set, returning []string) error {
 		admits = t.admits(t.row+".", t.offeredToken, t.offeredLease) // EXCLUDED is there too
 		err = b.insert(t, columns, set)
 	} else {
-		err = b.update(t, k, columns, set)
+		err = b.update(t, columns, set)
 	}
 	if err != nil {
 		return err
 	}
 	b.add(admits)
-	if t.deleted != "" && (k == updates || k == deletes) {
-		b.add(" AND ", t.deleted, " IS NULL")
-	}
 	if len(t.predicates) > 0 {
 		b.add(" AND ")
 		if err := b.predicates(t); err != nil {
@@ -150,7 +131,7 @@ func (b *builder) write(t *Table, k kind, set Set, returning []string) error {
 	}
 	separator := " RETURNING "
 	if k == raises {
-		b.add(separator, liftCommit, ", ", t.raised(), ", ", t.isDeleted())
+		b.add(separator, liftCommit, ", ", t.raised())
 		separator = ", "
 	}
 	for _, column := range returning {
@@ -165,7 +146,7 @@ func (b *builder) write(t *Table, k kind, set Set, returning []string) error {
 }
 
 // update writes the statement up to the comparison.
-func (b *builder) update(t *Table, k kind, columns []string, set Set) error {
+func (b *builder) update(t *Table, columns []string, set Set) error {
 	b.add("UPDATE ", t.name, " SET ", t.offered)
 	for _, column := range columns {
 		quoted, err := t.settable(column)
@@ -176,9 +157,6 @@ func (b *builder) update(t *Table, k kind, columns []string, set Set) error {
 		if err := b.value(column, set[column]); err != nil {
 			return err
 		}
-	}
-	if k == deletes {
-		b.add(", ", t.deleted, " = pg_catalog.clock_timestamp()")
 	}
 	b.add(" WHERE ", t.where, " AND ")
 	return nil
@@ -216,9 +194,6 @@ func (b *builder) insert(t *Table, columns []string, set Set) error {
 		}
 	}
 	b.add(") ON CONFLICT (", keys, ") DO UPDATE SET ", t.offered, assigned)
-	if t.deleted != "" {
-		b.add(", ", t.deleted, " = NULL")
-	}
 	// A trigger may have changed the key of the row to be inserted, so that it meets
 	// another resource's row.
 	b.add(" WHERE ", t.keysEqual(t.row+".", func(i int) string { return placeholder(i + 1) }), " AND ")

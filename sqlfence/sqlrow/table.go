@@ -2,16 +2,11 @@ package sqlrow
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
-	"fmt"
 	"maps"
-	"math"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
@@ -30,10 +25,6 @@ type TableOptions struct {
 	// DEFAULT ''. Empty means that the table has none: then one token under two
 	// leases is not detected (no promise P4 on this table).
 	LeaseColumn string
-	// DeletedColumn says when the row was deleted by [Table.Delete]; it must be
-	// timestamptz, NULL for a row that is not deleted. Empty means that the
-	// table has none, and does not support Delete.
-	DeletedColumn string
 	// Rule says what a second write under one token may do. Zero means
 	// [guard.OncePerToken]: token > last_fencing_token. [Table.Raise] needs
 	// [guard.SameOrNewer].
@@ -60,11 +51,11 @@ type Table struct {
 	where      string   // ("k1" = $1 AND "k2" = $2)
 	token      string   // quoted
 	lease      string   // quoted; empty = none
-	deleted    string   // quoted; empty = none
 	reserved   map[string]string
 	rule       guard.Rule
 	resource   *guard.Template
 	bound      []bound
+	layout     Layout
 	id         any // its tableID, boxed once
 	predicates []Expr
 
@@ -118,11 +109,6 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 			return nil, err
 		}
 	}
-	if o.DeletedColumn != "" {
-		if t.deleted, err = t.reserve("deleted column", o.DeletedColumn); err != nil {
-			return nil, err
-		}
-	}
 	if len(key) == 0 {
 		return nil, guard.Invalid("key", "", "must name at least one column")
 	}
@@ -144,7 +130,8 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		t.offered += ", " + t.lease + " = " + t.offeredLease
 	}
 	t.admitted = t.admits("", t.offeredToken, t.offeredLease)
-	t.id = tableID{t.name, o.TokenColumn, sqlkit.JSON(t.bound)}
+	t.layout = Layout{Name: t.name, Key: t.keys, Token: o.TokenColumn, Lease: o.LeaseColumn, Bound: sqlkit.JSON(t.bound)}
+	t.id = tableID{t.name, o.TokenColumn, t.layout.Bound}
 	return t, nil
 }
 
@@ -155,27 +142,14 @@ type tableID struct{ name, token, bound string }
 type Layout struct {
 	Name string // quoted, as in SQL
 	Key  []string
-	// Token, Lease and Deleted are columns; the last two are empty if there is none.
-	Token, Lease, Deleted string
+	// Token and Lease are columns; Lease is empty if there is none.
+	Token, Lease string
 	// Bound has the columns and types of the template's variables, as JSON.
 	Bound string
 }
 
 // Layout describes the table, for package sqladmin to verify.
-func (t *Table) Layout() Layout {
-	l := Layout{Name: t.name, Key: slices.Clone(t.keys), Bound: t.id.(tableID).bound}
-	for column, is := range t.reserved {
-		switch is {
-		case "token column":
-			l.Token = column
-		case "lease column":
-			l.Lease = column
-		case "deleted column":
-			l.Deleted = column
-		}
-	}
-	return l
-}
+func (t *Table) Layout() Layout { return t.layout }
 
 // bind finds the key column of each variable of the table's template.
 func (t *Table) bind(o TableOptions) error {
@@ -234,102 +208,6 @@ func (t *Table) keysEqual(prefix string, value func(i int) string) string {
 	return strings.Join(all, " AND ")
 }
 
-// bound is the key column that a variable of a template is bound to, in the
-// order of the variables.
-type bound struct {
-	Column string `json:"column"`
-	Type   string `json:"type"` // the variable's
-	key    int    // which of the key's
-}
-
-// resourceOf names the resource of the row with the given key, and returns the
-// key as it is to be sent: the driver may get another value from a caller's type
-// than the one that the name was built from.
-func (t *Table) resourceOf(key Key) (string, Key, error) {
-	var few [4]string
-	values, sent := few[:0], key
-	for _, b := range t.bound {
-		v := key[b.key]
-		switch v.(type) {
-		case string, int, int64, [16]byte:
-		default:
-			plain, err := plainKeyValue(v)
-			if err != nil {
-				return "", nil, guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", v), err.Error())
-			}
-			if &sent[0] == &key[0] {
-				sent = slices.Clone(key)
-			}
-			v, sent[b.key] = plain, plain
-		}
-		text, err := keyValueText(v, b.Type)
-		if err != nil {
-			return "", nil, guard.Invalid("key column "+b.Column, fmt.Sprintf("%T", key[b.key]), err.Error())
-		}
-		values = append(values, text)
-	}
-	name, err := t.resource.Name(values...)
-	return name, sent, err
-}
-
-// plainKeyValue converts a value of another type to a string or int64.
-func plainKeyValue(v any) (any, error) {
-	if valuer, ok := v.(driver.Valuer); ok {
-		value, err := valuer.Value()
-		if err != nil {
-			return nil, err
-		}
-		switch value.(type) {
-		case string, int64:
-			return value, nil
-		}
-		return nil, errKeyType
-	}
-	switch r := reflect.ValueOf(v); {
-	case r.CanInt():
-		return r.Int(), nil
-	case r.CanUint() && r.Uint() <= math.MaxInt64:
-		return int64(r.Uint()), nil
-	case r.Kind() == reflect.String:
-		return r.String(), nil
-	}
-	return nil, errKeyType
-}
-
-// keyValueText returns the text that the database returns for a value of a key
-// column: the value's spelling must be the only one.
-func keyValueText(v any, kind string) (string, error) {
-	switch v := v.(type) {
-	case string:
-		return spelled(v, kind)
-	case int:
-		return number(int64(v), kind)
-	case int64:
-		return number(v, kind)
-	case [16]byte:
-		if kind == guard.TypeUUID {
-			return fmt.Sprintf("%x-%x-%x-%x-%x", v[:4], v[4:6], v[6:8], v[8:10], v[10:]), nil
-		}
-	}
-	return "", errKeyType
-}
-
-func number(n int64, kind string) (string, error) {
-	if kind != guard.TypeInt {
-		return "", errKeyType
-	}
-	return strconv.FormatInt(n, 10), nil
-}
-
-func spelled(s, kind string) (string, error) {
-	if kind == guard.TypeText && strings.HasSuffix(s, " ") {
-		return "", errors.New("must not end with a space, which varchar(n) may cut off")
-	}
-	return s, nil // the template checks the spelling of its types
-}
-
-var errKeyType = errors.New("is not a type whose text the resource's name can be built from: use whole numbers for {x:int}, a string or [16]byte for {x:uuid}, a string for {x}")
-
 // ErrPredicate: the row exists and its mark admits the claim, but it does not
 // satisfy the predicate of [Table.Where]. It comes inside a
 // [*guard.RejectedError] that also is guard.ErrNotFound: there is no such row.
@@ -362,28 +240,6 @@ func (t *Table) reserve(what, column string) (string, error) {
 	}
 	t.reserved[column] = what
 	return quoted, nil
-}
-
-// isNull reports whether the drivers send v as NULL, which equals no key. Only
-// unusual types pay for a closer look.
-func isNull(v any) bool {
-	switch v := v.(type) {
-	case nil:
-		return true
-	case string, int, int64, int32, bool, time.Time:
-		return false
-	case driver.Valuer:
-		if r := reflect.ValueOf(v); r.Kind() == reflect.Pointer && r.IsNil() {
-			return true
-		}
-		value, err := v.Value()
-		return err == nil && value == nil
-	}
-	switch r := reflect.ValueOf(v); r.Kind() {
-	case reflect.Pointer, reflect.Slice, reflect.Map:
-		return r.IsNil()
-	}
-	return false
 }
 
 // check validates the input of a write before anything is sent, and returns the

@@ -33,9 +33,8 @@ const maxReplaced = 3
 // read to find out why.
 //
 // The errors: [*guard.RejectedError] with ErrStale, ErrSpent, ErrConflict,
-// ErrNotFound (no such row, a row that [Table.Delete] deleted, or, with
-// [ErrPredicate], one that [Table.Where] excludes), ErrUnfenced (the token
-// column is NULL); ErrInvalid for malformed input, nothing sent;
+// ErrNotFound (no such row or, with [ErrPredicate], one that [Table.Where]
+// excludes), ErrUnfenced (the token column is NULL); ErrInvalid for malformed input, nothing sent;
 // ErrUnavailable, nothing written; ErrSetup if a right is missing, or a trigger or
 // policy leaves the row out; ErrOutcomeUnknown if the response was lost, or a
 // dest cannot take its column's value: the row's mark shows the outcome. Errors
@@ -47,7 +46,7 @@ const maxReplaced = 3
 // the caller decides. After an error the contents of dest are meaningless.
 //
 // If several reasons apply, those of the claim come first: a stale holder gets
-// ErrStale even if the row was deleted.
+// ErrStale even if the predicate excludes the row.
 //
 // Update fences one row. It cannot stop an older holder from adding another row
 // to a set: use sqlfence's InTx for sets.
@@ -163,12 +162,12 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 		return guard.Mark{}, err
 	}
 	var r rowState
-	found, err := row(ctx, q, s.sql, s.args, &r.token, &r.lease, &r.deleted, &r.satisfied)
+	found, err := row(ctx, q, s.sql, s.args, &r.token, &r.lease, &r.satisfied)
 	switch {
 	case err != nil:
 		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
 	case found:
-		return t.decide(k, r, claim)
+		return t.decide(r, claim)
 	case k == upserts: // deleted since
 		return guard.Mark{}, nil
 	}
@@ -177,14 +176,14 @@ func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Clai
 
 // rowState is the state in the database that decides about a write.
 type rowState struct {
-	token              *int64
-	lease              *string
-	deleted, satisfied bool
+	token     *int64
+	lease     *string
+	satisfied bool
 }
 
 // decide compares a claim with a row. The claim's reasons come first: a stale
 // holder must stop, whatever happened to the row.
-func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error) {
+func (t *Table) decide(r rowState, claim guard.Claim) (guard.Mark, error) {
 	if r.token == nil || r.lease == nil && t.lease != "" {
 		// NULL compares with nothing, so no write would ever be admitted.
 		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
@@ -200,10 +199,7 @@ func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error
 	if err := guard.Decide(t.rule, mark, claim); err != nil {
 		return mark, err
 	}
-	switch {
-	case r.deleted && (k == updates || k == deletes):
-		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark}
-	case !r.satisfied:
+	if !r.satisfied {
 		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark, Cause: ErrPredicate}
 	}
 	return mark, nil
@@ -219,24 +215,9 @@ func (t *Table) decide(k kind, r rowState, claim guard.Claim) (guard.Mark, error
 //
 // A row that does not exist has no mark: whoever inserts it is admitted, under
 // any token. So P1 holds from the row's first insert until a DELETE, after which
-// an older holder's Upsert brings the row back. Delete with [Table.Delete]
-// instead, which keeps the mark; Upsert under a newer claim makes DeletedColumn
-// NULL again. A predicate of [Table.Where] is applied only to an existing row.
+// an older holder's Upsert brings the row back. Keep the row instead, with its mark:
+// say in a column of your own that it is deleted, and let [Table.Where] exclude it.
+// A predicate of Where is applied only to an existing row.
 func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
 	return t.write(ctx, q, upserts, claim, key, set, dest)
-}
-
-// Delete marks the row as deleted: it stays, as a tombstone, with the claim as
-// its mark and the server's time in DeletedColumn, so that no older holder can
-// bring it back. set, which may be nil, is written with it, to clear columns
-// that should not be kept. The table must have a DeletedColumn, else the error
-// is ErrInvalid, nothing sent; the other errors are those of [Table.Update].
-//
-// For a tombstone, Update, Delete and [Table.Raise] return ErrNotFound, and
-// [Table.Upsert] under a newer claim (or the same, under [guard.SameOrNewer])
-// brings the row back. Readers must look at DeletedColumn themselves. A
-// tombstone may be removed by a plain DELETE once no claim below its mark can
-// arrive any more.
-func (t *Table) Delete(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-	return t.write(ctx, q, deletes, claim, key, set, nil)
 }

@@ -115,11 +115,14 @@ func (a *app) increaseBySqlc(ctx context.Context, claim guard.Claim, tenant stri
 }
 
 // insertByGorm writes through a model. The transaction is in ConnPool: a *sql.Tx, or
-// what hides one if PrepareStmt is set. With it GORM keeps the statement of each
-// claim prepared, as many as PrepareStmtMaxSize allows.
+// with PrepareStmt a *gorm.PreparedStmtTX, whose Tx is one.
 func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string) error {
 	err := a.orm.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-		if err := a.std.EnterOn(ctx, tx.Statement.ConnPool, claim); err != nil {
+		pool := tx.Statement.ConnPool
+		if prepared, ok := pool.(*gorm.PreparedStmtTX); ok {
+			pool = prepared.Tx
+		}
+		if err := a.std.Enter(ctx, pool.(*sql.Tx), claim); err != nil {
 			return err
 		}
 		return tx.Create(&Invoice{Tenant: tenant, Cents: 100}).Error
@@ -127,22 +130,14 @@ func (a *app) insertByGorm(ctx context.Context, claim guard.Claim, tenant string
 	return sqlfence.ErrorFrom(err)
 }
 
-// insertByEnt writes in a transaction of ent's driver. EnterOn takes any
-// transaction that can run a statement, fences it, and presents the claim. The Tx
-// of a generated client is one too, with ent's feature sql/execquery.
+// insertByEnt writes by a client of ent on a fenced transaction: a generated client
+// is ent.NewClient(ent.Driver(driver)).
 func (a *app) insertByEnt(ctx context.Context, claim guard.Claim, tenant string) error {
-	tx, err := a.ent.Tx(ctx)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := a.std.EnterOn(ctx, tx.(*entsql.Tx), claim); err != nil {
-		return err
-	}
-	if err := insertEnt(ctx, tx, tenant); err != nil {
-		return sqlfence.ErrorFrom(err)
-	}
-	return tx.Commit()
+	err := a.std.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error {
+		driver := entsql.NewDriver(dialect.Postgres, entsql.Conn{ExecQuerier: tx})
+		return insertEnt(ctx, driver, tenant)
+	})
+	return sqlfence.ErrorFrom(err)
 }
 
 // insertEnt runs the statement that a generated client would build.
@@ -162,7 +157,7 @@ type BunInvoice struct {
 // insertByBun writes through a model.
 func (a *app) insertByBun(ctx context.Context, claim guard.Claim, tenant string) error {
 	err := a.bun.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-		if err := a.std.EnterOn(ctx, tx, claim); err != nil {
+		if err := a.std.Enter(ctx, tx.Tx, claim); err != nil {
 			return err
 		}
 		_, err := tx.NewInsert().Model(&BunInvoice{Tenant: tenant, Cents: 100}).Exec(ctx)

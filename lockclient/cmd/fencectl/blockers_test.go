@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -44,8 +45,8 @@ func TestRaiseNamesBlockers(t *testing.T) {
 	r := fencectl(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--raise-timeout", "200ms", "--yes")
 	want := fmt.Sprintf("session %d of role %s (work", inside["billing"], role)
 	end := fmt.Sprintf("SELECT pg_terminate_backend(%d)", inside["billing"])
-	if r.code != exitPartial || !strings.Contains(r.errOut, want) || !strings.Contains(r.errOut, end) || strings.Contains(r.errOut, fmt.Sprint(inside["shipping"])) {
-		t.Fatalf("exit code %d, want %d, %q and %q, without %d:\n%s", r.code, exitPartial, want, end, inside["shipping"], r.errOut)
+	if r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, want) || !strings.Contains(r.errOut, end) || strings.Contains(r.errOut, fmt.Sprint(inside["shipping"])) {
+		t.Fatalf("exit code %d, want %d, %q and %q, without %d:\n%s", r.code, opcmd.ExitPartial, want, end, inside["shipping"], r.errOut)
 	}
 	printable(t, r.errOut)
 	exec1(t, pool, end)

@@ -6,7 +6,7 @@
 //
 // It inspects (list, show, audit, doctor),
 // intervenes (force-unlock, marks, epoch, advance, purge) and sets up (migrate,
-// roles, completion). Each command has --help. Names are whole names: those of
+// roles). Each command has --help. Names are whole names: those of
 // a client confined to a namespace begin with it. A PATTERN for a list is read
 // by components: tenant_1 is that name and all that begin with "tenant_1:",
 // never tenant_12; "*" is any component and, at the end, any rest.
@@ -14,7 +14,7 @@
 // # Configuration
 //
 // By flag, otherwise by environment: FENCECTL_DATABASE_URL, FENCECTL_OUTPUT,
-// FENCECTL_TIMEOUT, FENCECTL_ACTOR and those that --help names. What
+// FENCECTL_TIMEOUT and FENCECTL_ACTOR. What
 // --database-url leaves out comes from the usual PG variables (PGHOST, PGUSER,
 // PGSERVICE, PGSSLMODE, ...), the service file and ~/.pgpass, as with psql. No
 // password is ever printed; ps shows one on the command line, so use the
@@ -55,9 +55,11 @@
 // the SQL of this module's roles. The operator's is enough for everything but
 // migrate, which needs the schema's owner, and the end-to-end test of doctor,
 // which needs an issuer; the reader's is enough for commands that only read.
+//
+// # Where to read on
+//
+// main.go has the table of the commands, each of which is in the file of its name;
+// command.go has what a command is given, asked and refused; session.go the
+// connection and the schema's versions; errors.go the way from an error to an exit
+// code of package opcmd; output.go tables and JSON.
 package main
-
-import _ "embed"
-
-//go:embed runbook.txt
-var runbook string

@@ -3,8 +3,6 @@ package main
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // squeezed returns text without its layout: comment markers and space.
@@ -32,18 +32,18 @@ func TestDocumentation(t *testing.T) {
 		t.Errorf("help runbook prints %q", out)
 	}
 	codes := map[int]bool{}
-	for _, e := range exitCodes {
-		if codes[e.code] {
-			t.Errorf("exit code %d is there twice", e.code)
+	for _, e := range opcmd.ExitCodes {
+		if codes[e.Code] {
+			t.Errorf("exit code %d is there twice", e.Code)
 		}
-		codes[e.code] = true
+		codes[e.Code] = true
 	}
 	lines := strings.Split(strings.TrimSpace(must(t, "", "help", "exit-codes", "-o", "json")), "\n")
-	if len(lines) != len(exitCodes) {
+	if len(lines) != len(opcmd.ExitCodes) {
 		t.Errorf("help exit-codes prints %d lines", len(lines))
 	}
 	var row struct{ Code int }
-	if err := json.Unmarshal([]byte(lines[1]), &row); err != nil || row.Code != exitCodes[1].code {
+	if err := json.Unmarshal([]byte(lines[1]), &row); err != nil || row.Code != opcmd.ExitCodes[1].Code {
 		t.Errorf("%v: %s", err, lines[1])
 	}
 	if out := must(t, "", "help", "exit-codes"); !strings.Contains(out, "the operator did not confirm") {
@@ -52,7 +52,7 @@ func TestDocumentation(t *testing.T) {
 	// Every command that the documentation shows is one.
 	root := (&app{}).root()
 	for _, m := range regexp.MustCompile(`fencectl ([a-z][a-z-]+)`).FindAllStringSubmatch(doc, -1) {
-		if root.Command(m[1]) == nil && m[1] != "completion" && m[1] != "works" && m[1] != "ends" {
+		if root.Command(m[1]) == nil && m[1] != "works" && m[1] != "ends" {
 			t.Errorf("doc.go shows %s, which is no command", m[0])
 		}
 	}
@@ -75,20 +75,28 @@ func TestHelp(t *testing.T) {
 			look(append(slices.Clone(path), sub.Name), sub)
 		}
 	}
-	look(nil, (&app{}).root())
+	root := (&app{}).root()
+	look(nil, root)
+	for _, cmd := range root.Commands {
+		for _, args := range [][]string{{}, {"help"}, {"--help"}} {
+			if page := must(t, "", args...); !strings.Contains(page, "\n     "+cmd.Name+" ") || !strings.Contains(page, "\n   intervene:\n") {
+				t.Errorf("%q does not show %s:\n%s", args, cmd.Name, page)
+			}
+		}
+	}
 	for line := range strings.Lines(runbook) {
 		if len(line) > 85 {
 			t.Errorf("a line of %d columns in the runbook: %s", len(line), line)
 		}
 	}
 	for _, args := range [][]string{
-		{}, {"--help"}, {"help"}, {"list", "--help"}, {"help", "list"}, {"help", "marks", "raise"}, {"marks"}, {"epoch", "raise", "-h"}, {"completion"},
+		{}, {"--help"}, {"help"}, {"list", "--help"}, {"help", "list"}, {"help", "marks", "raise"}, {"marks"}, {"epoch", "raise", "-h"},
 	} {
 		if out := must(t, "", args...); !strings.Contains(out, "USAGE:") || !strings.Contains(out, "fencectl") {
 			t.Errorf("%q: %s", args, out)
 		}
 	}
-	if r := fencectl(t, "", "help", "frob"); r.code != exitUsage {
+	if r := fencectl(t, "", "help", "frob"); r.code != opcmd.ExitUsage {
 		t.Errorf("%+v", r)
 	}
 	if out := must(t, "", "--version"); !strings.HasPrefix(out, "fencectl version ") {
@@ -104,57 +112,5 @@ func TestHelp(t *testing.T) {
 	}
 	if out := must(t, url, "show", "help"); !strings.Contains(out, "token:     1\n") {
 		t.Errorf("show help: %s", out)
-	}
-}
-
-// The completion asks the program itself, and runs no command and nothing on
-// the command line.
-func TestCompletion(t *testing.T) {
-	t.Parallel()
-	for _, shell := range shells {
-		if out := must(t, "", "completion", shell); !strings.Contains(out, "--generate-shell-completion") {
-			t.Errorf("%s: %s", shell, out)
-		}
-	}
-	for line, want := range map[string]string{
-		"":                     "force-unlock",
-		"marks":                "retire",
-		"force-unlock --re":    "--reason",
-		"list -":               "--awaited",
-		"help":                 "exit-codes",
-		"epoch raise --yes --": "--yes",
-	} {
-		args := append(strings.Fields(line), "--generate-shell-completion") // the library looks at os.Args
-		out, err := program(t, []string{"FENCECTL_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}, args...).Output()
-		if err != nil || !strings.Contains("\n"+string(out), "\n"+want+":") {
-			t.Errorf("%q offers no %s: %v\n%s", line, want, err, out)
-		}
-	}
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		t.Log("there is no bash here: only what the script asks was tested")
-		return
-	}
-	owned := filepath.Join(t.TempDir(), "owned")
-	complete := `source <("$0" completion bash); fencectl() { command "$FENCECTL" "$@"; }; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _fencectl; echo "${COMPREPLY[*]}"; complete -p fencectl`
-	for _, c := range []struct {
-		words []string
-		want  string
-	}{
-		{[]string{"fencectl", "pu"}, "purge\n"},
-		{[]string{"fencectl", "marks", "re"}, "reset resets retire\n"},
-		{[]string{"fencectl", "force-unlock", "$(touch " + owned + ")", "--ra"}, "--raise --raise-timeout\n"},
-		{[]string{"fencectl", "show", ""}, "\n"},
-	} {
-		self := program(t, nil)
-		cmd := exec.Command(bash, append([]string{"--norc", "-c", complete, self.Path}, c.words...)...)
-		cmd.Env = append(self.Env, "FENCECTL="+self.Path)
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.HasPrefix(string(out), c.want) || !strings.Contains(string(out), "-F _fencectl fencectl") {
-			t.Errorf("%q: %v\n%s", c.words, err, out)
-		}
-	}
-	if _, err := os.Stat(owned); err == nil {
-		t.Error("the completion ran what stood on the command line")
 	}
 }

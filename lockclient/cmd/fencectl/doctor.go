@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -11,7 +13,9 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/urfave/cli/v3"
 )
@@ -27,7 +31,7 @@ func (a *app) doctorCommand() *cli.Command {
 		Description: "Leases " + doctorResource + " a few times for the end-to-end test, and changes\n" +
 			"nothing else. Ends with exit code 10 if something must be repaired, and with 0\n" +
 			"if there are only warnings.",
-		Action: a.doctor,
+		Action: a.on(nil, (*call).doctor), // here the schema is a finding
 	}
 }
 
@@ -63,36 +67,44 @@ func (f *findings) worst() string {
 	return worst
 }
 
-func (a *app) doctor(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	s, err := connect(ctx, cmd) // here the schema is a finding
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (c *call) doctor(ctx context.Context) error {
 	f := &findings{}
 	began := time.Now()
-	if err := s.ping(ctx); err != nil {
+	if err := c.ping(ctx); err != nil {
 		return failed("connect", err) // nothing else can be checked
 	}
-	f.checks = append(f.checks, check{"connect", checkOK, target(s.pool.Config().ConnConfig), time.Since(began).Seconds()})
-	ready := f.schema(ctx, s)
-	f.settings(ctx, s)
-	f.guarded(ctx, s)
-	if ready {
-		f.endToEnd(ctx, s)
+	f.checks = append(f.checks, check{"connect", checkOK, c.target(), time.Since(began).Seconds()})
+	usable := f.settings(ctx, c.session)
+	if f.marks(ctx, c.session) {
+		f.guarded(ctx, c.session)
+	}
+	if usable {
+		f.endToEnd(ctx, c.session)
 	} else {
 		f.add("end to end", checkWarn, "not tried without the schema")
 	}
-	if err := a.printFindings(cmd, f); err != nil {
+	if err := c.printFindings(f); err != nil {
 		return err
 	}
 	if f.worst() == checkFail {
-		return &coded{exitUnhealthy, "unhealthy", errors.New("something must be repaired, see the lines with " + checkFail)}
+		return &opcmd.Error{Code: opcmd.ExitUnhealthy, Reason: "unhealthy", Err: errors.New("something must be repaired, see the lines with " + checkFail)}
 	}
 	return nil
+}
+
+func (c *call) printFindings(f *findings) error {
+	if c.asJSON() {
+		return c.print(object{"status": f.worst(), "checks": f.checks}, "")
+	}
+	t := newTable(c.out, "STATUS", "CHECK", "TIME", "DETAIL")
+	for _, c := range f.checks {
+		row(t, c.Status, c.Name, orNothing(c.Seconds > 0, milliseconds(time.Duration(c.Seconds*float64(time.Second)))), c.Detail)
+	}
+	return t.Flush()
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
 }
 
 func (s *session) ping(ctx context.Context) error {
@@ -101,46 +113,67 @@ func (s *session) ping(ctx context.Context) error {
 	return s.pool.Ping(ctx)
 }
 
-// schema reports whether leases can be granted with this build's schema.
-func (f *findings) schema(ctx context.Context, s *session) (ready bool) {
-	ready = true
-	have, err := s.versions(ctx)
-	for _, component := range components {
-		name := "schema " + component
-		switch wrong := compare(component, have[component], known(component)); {
-		case noRights(err):
-			f.add(name, checkWarn, "this role may not read fencepost.migrations")
-		case err != nil:
-			f.add(name, checkFail, "%v", err)
-		case wrong != nil && component == marksComponent && have[component] == 0:
-			f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
-		case wrong != nil:
-			f.add(name, checkFail, "%v", wrong)
-			ready = ready && component != leasesComponent
+// settings looks at what leases need. It reports whether this build may use the
+// schema, as far as that is known.
+func (f *findings) settings(ctx context.Context, s *session) (usable bool) {
+	found, err := s.op.Inspect(ctx)
+	if err != nil {
+		f.add("settings", checkFail, "%v", err)
+	}
+	usable = true
+	for _, in := range found {
+		switch in.Severity {
+		case lockadmin.SeverityOK:
+			f.add(in.Setting, checkOK, "%s", in.Detail)
+		case lockadmin.SeverityWarning:
+			f.add(in.Setting, checkWarn, "%s; %s", in.Detail, in.Remedy)
 		default:
-			f.add(name, checkOK, "version %d", have[component])
+			f.add(in.Setting, checkFail, "%s; %s", in.Detail, in.Remedy)
+			usable = usable && in.Setting != lockadmin.SettingSchema
 		}
 	}
-	return ready
+	return usable
 }
 
-// guarded looks for tables that were given triggers and are no longer guarded,
-// or not fully, and for a server on which no fence works.
-func (f *findings) guarded(ctx context.Context, s *session) {
-	const name = "guarded tables"
+// marks looks at what marks need: a server on which a fence works, and their schema.
+// It reports whether the schema is there.
+func (f *findings) marks(ctx context.Context, s *session) (there bool) {
+	const name = "schema " + marksComponent
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	switch err := s.admin.Probe(ctx); {
-	case guard.ReasonOf(err) == guard.ReasonSetup:
+	case errors.Is(err, guard.ErrSetup):
 		f.add("locks and snapshots", checkFail, "%v", err)
 	case err != nil:
 		f.add("locks and snapshots", checkWarn, "not looked at: %v", err)
 	}
+	have, err := s.versions(ctx)
+	wrong := unusable(marksComponent, have[marksComponent])
+	switch {
+	case sqlState(err) == "42501":
+		f.add(name, checkWarn, "this role may not read fencepost.migrations")
+	case err != nil:
+		f.add(name, checkFail, "%v", err)
+	case have[marksComponent].applied == 0:
+		f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
+		return false
+	case wrong != nil:
+		f.add(name, checkFail, "%v", wrong)
+	default:
+		f.add(name, checkOK, "version %d", have[marksComponent].applied)
+	}
+	return true
+}
+
+// guarded looks for tables that were given triggers and are no longer guarded, or not
+// fully.
+func (f *findings) guarded(ctx context.Context, s *session) {
+	const name = "guarded tables"
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
 	tables, err := s.admin.Triggers(ctx)
 	switch {
-	case schemaReason(err) != "": // the schema's row says so
-		return
-	case noRights(err):
+	case sqlState(err) == "42501":
 		f.add(name, checkWarn, "not looked at: %v", err)
 		return
 	case err != nil:
@@ -184,105 +217,86 @@ const (
 
 // endToEnd does what a holder does, a few times.
 func (f *findings) endToEnd(ctx context.Context, s *session) {
-	var took probed
+	var steps []step
 	var err error
 	for end := time.Now().Add(otherDoctor); ; time.Sleep(50 * time.Millisecond) {
-		took, err = s.probe(ctx, doctorResource)
+		steps, err = s.probe(ctx, doctorResource)
 		if !errors.Is(err, lockclient.ErrHeld) || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
 	}
-	for step, took := range took {
-		n := len(took)
+	for _, step := range steps {
+		n := len(step.took)
 		if n == 0 {
 			continue
 		}
-		median := took[(n-1)/2]
-		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", n, milliseconds(took[n-1]))
+		slices.Sort(step.took)
+		median := step.took[(n-1)/2]
+		status, detail := checkOK, fmt.Sprintf("median of %d, the slowest took %s", n, milliseconds(step.took[n-1]))
 		if median > slow {
 			status, detail = checkWarn, detail+fmt.Sprintf("; slow: over %s", slow)
 		}
-		f.checks = append(f.checks, check{steps[step], status, detail, median.Seconds()})
+		f.checks = append(f.checks, check{step.name, status, detail, median.Seconds()})
 	}
+	code, _ := opcmd.Exit(err)
 	switch {
-	case noRights(err):
+	case err == nil:
+	case code == opcmd.ExitNoRights:
 		f.add("end to end", checkWarn, "not tried, the role may not issue leases: %v", err)
 	case errors.Is(err, lockclient.ErrHeld):
 		f.add("end to end", checkWarn, "not tried, somebody holds the lease, perhaps another doctor: %v", err)
-	case err != nil:
+	default:
 		f.add("end to end", checkFail, "%v", err)
 	}
 }
 
-func (a *app) printFindings(cmd *cli.Command, f *findings) error {
-	if asJSON(cmd) {
-		return a.printJSON(object{"status": f.worst(), "checks": f.checks})
-	}
-	t := newTable(a.out, "STATUS", "CHECK", ">TIME", "DETAIL")
-	for _, c := range f.checks {
-		took := ""
-		if c.Seconds > 0 {
-			took = milliseconds(time.Duration(c.Seconds * float64(time.Second)))
-		}
-		t.row(c.Status, c.Name, took, c.Detail)
-	}
-	return t.flush()
+// step is one of what a holder does.
+type step struct {
+	name string
+	run  func() error
+	took []time.Duration
 }
 
-func milliseconds(d time.Duration) string {
-	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
-}
+const probeRounds = 5
 
-// settings prints the rows about the server: what [lockadmin.Operator.Inspect]
-// found wrong, and the rest unchanged.
-func (f *findings) settings(ctx context.Context, s *session) {
-	in, err := s.op.Inspect(ctx)
+// probe acquires, renews and releases a lease for real, a few times. The first
+// round does not count: it checks the schema, enters the epoch and may have to
+// connect. On an error, what was measured before it is returned.
+func (s *session) probe(ctx context.Context, resource string) ([]step, error) {
+	quiet := slog.New(slog.DiscardHandler)
+	issuer, err := pglock.New(s.pool, &pglock.Options{OpTimeout: s.timeout, Logger: quiet})
 	if err != nil {
-		f.add("settings", checkFail, "%v", err)
-		return
+		return nil, err
 	}
-	rows := []struct{ setting, fine string }{
-		{"server", firstWords(in.Server, 2) + ", database " + in.Database + ", role " + in.User},
-		{"standby", "no"},
-		{"pooler", "none between"},
-		{"default_transaction_isolation", in.DefaultIsolation},
-		{"default_transaction_read_only", in.DefaultReadOnly},
-		{"synchronous_commit", in.SynchronousCommit},
-		{"fsync", in.Fsync},
-		{"full_page_writes", in.FullPageWrites},
-		{"timeline", fmt.Sprintf("%d, so failovers are noticed; stored epoch base %d", in.Timeline, in.EpochBase)},
-		{"blocker", "none"},
-		{"clock", "within " + max(in.ClockAhead.Abs(), in.ClockError, time.Millisecond).Round(time.Millisecond).String() + " of this machine's"},
+	client, err := lockclient.New(issuer, "operator", &lockclient.Options{OpTimeout: s.timeout, Logger: quiet})
+	if err != nil {
+		return nil, err
 	}
-	wrong := map[string]lockadmin.Finding{}
-	for _, found := range in.Findings {
-		wrong[found.Setting] = found
+	defer client.Close(ctx)
+	var lease *lockclient.Lease
+	steps := []step{
+		{name: "acquire", run: func() (err error) {
+			lease, err = client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: 10 * time.Second})
+			return err
+		}},
+		{name: "renew", run: func() error { return lease.Renew(ctx) }},
+		{name: "release", run: func() error { return lease.Release(ctx) }},
 	}
-	delete(wrong, "schema") // has a row of its own
-	for _, row := range rows {
-		if found, bad := wrong[row.setting]; bad {
-			f.found(found)
-			delete(wrong, row.setting)
-			continue
+	for round := range probeRounds + 1 {
+		var failed error
+		for i := range steps {
+			began := time.Now()
+			failed = cmp.Or(failed, steps[i].run())
+			if i == 0 && failed != nil {
+				break // there is nothing to release
+			}
+			if round > 0 && failed == nil {
+				steps[i].took = append(steps[i].took, time.Since(began))
+			}
 		}
-		f.add(row.setting, checkOK, "%s", row.fine)
-	}
-	for _, found := range in.Findings { // those that this list does not include
-		if _, left := wrong[found.Setting]; left {
-			f.found(found)
+		if failed != nil {
+			return steps, failed
 		}
 	}
-}
-
-func (f *findings) found(found lockadmin.Finding) {
-	status := checkWarn
-	if found.Severity == lockadmin.SeverityError {
-		status = checkFail
-	}
-	f.add(found.Setting, status, "%s; %s", found.Problem, found.Remedy)
-}
-
-func firstWords(s string, n int) string {
-	words := strings.Fields(s)
-	return strings.Join(words[:min(n, len(words))], " ")
+	return steps, nil
 }

@@ -2,13 +2,13 @@ package main
 
 import (
 	"bytes"
-	"net/url"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -18,18 +18,9 @@ import (
 func TestDoctorTriesTheServer(t *testing.T) {
 	t.Parallel()
 	direct, _ := database(t)
-	u, err := url.Parse(direct)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := faultproxy.New("tcp", u.Host, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxy.Close)
-	u.Host = proxy.Addr()
+	at, proxy := proxied(t, direct)
 	lack := regexp.MustCompile(checkFail + ` +locks and snapshots .*an advisory lock does not exclude another session's`)
-	if r := fencectl(t, u.String(), "doctor"); strings.Contains(r.out, "locks and snapshots") {
+	if r := fencectl(t, at, "doctor"); strings.Contains(r.out, "locks and snapshots") {
 		t.Errorf("the control: exit %d, %s", r.code, r.out)
 	}
 	proxy.Set(func(m *faultproxy.Message) {
@@ -40,7 +31,7 @@ func TestDoctorTriesTheServer(t *testing.T) {
 			m.Data = bytes.ReplaceAll(m.Data, []byte("pg_catalog."+lock), []byte("pg_catalog.abs"+strings.Repeat(" ", len(lock)-4)+"("))
 		}
 	})
-	if r := fencectl(t, u.String(), "doctor"); r.code != exitUnhealthy || !lack.MatchString(r.out) {
+	if r := fencectl(t, at, "doctor"); r.code != opcmd.ExitUnhealthy || !lack.MatchString(r.out) {
 		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
 	}
 }

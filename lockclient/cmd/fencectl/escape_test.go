@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,7 +52,7 @@ func TestOutputIsPrintable(t *testing.T) {
 	}
 	for _, format := range []string{"table", "json"} {
 		for _, args := range [][]string{
-			{"list"}, {"list", "--held-for", "1h"}, {"audit"}, {"show", "rbidi\u202egnp.exe"}, {"show", "rzero\u200bwidth"}, {"marks", "show", "rtag\U000e0041"},
+			{"list"}, {"list", "--held-for", "1h"}, {"audit"}, {"show", "rbidi\u202egnp.exe"}, {"show", "rzero\u200bwidth"}, {"marks", "list"},
 			{"force-unlock", "rbidi\u202egnp.exe", "--actor", "a\u202e", "--reason", "r\u200b", "--yes"},
 			{"force-unlock", "rzero\u200bwidth", "--actor", "a\u202e", "--reason", "r\u200b", "--yes", "--raise"},
 		} {
@@ -63,7 +64,7 @@ func TestOutputIsPrintable(t *testing.T) {
 		}
 	}
 	// The control: the requested names are in the output, escaped.
-	if out := must(t, url, "list", "--all"); !strings.Contains(out, `"r\x1b[2J\x1b]0;owned\a"`) || strings.Count(out, "\n") != len(hostile)+1 {
+	if out := must(t, url, "list", "--state", "held,expired,free"); !strings.Contains(out, `"r\x1b[2J\x1b]0;owned\a"`) || strings.Count(out, "\n") != len(hostile)+1 {
 		t.Errorf("the names are not all listed:\n%s", out)
 	}
 }
@@ -75,14 +76,14 @@ func TestWorstRows(t *testing.T) {
 	url, pool := database(t)
 	names := leasetest.Worst(t, pool)
 	for _, format := range []string{"table", "json"} {
-		for _, args := range [][]string{{"list", "-a"}, {"list", "--awaited"}, {"list", "--held-for", "1h"}, {"audit"}, {"doctor"}} {
+		for _, args := range [][]string{{"list", "--state", "held,expired,free"}, {"list", "--awaited"}, {"list", "--held-for", "1h"}, {"audit"}, {"doctor"}} {
 			var out string
 			r := fencectl(t, url, append(args, "-o", format)...)
-			if out = r.out; r.code != exitOK && r.code != exitUnhealthy { // fsync is off in tests
+			if out = r.out; r.code != opcmd.ExitOK && r.code != opcmd.ExitUnhealthy { // fsync is off in tests
 				t.Errorf("%q: %+v", args, r)
 			}
 			printable(t, out)
-			if n := strings.Count(out, "worst"); args[len(args)-1] == "-a" && n < len(names)-2 {
+			if n := strings.Count(out, "worst"); args[len(args)-1] == "held,expired,free" && n < len(names)-2 {
 				t.Errorf("%q lists %d of %d:\n%s", args, n, len(names), out)
 			}
 		}
@@ -93,7 +94,7 @@ func TestWorstRows(t *testing.T) {
 		}
 		printable(t, must(t, url, "show", name))
 		r := fencectl(t, url, "force-unlock", name, "--actor", "ana", "--reason", "it hangs", "--yes")
-		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
+		if printable(t, r.out+r.errOut); r.code != opcmd.ExitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
 			t.Errorf("%q: %+v", name, r)
 		}
 	}
@@ -132,7 +133,7 @@ func TestPasswordIsNeverPrinted(t *testing.T) {
 		{"--help"}, {"list", "--help"}, {"list"}, {"show", "r"}, {"doctor"}, {"doctor", "-o", "json"}, {"frobnicate"}, {"list", "--frob"},
 		{"--database-url", strings.Replace(url, "@", "@@:", 1), "list"}, {"-d", "password=" + secret + " host='", "list"},
 		{"-d", strings.Replace(url, "postgres://", "postgres:/", 1), "list"}, {"-d", strings.Replace(url, "?", "/other?", 1), "list"},
-		{"-d", url + "&sslmode=odd", "doctor"}, {"--generate-shell-completion"},
+		{"-d", url + "&sslmode=odd", "doctor"},
 	} {
 		r := fencectl(t, url, args...)
 		if strings.Contains(r.out+r.errOut, secret) {

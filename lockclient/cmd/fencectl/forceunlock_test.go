@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
@@ -60,7 +61,7 @@ func (w *writer) err() error {
 	return w.refused
 }
 
-func rows(t *testing.T, pool *pgxpool.Pool) int64 {
+func written(t *testing.T, pool *pgxpool.Pool) int64 {
 	t.Helper()
 	return value[int64](t, pool, "SELECT count(*) FROM work")
 }
@@ -69,7 +70,7 @@ func rows(t *testing.T, pool *pgxpool.Pool) int64 {
 func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if now := rows(t, pool); now > before {
+		if now := written(t, pool); now > before {
 			return now
 		}
 	}
@@ -87,12 +88,12 @@ func TestP1ForceUnlockRaise(t *testing.T) {
 		t.Fatalf("the holder does not write: %v", w.err())
 	}
 	out := must(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--yes", "-o", "json")
-	cut := rows(t, pool)
+	cut := written(t, pool)
 	w.over.Wait() // each of its loops is refused
 	if !errors.Is(w.err(), guard.ErrStale) {
 		t.Errorf("the cut holder was stopped by %v, not as stale", w.err())
 	}
-	if after := rows(t, pool); after != cut {
+	if after := written(t, pool); after != cut {
 		t.Errorf("%d writes of the cut holder landed after the command had ended", after-cut)
 	}
 	var said unlocked
@@ -125,18 +126,18 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 		t.Fatalf("the holder does not write: %v", w.err())
 	}
 	r := fencectl(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes")
-	if r.code != exitOK || !strings.Contains(r.errOut, "still write") {
+	if r.code != opcmd.ExitOK || !strings.Contains(r.errOut, "still write") {
 		t.Fatalf("%+v", r)
 	}
-	cut := rows(t, pool)
+	cut := written(t, pool)
 	if grows(t, pool, cut) == cut {
 		t.Errorf("the cut holder was stopped without a raise, by %v: the warning is not true", w.err())
 	}
 	_, command, _ := strings.Cut(strings.TrimSpace(r.errOut), "fencectl marks")
 	must(t, url, append(strings.Fields("marks "+command), "--yes")...)
-	cut = rows(t, pool)
+	cut = written(t, pool)
 	w.over.Wait()
-	if after := rows(t, pool); after != cut || !errors.Is(w.err(), guard.ErrStale) {
+	if after := written(t, pool); after != cut || !errors.Is(w.err(), guard.ErrStale) {
 		t.Errorf("%d writes landed after the raise, the writer ended with %v", after-cut, w.err())
 	}
 }
@@ -184,12 +185,12 @@ func TestForceUnlockThatCannotRaise(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.out), &said); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != exitPartial || said.Raised || said.Warning == "" || !strings.Contains(r.errOut, `"reason":"partial"`) || !strings.Contains(r.errOut, "go on with") {
+	if r.code != opcmd.ExitPartial || said.Raised || said.Warning == "" || !strings.Contains(r.errOut, `"reason":"partial"`) || !strings.Contains(r.errOut, "go on with") {
 		t.Errorf("%+v", r)
 	}
 	// The same request again: nothing is cut twice, and now it is raised.
 	r = fencectl(t, url, append(unlock, "--raise-timeout", "1m")...)
-	if r.code != exitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
+	if r.code != opcmd.ExitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
 		t.Errorf("%+v", r)
 	}
 	mark, err := fenced(t, pool).Mark(t.Context(), "billing")

@@ -3,10 +3,16 @@ package main
 import (
 	"context"
 	_ "embed"
+	"io"
 	"strings"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 
 	"github.com/urfave/cli/v3"
 )
+
+//go:embed runbook.txt
+var runbook string
 
 // helpCommand prints the pages that are not about one command.
 func (a *app) helpCommand() *cli.Command {
@@ -16,57 +22,29 @@ func (a *app) helpCommand() *cli.Command {
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			topic := cmd.Args().Slice()
 			switch strings.Join(topic, " ") {
-			case "":
-				return cli.ShowRootCommandHelp(cmd.Root())
 			case "exit-codes":
-				return a.printExitCodes(cmd)
+				return (&call{app: a, cmd: cmd}).printExitCodes()
 			case "runbook":
-				return a.say("%s", strings.ReplaceAll(runbook, "\t", "  "))
+				_, err := io.WriteString(a.out, strings.ReplaceAll(runbook, "\t", "  "))
+				return err
 			}
 			at := cmd.Root()
-			for _, name := range topic[:len(topic)-1] {
+			for _, name := range topic {
 				if at = at.Command(name); at == nil {
-					return usage("no command or topic %s", shown(strings.Join(topic, " ")))
+					return opcmd.Usage("no command or topic %s", shown(strings.Join(topic, " ")))
 				}
 			}
-			if at.Command(topic[len(topic)-1]) == nil {
-				return usage("no command or topic %s", shown(strings.Join(topic, " ")))
-			}
-			return cli.ShowCommandHelp(ctx, at, topic[len(topic)-1])
-		},
-		ShellComplete: func(_ context.Context, cmd *cli.Command) {
-			for _, topic := range []string{"exit-codes:what each exit code means", "runbook:which command helps with what"} {
-				_ = a.say("%s\n", topic)
-			}
-			for _, c := range cmd.Root().VisibleCommands() {
-				_ = a.say("%s:%s\n", c.Name, c.Usage)
-			}
+			return showHelp(at)
 		},
 	}
 }
 
-func (a *app) printExitCodes(cmd *cli.Command) error {
-	for _, e := range exitCodes {
-		reasons := []string{}
-		if e.reasons != "" {
-			reasons = strings.Split(e.reasons, ", ")
-		}
-		text := strings.Join(wrapped(e.meaning+orNothing(e.reasons != "", " ("+e.reasons+")"), 74), "\n     ")
-		if err := a.print(cmd, object{"code": e.code, "reasons": reasons, "meaning": e.meaning}, "%3d  %s\n", e.code, text); err != nil {
+func (c *call) printExitCodes() error {
+	for _, e := range opcmd.ExitCodes {
+		reasons := orNothing(len(e.Reasons) > 0, "     reason: "+strings.Join(e.Reasons, ", ")+"\n")
+		if err := c.print(e, "%3d  %s\n%s", e.Code, e.Meaning, reasons); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// wrapped breaks a text between words.
-func wrapped(text string, width int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && len(line)+1+len(word) > width {
-			lines, line = append(lines, line), ""
-		}
-		line += orNothing(line != "", " ") + word
-	}
-	return append(lines, line)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
@@ -38,7 +39,7 @@ func TestListIsPrintedWhileItIsRead(t *testing.T) {
 			exec1(t, pool, "DELETE FROM fencepost.leases")
 		}
 	}
-	if code := <-ended; code != exitOK || printed > leases/2 {
+	if code := <-ended; code != opcmd.ExitOK || printed > leases/2 {
 		t.Errorf("exit code %d, %d of %d leases were printed although they were deleted when the first one was read", code, printed, leases)
 	}
 }
@@ -60,7 +61,7 @@ func TestListShowsWaitersAndMetadata(t *testing.T) {
 	}
 }
 
-// What --limit, --all, --state, --awaited, --held-for and the pattern select.
+// What --limit, --state, --awaited, --held-for and the pattern select.
 func TestListChooses(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -74,9 +75,9 @@ func TestListChooses(t *testing.T) {
 		lines int
 		last  string
 	}{
-		{"", 200, "a%_249"}, {"--all", 250, "a%_249"}, {"-a --limit 120", 121, "(more, see --limit)"}, {"--limit 200", 200, "a%_249"},
+		{"", 200, "a%_249"}, {"--state held,expired,free", 250, "a%_249"}, {"--state held,expired,free --limit 120", 121, "(more, see --limit)"}, {"--limit 200", 200, "a%_249"},
 		{"--state free", 50, "a%_245"}, {"--state expired", 50, "a%_246"}, {"--state expired --state free", 100, "a%_246"}, {"--state held,free", 200, "a%_249"},
-		{"--awaited", 5, "a%_202"}, {"a%_24* --all", 10, "a%_249"}, {"a%_24 --all", 1, "(no lease)"}, {"a__*", 1, "(no lease)"}, {"-n 1 a%_001", 1, "a%_001"},
+		{"--awaited", 5, "a%_202"}, {"a%_24* --state held,expired,free", 10, "a%_249"}, {"a%_24 --state held,expired,free", 1, "(no lease)"}, {"a__*", 1, "(no lease)"}, {"-n 1 a%_001", 1, "a%_001"},
 	} {
 		out := must(t, url, append([]string{"list"}, strings.Fields(c.args)...)...)
 		lines := strings.Split(strings.TrimSpace(out), "\n")[1:]
@@ -86,13 +87,13 @@ func TestListChooses(t *testing.T) {
 	}
 	exec1(t, pool, "UPDATE fencepost.leases SET acquired_at = clock_timestamp() - interval '2 hours' WHERE resource IN ('a%_001', 'a%_002', 'a%_005')")
 	for least, lines := range map[string]int{"1h": 1, "3h": 1, "1us": 150} { // a%_001 has expired, a%_005 is free
-		out := must(t, url, "list", "--all", "--held-for", least)
+		out := must(t, url, "list", "--state", "held,expired,free", "--held-for", least)
 		if n := strings.Count(out, "\n") - 1; n != lines || strings.Contains(out, "a%_002") != (least != "3h") {
 			t.Errorf("held for %s: %s", least, out)
 		}
 	}
-	for _, args := range []string{"--all --state free", "--held-for -1s", "--held-for x"} {
-		if r := fencectl(t, url, append([]string{"list"}, strings.Fields(args)...)...); r.code != exitUsage {
+	for _, args := range []string{"--state odd", "--held-for -1s", "--held-for x"} {
+		if r := fencectl(t, url, append([]string{"list"}, strings.Fields(args)...)...); r.code != opcmd.ExitUsage {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}

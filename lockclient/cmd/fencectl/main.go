@@ -7,13 +7,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 func main() {
@@ -28,20 +31,21 @@ func run(ctx context.Context, args []string, in *os.File, out, errOut io.Writer)
 	if err := a.execute(ctx, args); err != nil {
 		return report(errOut, wantsJSON(args), err)
 	}
-	return exitOK
+	return opcmd.ExitOK
+}
+
+// app is one run of the program.
+type app struct {
+	in          *os.File // nil: nobody can be asked
+	out, errOut io.Writer
+	acted       bool // the command line was accepted, and its command has begun
 }
 
 // execute carries out a command line.
 func (a *app) execute(ctx context.Context, args []string) error {
 	err := a.root().Run(ctx, args)
-	var failed *actionError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &failed):
-		err = failed.err
-	default: // the command line library refused the command line
-		err = usage("%v", err)
+	if err != nil && !a.acted { // the command line library refused the command line
+		err = opcmd.Usage("%v", err)
 	}
 	if ctx.Err() != nil {
 		err = interrupted(err)
@@ -49,158 +53,160 @@ func (a *app) execute(ctx context.Context, args []string) error {
 	return err
 }
 
-// actionError marks an error of a command. Every other error is one of the
-// command line.
-type actionError struct{ err error }
-
-func (e *actionError) Error() string { return e.err.Error() }
-
-// The exit codes. They are part of the program's contract: scripts branch on
-// them.
+// The categories of commands. The library sorts them.
 const (
-	exitOK          = 0
-	exitOther       = 1
-	exitUsage       = 2
-	exitNotFound    = 3
-	exitRefused     = 4
-	exitNoRights    = 5
-	exitUnavailable = 6
-	exitUnknown     = 7
-	exitSchema      = 8
-	exitCancelled   = 9
-	exitUnhealthy   = 10
-	exitPartial     = 11
-	exitInterrupted = 130
+	categoryLook  = "find out"
+	categoryAct   = "intervene"
+	categorySetup = "set up"
 )
 
-// exitCodes is what "fencectl help exit-codes" prints.
-var exitCodes = []struct {
-	code    int
-	reasons string
-	meaning string
-}{
-	{exitOK, "", "done"},
-	{exitOther, "other", "an error of none of the kinds below"},
-	{exitUsage, "usage, invalid", "the command line or a value in it is malformed, or a confirmation is needed and there is no terminal to ask at: nothing was sent"},
-	{exitNotFound, "not_found", "there is no such resource"},
-	{exitRefused, "held, lease_changed, stale, spent, conflict, mark_ahead, unfenced", "the state is not what the command expects, such as the lease ID of a successor: nothing was changed"},
-	{exitNoRights, "no_rights", "the server does not let this role do it"},
-	{exitUnavailable, "unavailable", "no connection, a timeout, a standby: nothing was changed, trying again is safe"},
-	{exitUnknown, "outcome_unknown", "the response was lost and the change may have been made: look before trying again"},
-	{exitSchema, "schema_missing, schema_older, schema_newer, setup", "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
-	{exitCancelled, "cancelled", "the operator did not confirm: nothing was sent"},
-	{exitUnhealthy, "unhealthy", "doctor found something that must be repaired"},
-	{exitPartial, "partial", "a part was done and the rest was not: the message says how to go on"},
-	{exitInterrupted, "interrupted", "Ctrl-C or SIGTERM before the command was done; where a change may have been made it is outcome_unknown"},
+// root returns the command line: the table of the commands, each of which is in the
+// file of its name. The library's own help command is omitted, because it would
+// capture a resource called "help" or "h".
+func (a *app) root() *cli.Command {
+	root := &cli.Command{
+		Name:    "fencectl",
+		Usage:   "look after leases, fencing tokens and marks",
+		Version: version(),
+		Description: "Connects with --database-url, else with the usual PG variables (PGHOST, PGSERVICE, ...).\n" +
+			"At 3 a.m.: fencectl help runbook. For scripts: fencectl help exit-codes.",
+		HideHelpCommand: true,
+		Writer:          a.out,
+		ErrWriter:       a.errOut,
+		ExitErrHandler:  func(context.Context, *cli.Command, error) {}, // run decides
+		Flags: []cli.Flag{
+			&cli.StringFlag{
+				Name: "database-url", Aliases: []string{"d"}, Sources: cli.EnvVars("FENCECTL_DATABASE_URL"), HideDefault: true,
+				Usage: "connect to this `URL` (or key=value string)",
+			},
+			&cli.StringFlag{
+				Name: "output", Aliases: []string{"o"}, Sources: cli.EnvVars("FENCECTL_OUTPUT"), Value: formatTable, Validator: validFormat,
+				Usage: "print as `FORMAT`, table or json",
+			},
+			&cli.DurationFlag{
+				Name: "timeout", Sources: cli.EnvVars("FENCECTL_TIMEOUT"), Value: 5 * time.Second, Validator: validTimeout,
+				Usage: "longest wait for a response",
+			},
+		},
+		Commands: []*cli.Command{
+			a.listCommand(),
+			a.showCommand(),
+			a.auditCommand(),
+			a.doctorCommand(),
+			a.forceUnlockCommand(),
+			a.marksCommand(), // list, raise, reset, resets, retire
+			a.epochCommand(), // show, raise
+			a.advanceCommand(),
+			a.purgeCommand(),
+			a.migrateCommand(),
+			a.rolesCommand(),
+			a.helpCommand(), // exit-codes, runbook
+		},
+	}
+	_ = root.Walk(func(cmd *cli.Command) error {
+		a.prepare(cmd)
+		return nil
+	})
+	return root
 }
 
-// coded is an error of this program itself, with its exit code.
-type coded struct {
-	code   int
-	reason string
-	err    error
-}
-
-func (e *coded) Error() string { return e.err.Error() }
-func (e *coded) Unwrap() error { return e.err }
-
-func usage(format string, args ...any) error {
-	return &coded{exitUsage, "usage", fmt.Errorf(format, args...)}
-}
-
-// partial says that a command failed after it had changed something. It hides
-// neither an unknown outcome nor that the operator ended the command.
-func partial(ctx context.Context, err error, format string, args ...any) error {
-	err = fmt.Errorf(format+": %w", append(args, err)...)
-	if code, _ := classify(err); code == exitUnknown || ctx.Err() != nil {
-		return err
-	}
-	return &coded{exitPartial, "partial", err}
-}
-
-func notFound(format string, args ...any) error {
-	return &coded{exitNotFound, "not_found", fmt.Errorf(format, args...)}
-}
-
-// interrupted says that the operator ended the command, if no more is known: it
-// does not hide an outcome that is known, or known to be unknown.
-func interrupted(err error) error {
-	var own *coded
-	code, _ := classify(err)
-	if errors.As(err, &own) || code == exitUnknown || code != exitUnavailable && !errors.Is(err, context.Canceled) {
-		return err
-	}
-	return &coded{exitInterrupted, "interrupted", fmt.Errorf("interrupted: %w", err)}
-}
-
-// classify returns the exit code and the reason of an error. If an error wraps
-// several, the one that promises least comes first.
-func classify(err error) (code int, reason string) {
-	var own *coded
-	if errors.As(err, &own) {
-		return own.code, own.reason
-	}
-	if errors.Is(err, guard.ErrOutcomeUnknown) {
-		return exitUnknown, string(guard.ReasonOutcomeUnknown)
-	}
-	if reason := schemaReason(err); reason != "" {
-		return exitSchema, reason
-	}
-	switch {
-	case errors.Is(err, lockclient.ErrHeld):
-		return exitRefused, "held"
-	case errors.Is(err, lockadmin.ErrLeaseChanged):
-		return exitRefused, "lease_changed"
-	}
-	switch reason := guard.ReasonOf(err); reason {
-	case guard.ReasonInvalid, guard.ReasonMissing:
-		return exitUsage, string(guard.ReasonInvalid)
-	case guard.ReasonNotFound:
-		return exitNotFound, string(reason)
-	case guard.ReasonStale, guard.ReasonSpent, guard.ReasonConflict, guard.ReasonMarkAhead, guard.ReasonUnfenced, guard.ReasonLeaseLost:
-		return exitRefused, string(reason)
-	case guard.ReasonSetup, guard.ReasonUnavailable, guard.ReasonOther:
-		if noRights(err) {
-			return exitNoRights, "no_rights"
+// prepare says what is wrong with a command line in one line, where the library
+// prints a page of help by default.
+func (a *app) prepare(cmd *cli.Command) {
+	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+		message := strings.NewReplacer("flag provided but not defined: -", "unknown flag ", " for flag -", " for --").Replace(err.Error())
+		if required := requiredFlags.FindStringSubmatch(message); required != nil {
+			message = "missing: --" + strings.ReplaceAll(required[1], ", ", ", --")
 		}
-		if reason == guard.ReasonSetup {
-			return exitSchema, string(reason)
-		}
-		if reason == guard.ReasonUnavailable || errors.Is(err, context.DeadlineExceeded) {
-			return exitUnavailable, string(guard.ReasonUnavailable)
+		return fmt.Errorf("%s%s (see %s --help)", inside(cmd), message, cmd.FullName())
+	}
+	act := cmd.Action
+	if act == nil { // it only has subcommands
+		act = func(_ context.Context, cmd *cli.Command) error {
+			if name := cmd.Args().First(); name != "" {
+				return opcmd.Usage("%sno command %s%s", inside(cmd), shown(name), suggestion(cmd.Commands, name))
+			}
+			return showHelp(cmd)
 		}
 	}
-	return exitOther, string(guard.ReasonOther)
+	cmd.Action = func(ctx context.Context, cmd *cli.Command) error {
+		a.acted = true
+		return act(ctx, cmd)
+	}
 }
 
-// noRights reports that the server refused the role: a right that it lacks
-// (42501), or no entry at all (class 28, PostgreSQL documentation, appendix A).
-func noRights(err error) bool {
-	state := sqlState(err)
-	return state == "42501" || strings.HasPrefix(state, "28")
+var requiredFlags = regexp.MustCompile(`^Required flags? "(.*)" not set$`)
+
+// showHelp prints the help of any command: the library has a page of its own for the
+// first.
+func showHelp(cmd *cli.Command) error {
+	if cmd == cmd.Root() {
+		return cli.ShowRootCommandHelp(cmd)
+	}
+	return cli.ShowSubcommandHelp(cmd)
 }
 
-// withoutRepetition omits the lines that a driver's error has twice because it
-// tried with TLS and without.
-func withoutRepetition(s string) string {
-	var lines []string
-	for line := range strings.Lines(s) {
-		if line = strings.TrimSpace(line); !slices.Contains(lines, line) {
-			lines = append(lines, line)
+// inside names the command in which something is wrong; the program's name
+// precedes every error.
+func inside(cmd *cli.Command) string {
+	if cmd == cmd.Root() {
+		return ""
+	}
+	return strings.TrimPrefix(cmd.FullName(), cmd.Root().Name+" ") + ": "
+}
+
+func suggestion(commands []*cli.Command, name string) string {
+	near := cli.SuggestCommand(commands, name)
+	if near == "" || near[0] != name[0] { // it always finds something
+		return ""
+	}
+	return ", did you mean " + near + "?"
+}
+
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+)
+
+func validFormat(s string) error {
+	if s != formatTable && s != formatJSON && s != "" {
+		return fmt.Errorf("unknown output format %s: use table or json", shown(s))
+	}
+	return nil
+}
+
+func validTimeout(d time.Duration) error {
+	if d < 10*time.Millisecond || d > 10*time.Minute {
+		return errors.New("must be 10ms to 10m")
+	}
+	return nil
+}
+
+// wantsJSON reads the output format without the library: an error of the command
+// line is also printed in the requested format.
+func wantsJSON(args []string) bool {
+	format := os.Getenv("FENCECTL_OUTPUT")
+	for i, arg := range args {
+		if arg == "--" {
+			break
 		}
+		name, value, given := strings.Cut(arg, "=")
+		if !slices.Contains([]string{"-o", "--output", "--o", "-output"}, name) {
+			continue
+		}
+		if !given && i+1 < len(args) {
+			value = args[i+1]
+		}
+		format = value
 	}
-	return strings.Join(lines, " ")
+	return format == formatJSON
 }
 
-// report prints the error as one line and returns the exit code.
-func report(w io.Writer, asJSON bool, err error) int {
-	code, reason := classify(err)
-	message := oneLine(withoutRepetition(strings.TrimPrefix(err.Error(), "fencepost: ")))
-	if asJSON {
-		line, _ := jsonLine(object{"code": code, "reason": reason, "message": message})
-		w.Write(line)
-		return code
+// version returns the module's version, as the go command recorded it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
 	}
-	fmt.Fprintf(w, "fencectl: %s\n", message)
-	return code
+	return info.Main.Version
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -90,7 +91,7 @@ func onDatabase(url string, args []string) []string {
 }
 
 // The program as a process: its environment, its exit code, and an interrupt, which ends
-// a command that waits.
+// a command that waits and says how far it got.
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
@@ -99,7 +100,7 @@ func TestProcess(t *testing.T) {
 	cmd := program(t, env, "lits")
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != opcmd.ExitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
 		t.Errorf("%v: %s", err, errOut.String())
 	}
 	if runtime.GOOS == "windows" {
@@ -124,10 +125,13 @@ func TestProcess(t *testing.T) {
 		if err := cmd.Process.Signal(signal); err != nil {
 			t.Fatal(err)
 		}
-		io.Copy(io.Discard, out)
-		if cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
-			t.Errorf("%v: %v", signal, cmd.ProcessState)
+		rest, err := io.ReadAll(out)
+		if cmd.Wait(); cmd.ProcessState.ExitCode() != opcmd.ExitInterrupted || err != nil || !strings.Contains(string(rest), "no mark was retired") {
+			t.Errorf("%v: %v, %v: %s", signal, cmd.ProcessState, err, rest)
 		}
+	}
+	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 1 {
+		t.Errorf("%d marks", n)
 	}
 }
 
@@ -135,7 +139,7 @@ func TestProcess(t *testing.T) {
 func must(t testing.TB, url string, args ...string) string {
 	t.Helper()
 	r := fencectl(t, url, args...)
-	if r.code != exitOK {
+	if r.code != opcmd.ExitOK {
 		t.Fatalf("%q: exit code %d\n%s", args, r.code, r.errOut)
 	}
 	return r.out

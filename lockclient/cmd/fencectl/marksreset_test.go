@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -24,8 +25,8 @@ func TestMarksReset(t *testing.T) {
 	if out := must(t, url, "marks", "list", "--ahead"); !strings.Contains(out, guard.MaxToken.String()) {
 		t.Errorf("the poisoned mark is not found:\n%s", out)
 	}
-	from := []string{"--from", guard.MaxToken.String(), "--from-lease-id", "typo"}
-	to := []string{"--to", lease.Token().String(), "--to-lease-id", lease.ID()}
+	from := []string{"--from", guard.MaxToken.String()}
+	to := []string{"--to", lease.Token().String()}
 	reset := func(parts ...[]string) (args []string) {
 		args = []string{"marks", "reset", "billing", "--yes"}
 		for _, p := range parts {
@@ -36,93 +37,45 @@ func TestMarksReset(t *testing.T) {
 	why := []string{"--actor", "ana", "--reason", "INC-5, typed by hand"}
 	before := value[string](t, pool, state)
 	for _, c := range []refusal{
-		{"no actor", reset(from, to, []string{"--reason", "r"}), exitUsage, "usage", "--actor"},
-		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), exitUsage, "usage", "--reason"},
-		{"no from", reset(to, why), exitUsage, "usage", "--from"},
-		{"another mark", reset([]string{"--from", "7"}, to, why), exitRefused, "stale", "mark"},
-		{"another lease", reset([]string{"--from", guard.MaxToken.String(), "--from-lease-id", "other"}, to, why), exitRefused, "conflict", "mark"},
-		{"above the issuer", reset(from, []string{"--to", "4711"}, why), exitUsage, "invalid", "4711"},
-		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "none"},
-		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "--issuers-last"},
-		{"nobody to ask", reset(from, to, why, []string{"--yes=false"}), exitUsage, "usage", "--yes"},
+		{"no actor", reset(from, to, []string{"--reason", "r"}), opcmd.ExitUsage, "usage", "--actor"},
+		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), opcmd.ExitUsage, "usage", "--reason"},
+		{"no from", reset(to, why), opcmd.ExitUsage, "usage", "--from"},
+		{"another mark", reset([]string{"--from", "7"}, to, why), opcmd.ExitRefused, "stale", "mark"},
+		{"a malformed mark", reset([]string{"--from", "+7"}, to, why), opcmd.ExitUsage, "usage", `"+7"`},
+		{"above the issuer", reset(from, []string{"--to", "4711"}, why), opcmd.ExitUsage, "invalid", "4711"},
+		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), opcmd.ExitNotFound, "not_found", "none"},
+		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), opcmd.ExitNotFound, "not_found", "--issuers-last"},
+		{"nobody to ask", reset(from, to, why, []string{"--yes=false"}), opcmd.ExitUsage, "usage", "--yes"},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.check(t, url) })
 	}
 	if value[string](t, pool, state) != before {
 		t.Error("a refused reset changed something")
 	}
-	if out := must(t, url, reset(from, to, why)...); !strings.Contains(out, "the mark of billing is 1") {
-		t.Errorf("%s", out)
+	if admits(t, pool, lease.Claim()) {
+		t.Error("control: the mark is not poisoned")
 	}
-	if err := db.Raise(t.Context(), lease.Claim()); err != nil {
-		t.Errorf("the holder is refused after the reset: %v", err)
-	}
-	var r sqladmin.Reset
-	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "ana" || r.FromToken != guard.MaxToken {
-		t.Errorf("%v: %+v", err, r)
-	}
-	if out := must(t, url, "marks", "resets"); !strings.Contains(out, "INC-5, typed by hand") {
-		t.Errorf("%s", out)
-	}
-}
-
-// TestRaiseFillsInTheLease: without --lease-id a raise takes the lease ID of the
-// lease that has the token, or the one that was invalidated with it, so that its holder
-// is admitted. The control says that there is none, and locks the holder out.
-func TestRaiseFillsInTheLease(t *testing.T) {
-	t.Parallel()
-	url, pool := database(t)
-	lease := hold(t, pool, "worker-1", "billing", time.Hour)
-	must(t, url, "marks", "raise", "billing", lease.Token().String(), "--yes")
-	if !admits(t, pool, lease.Claim()) {
-		t.Error("the raise locked the holder out")
-	}
-	must(t, url, "force-unlock", "billing", "--actor", "a", "--reason", "r", "--request-id", "INC-9", "--yes")
-	invalidated := lease.Token() + 1
-	must(t, url, "marks", "raise", "billing", invalidated.String(), "--yes")
-	if mark, err := fenced(t, pool).Mark(t.Context(), "billing"); err != nil || mark.LeaseID != "INC-9" || mark.Token != invalidated {
-		t.Errorf("%+v, %v", mark, err)
-	}
-	control := hold(t, pool, "worker-2", "control", time.Hour)
-	must(t, url, "marks", "raise", "control", control.Token().String(), "--lease-id", "", "--yes")
-	if admits(t, pool, control.Claim()) {
-		t.Error("the control is admitted")
-	}
-}
-
-// TestRunbookResets: the reset as written in the runbook, with the tokens that
-// fencectl prints and no lease ID, lowers a poisoned mark, and the holder writes.
-func TestRunbookResets(t *testing.T) {
-	t.Parallel()
-	url, pool := database(t)
-	_, line, found := strings.Cut(runbook, "\tfencectl marks reset ")
+	// As the runbook has it.
+	_, line, found := strings.Cut(runbook, "\tfencectl marks reset RESOURCE ")
 	line, _, _ = strings.Cut(line, "\n")
 	if !found {
 		t.Fatal("the runbook has no reset")
 	}
-	lease := hold(t, pool, "worker-1", "billing", time.Hour)
-	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "billing", Token: guard.MaxToken, LeaseID: "typo"}); err != nil {
-		t.Fatal(err)
+	line = strings.NewReplacer("--from TOKEN", strings.Join(from, " "), "--to TOKEN", strings.Join(to, " "), "WHY", "INC-5").Replace(line)
+	if out := must(t, url, reset(strings.Fields(line))...); !strings.Contains(out, "the mark of billing is 1") {
+		t.Errorf("%s", out)
 	}
-	if admits(t, pool, lease.Claim()) {
-		t.Error("control: the mark is not poisoned")
-	}
-	tokens := []string{guard.MaxToken.String(), lease.Token().String()}
-	args := []string{"marks", "reset", "--yes"}
-	for _, word := range strings.Fields(line) {
-		switch word {
-		case "RESOURCE":
-			word = "billing"
-		case "TOKEN":
-			word, tokens = tokens[0], tokens[1:]
-		}
-		args = append(args, word)
-	}
-	must(t, url, args...)
 	if !admits(t, pool, lease.Claim()) {
 		t.Error("the holder is refused after the reset")
 	}
-	if admits(t, pool, guard.Claim{Resource: "billing", Token: lease.Token(), LeaseID: "another"}) || admits(t, pool, guard.Claim{Resource: "billing", Token: guard.MaxToken - 1, LeaseID: "above"}) != true {
+	if admits(t, pool, guard.Claim{Resource: "billing", Token: lease.Token(), LeaseID: "another"}) || !admits(t, pool, guard.Claim{Resource: "billing", Token: guard.MaxToken - 1, LeaseID: "above"}) {
 		t.Error("the question of the reset is not true: what is above --to writes again, another lease with --to does not")
+	}
+	var r sqladmin.Reset
+	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "YOU" || r.FromToken != guard.MaxToken {
+		t.Errorf("%v: %+v", err, r)
+	}
+	if out := must(t, url, "marks", "resets"); !strings.Contains(out, "INC-5") {
+		t.Errorf("%s", out)
 	}
 }

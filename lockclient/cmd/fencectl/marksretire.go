@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 
 	"github.com/urfave/cli/v3"
 )
@@ -19,45 +20,48 @@ func (a *app) marksRetireCommand() *cli.Command {
 			"above the marks, waits for leases from before to end, and then retires the\n" +
 			"marks. No stale token is admitted by it, whatever fails.",
 		Flags: []cli.Flag{
-			olderThanFlag(30, "how long not raised", "FENCECTL_RETIRE_OLDER_THAN"),
+			olderThanFlag(30, "how long not raised"),
 			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before", Validator: atLeast(time.Duration(0))},
 			yesFlag(),
 		},
-		Action: on(components, a.marksRetire),
+		Action: a.on(components, (*call).marksRetire),
 	}
 }
 
-func (a *app) marksRetire(ctx context.Context, cmd *cli.Command, s *session, _ []string) error {
+func (c *call) marksRetire(ctx context.Context) error {
 	// The marks are stamped by the server's clock. The moment is fixed here, so
 	// that the marks before it can only become fewer.
-	before, old, top, err := s.retirable(ctx, cmd.Duration("older-than"))
+	var before time.Time
+	var old int64
+	var top guard.Token
+	err := c.row(ctx, "look for marks to retire", retirableSQL, []any{c.cmd.Duration("older-than").Microseconds()}, &before, &old, (*int64)(&top))
 	if err != nil {
-		return failed("look for marks to retire", err)
+		return err
 	}
 	if old == 0 {
-		return a.printRetired(cmd, guard.Retired{})
+		return c.printRetired(guard.Retired{})
 	}
 	question := fmt.Sprintf("Retire %s raised before %s. Every later token, on any resource, will be above %s.", count(old, "mark"), clockTime(before), top)
-	if err := a.confirm(ctx, cmd, question); err != nil {
+	if err := c.confirm(ctx, question); err != nil {
 		return err
 	}
-	floor, err := s.op.AdvanceFloor(ctx, top)
+	floor, err := c.op.AdvanceFloor(ctx, top)
 	if err != nil {
 		return err
 	}
-	if err := a.outwait(ctx, cmd, s, floor, cmd.Duration("wait")); err != nil {
+	if err := c.outwait(ctx, floor, c.cmd.Duration("wait")); err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
-	retiring, cancel := s.bounded(ctx)
+	retiring, cancel := c.bounded(ctx)
 	defer cancel()
-	retired, err := s.marks.Retire(retiring, before)
+	retired, err := c.fence.Retire(retiring, before)
 	if errors.Is(err, guard.ErrOutcomeUnknown) {
 		return err
 	}
 	if err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
-	return a.printRetired(cmd, retired)
+	return c.printRetired(retired)
 }
 
 const retirableSQL = `SELECT b.before, count(m.resource), coalesce(max(m.token), 0)
@@ -65,45 +69,30 @@ FROM (SELECT clock_timestamp() - $1::bigint * interval '1 microsecond' AS before
 LEFT JOIN fencepost.marks m ON m.raised_at < b.before AND m.resource <> ''
 GROUP BY b.before`
 
-func (s *session) retirable(ctx context.Context, older time.Duration) (before time.Time, count int64, top guard.Token, err error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	var token int64
-	err = s.pool.QueryRow(ctx, retirableSQL, older.Microseconds()).Scan(&before, &count, &token)
-	return before, count, guard.Token(token), err
-}
-
 const lowerHeldSQL = `SELECT count(*), coalesce(min(resource), '') FROM fencepost.leases
 WHERE lease_id IS NOT NULL AND expires_at > clock_timestamp() AND token <= $1::bigint`
 
-func (s *session) lowerHeld(ctx context.Context, floor guard.Token) (held int64, one string, err error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	err = s.pool.QueryRow(ctx, lowerHeldSQL, int64(floor)).Scan(&held, &one)
-	return held, one, err
-}
-
 // outwait waits until no lease at or below the floor is held: its holder may
 // not have written yet, and would be refused at a resource whose mark is gone.
-func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor guard.Token, wait time.Duration) error {
-	told := int64(0)
+func (c *call) outwait(ctx context.Context, floor guard.Token, wait time.Duration) error {
+	said := int64(0)
 	for end := time.Now().Add(wait); ; {
-		held, one, err := s.lowerHeld(ctx, floor)
-		if ctx.Err() != nil { // between two looks or during one
-			return &coded{exitInterrupted, "interrupted", errors.New("interrupted")}
-		}
-		if err != nil {
-			return failed("look for leases from before", err)
-		}
-		if held == 0 {
+		var held int64
+		var one string
+		err := c.row(ctx, "look for leases from before", lowerHeldSQL, []any{int64(floor)}, &held, &one)
+		switch {
+		case ctx.Err() != nil: // between two looks or during one
+			return &opcmd.Error{Code: opcmd.ExitInterrupted, Reason: "interrupted", Err: errors.New("interrupted")}
+		case err != nil:
+			return err
+		case held == 0:
 			return nil
-		}
-		if !time.Now().Before(end) {
+		case !time.Now().Before(end):
 			return fmt.Errorf("still held from before: %s, one on %s; try again later", count(held, "lease"), shown(one))
 		}
-		if held != told && !asJSON(cmd) { // programs get only errors on standard error
-			fmt.Fprintf(a.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))
-			told = held
+		if held != said && !c.asJSON() { // programs get only errors on standard error
+			fmt.Fprintf(c.errOut, "waiting for %s granted before, one on %s\n", count(held, "lease"), shown(one))
+			said = held
 		}
 		select {
 		case <-time.After(200 * time.Millisecond):
@@ -112,20 +101,10 @@ func (a *app) outwait(ctx context.Context, cmd *cli.Command, s *session, floor g
 	}
 }
 
-func (a *app) printRetired(cmd *cli.Command, r guard.Retired) error {
+func (c *call) printRetired(r guard.Retired) error {
 	said := "no mark is that old"
 	if r.Count > 0 {
 		said = fmt.Sprintf("%s retired, the floor is %s", count(r.Count, "mark"), r.Floor)
 	}
-	return a.print(cmd, object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
+	return c.print(object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
 }
-
-const stateLockTimeout = "55P03"
-
-// maxBlockers bounds a message; after ending these, run the command again.
-const maxBlockers = 5
-
-// pg_stat_activity shows no more than this of another role's session.
-const blockersSQL = `SELECT h.pid, coalesce(a.usename, '')::text, coalesce(a.application_name, '')
-FROM fencepost.holders($1::text, $2::bigint, $3::text) AS h(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = h.pid
-ORDER BY a.xact_start NULLS LAST, h.pid LIMIT $4`

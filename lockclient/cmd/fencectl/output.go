@@ -7,204 +7,144 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"math"
+	"regexp"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
-
-	"github.com/urfave/cli/v3"
 )
 
-// table prints rows in columns as they come. A long list is printed in parts,
-// so that it starts at once and is never held in memory as a whole; a column
-// keeps its width and can only grow, which text/tabwriter cannot do across
-// several parts.
-type table struct {
-	w     io.Writer
-	right []bool // numbers and durations
-	width []int
-	rows  [][]string
-	last  string // a line below, without columns
-}
+// object is a small result for programs.
+type object map[string]any
 
-// newTable takes the columns' titles; one that begins with ">" is aligned to
-// the right.
-func newTable(w io.Writer, titles ...string) *table {
-	t := &table{w: w, right: make([]bool, len(titles)), width: make([]int, len(titles))}
-	head := make([]string, len(titles))
-	for i, title := range titles {
-		head[i], t.right[i] = strings.CutPrefix(title, ">")
-	}
-	t.row(head...)
-	return t
-}
+func (c *call) asJSON() bool { return c.cmd.String("output") == formatJSON }
 
-// row adds a line; its cells must be printable.
-func (t *table) row(cells ...string) {
-	for i, c := range cells {
-		t.width[i] = max(t.width[i], utf8.RuneCountInString(c))
+// print prints one result: v for programs, the text for people.
+func (c *call) print(v any, format string, args ...any) error {
+	if !c.asJSON() {
+		_, err := fmt.Fprintf(c.out, format, args...)
+		return err
 	}
-	t.rows = append(t.rows, cells)
-}
-
-// note adds a line without columns below all rows.
-func (t *table) note(text string) { t.last = text }
-
-// flush prints the rows that were added since the last flush.
-func (t *table) flush() error {
-	var b strings.Builder
-	for _, row := range t.rows {
-		var line strings.Builder
-		for i, c := range row {
-			pad := strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c))
-			if i > 0 {
-				line.WriteString("  ")
-			}
-			if t.right[i] {
-				line.WriteString(pad + c)
-			} else {
-				line.WriteString(c + pad)
-			}
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	line, err := jsonLine(v)
+	if err == nil {
+		_, err = c.out.Write(line)
 	}
-	if t.last != "" {
-		b.WriteString("(" + t.last + ")\n")
-	}
-	t.rows = t.rows[:0]
-	_, err := io.WriteString(t.w, b.String())
 	return err
 }
 
-// listing prints items as they come, each as a row of a table for people or an
-// object for programs. It prints the first page at once and holds at most a
-// thousand rows.
-type listing struct {
-	w              *bufio.Writer
-	t              *table
-	json           bool
-	limit, printed int
+// fields prints one result: v for programs, names and values below each other for
+// people.
+func (c *call) fields(v any, pairs ...string) error {
+	if c.asJSON() {
+		return c.print(v, "")
+	}
+	t := newTable(c.out)
+	for i := 0; i < len(pairs); i += 2 {
+		row(t, pairs[i]+":", pairs[i+1])
+	}
+	return t.Flush()
 }
 
-// newListing takes the columns' titles. --limit 0 means no limit.
-func newListing(w io.Writer, cmd *cli.Command, titles ...string) *listing {
-	b := bufio.NewWriterSize(w, 64<<10)
-	return &listing{w: b, t: newTable(b, titles...), json: asJSON(cmd), limit: cmd.Int("limit")}
+// newTable aligns what is added by row in columns. Cells must be printable.
+func newTable(w io.Writer, titles ...string) *tabwriter.Writer {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(titles) > 0 {
+		row(t, titles...)
+	}
+	return t
 }
 
-// add prints one item.
-func (l *listing) add(v any, cells ...string) error {
-	if l.json {
-		line, err := jsonLine(v)
-		if err == nil {
-			_, err = l.w.Write(line)
+func row(t *tabwriter.Writer, cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
+
+// printAll prints items as they come, up to --limit: each as the cells of a row for
+// people, or an object for programs. The first page is printed at once, and no more
+// than a page is held. last, for people, is said below all of them, if it is not
+// empty.
+func printAll[T any](c *call, titles []string, all iter.Seq2[T, error], cells func(T) []string, last func(printed int) string) error {
+	out := bufio.NewWriterSize(c.out, 64<<10)
+	var t *tabwriter.Writer // nil for programs
+	if !c.asJSON() {
+		t = newTable(out, titles...)
+	}
+	flush := func() error {
+		if t != nil {
+			t.Flush() // out has its error
 		}
-		if err != nil {
-			return err
-		}
-	} else {
-		l.t.row(cells...)
+		return out.Flush()
 	}
-	if l.printed++; l.printed == pglease.FirstPage || l.printed%pglease.NextPage == 0 {
-		return l.flush()
-	}
-	return nil
-}
-
-func (l *listing) flush() error {
-	if !l.json {
-		if err := l.t.flush(); err != nil {
-			return err
-		}
-	}
-	return l.w.Flush()
-}
-
-// end prints the last rows. People see empty if there were none.
-func (l *listing) end(empty string) error {
-	if l.printed == 0 {
-		l.t.note(empty)
-	}
-	return l.flush()
-}
-
-// addAll prints all items, with the cells of each, up to the limit.
-func addAll[T any](l *listing, all iter.Seq2[T, error], cells func(T) []string) error {
+	printed, limit, note := 0, c.cmd.Int("limit"), ""
 	for v, err := range all {
 		if err != nil {
 			return err
 		}
-		if l.limit > 0 && l.printed == l.limit {
-			l.t.note("more, see --limit")
-			return nil
+		if limit > 0 && printed == limit {
+			note = "more, see --limit"
+			break
 		}
-		if err := l.add(v, cells(v)...); err != nil {
+		if t != nil {
+			row(t, cells(v)...)
+		} else if line, err := jsonLine(v); err != nil {
 			return err
+		} else {
+			out.Write(line) // flush has its error
+		}
+		if printed++; printed == pglease.FirstPage || printed%pglease.NextPage == 0 {
+			if err := flush(); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	if note == "" {
+		note = last(printed)
+	}
+	if t != nil && note != "" {
+		t.Flush()
+		fmt.Fprintf(out, "(%s)\n", note)
+	}
+	return flush()
 }
 
-// printAll is addAll followed by the end of the listing.
-func printAll[T any](l *listing, all iter.Seq2[T, error], empty string, cells func(T) []string) error {
-	if err := addAll(l, all, cells); err != nil {
-		return err
-	}
-	return l.end(empty)
+// ifNone is what people see of an empty list.
+func ifNone(text string) func(printed int) string {
+	return func(printed int) string { return orNothing(printed == 0, text) }
 }
 
-// fields prints names and values below each other.
-func fields(w io.Writer, pairs ...string) error {
-	var b strings.Builder
-	widest := 0
-	for i := 0; i < len(pairs); i += 2 {
-		widest = max(widest, len(pairs[i]))
+func orDash(ok bool, s string) string {
+	if ok {
+		return s
 	}
-	for i := 0; i < len(pairs); i += 2 {
-		b.WriteString(pairs[i] + ":" + strings.Repeat(" ", widest-len(pairs[i])+2) + pairs[i+1] + "\n")
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return "-"
 }
+
+func orNothing(ok bool, s string) string {
+	if ok {
+		return s
+	}
+	return ""
+}
+
+func leaseID(id string) string { return orDash(id != "", shown(id)) }
 
 // clockTime formats a time for people: in UTC, whatever the terminal's zone,
 // since it is compared with logs.
 func clockTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// span formats a duration for people: two units at most.
+// span formats a duration for people, who do not need all of its digits.
 func span(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "-" + span(-max(d, -math.MaxInt64))
-	case d < time.Second:
+	switch size := d.Abs(); {
+	case size < time.Second:
 		return d.Round(time.Millisecond).String()
-	case d < 10*time.Second:
+	case size < 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		d = d.Round(time.Second)
-		return units(int(d/time.Minute), "m", int(d/time.Second)%60, "s")
-	case d < 48*time.Hour:
-		d = d.Round(time.Minute)
-		return units(int(d/time.Hour), "h", int(d/time.Minute)%60, "m")
+	case size < time.Hour:
+		return d.Round(time.Second).String()
 	}
-	d = d.Round(time.Hour)
-	return units(int(d/(24*time.Hour)), "d", int(d/time.Hour)%24, "h")
-}
-
-// units omits what is zero.
-func units(high int, highUnit string, low int, lowUnit string) string {
-	switch {
-	case high == 0:
-		return fmt.Sprintf("%d%s", low, lowUnit)
-	case low == 0:
-		return fmt.Sprintf("%d%s", high, highUnit)
-	}
-	return fmt.Sprintf("%d%s%d%s", high, highUnit, low, lowUnit)
+	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 }
 
 // count formats a number of things, "1 lease" or "2 leases".
@@ -261,22 +201,29 @@ func jsonLine(v any) ([]byte, error) {
 	if err := enc.Encode(v); err != nil {
 		return nil, err
 	}
-	line := b.Bytes()
-	if plain(string(line[:len(line)-1])) {
-		return line, nil
-	}
-	var safe bytes.Buffer
-	for _, r := range string(line[:len(line)-1]) {
-		switch {
-		case unicode.IsPrint(r):
-			safe.WriteRune(r)
-		case r > 0xffff:
-			high, low := utf16.EncodeRune(r)
-			fmt.Fprintf(&safe, `\u%04x\u%04x`, high, low)
-		default:
-			fmt.Fprintf(&safe, `\u%04x`, r)
+	var safe []byte
+	for _, r := range strings.TrimSuffix(b.String(), "\n") {
+		if unicode.IsPrint(r) {
+			safe = utf8.AppendRune(safe, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			safe = fmt.Appendf(safe, `\u%04x`, unit)
 		}
 	}
-	safe.WriteByte('\n')
-	return safe.Bytes(), nil
+	return append(safe, '\n'), nil
+}
+
+// shellWord is what no shell changes.
+var shellWord = regexp.MustCompile(`^[\w.:/@%+,=][\w.:/@%+,=-]*$`)
+
+// quoted returns s as a word of the operator's shell.
+func quoted(s string) string {
+	switch {
+	case shellWord.MatchString(s):
+		return s
+	case !plain(s):
+		return shown(s) // cannot be pasted, but does no harm either
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,9 +16,12 @@ func TestProbe(t *testing.T) {
 	_, pool := database(t)
 	s := &session{pool: pool, timeout: 5 * time.Second}
 	p, err := s.probe(t.Context(), "probe")
-	for _, took := range p {
-		if len(took) != probeRounds || took[0] <= 0 || took[0] > took[probeRounds-1] {
-			t.Errorf("%v, %v", p, err)
+	if err != nil || len(p) != 3 {
+		t.Fatalf("%d steps, %v", len(p), err)
+	}
+	for _, step := range p {
+		if len(step.took) != probeRounds || slices.Min(step.took) <= 0 {
+			t.Errorf("%s: %v", step.name, step.took)
 		}
 	}
 	lease := hold(t, pool, "w", "probe", time.Hour)
@@ -25,7 +29,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("after %d rounds the next token is %v", probeRounds+1, lease.Token())
 	}
 	var held *lockclient.HeldError
-	if p, err = s.probe(t.Context(), "probe"); !errors.As(err, &held) || held.LeaseID != lease.ID() || len(p[0]) != 0 {
+	if p, err = s.probe(t.Context(), "probe"); !errors.As(err, &held) || held.LeaseID != lease.ID() || len(p[0].took) != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }

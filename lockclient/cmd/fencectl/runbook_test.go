@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
@@ -101,7 +102,7 @@ var changing = []struct {
 	{regexp.MustCompile(`-?\b\d+\.\d+ms|\b\d+ms of this`), "MS"},
 	{regexp.MustCompile(`\b(host \S+, )?process [0-9]+`), "host HOST, process PID"},
 	{regexp.MustCompile(`\b(held for|another|was:  *held for|expired for) [0-9a-z.]+`), "$1 SPAN"},
-	{regexp.MustCompile(`(?m)^((?:held|expired)(?:, awaited|, [0-9]+ waiting)?) +(?:[0-9][0-9a-z.]*|-) +(?:-?[0-9][0-9a-z.]*|-)  `), "$1 SPAN SPAN "},
+	{regexp.MustCompile(`(?m)^((?:held|expired)(?:, awaited|, [0-9]+ waiting)?) +(?:[0-9][0-9a-z.]*|-) +(?:-?[0-9][0-9a-z.]*|-) +`), "$1 SPAN SPAN  "},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "HOST"},
 	{regexp.MustCompile(`PostgreSQL \d+\.\d+`), "PostgreSQL VERSION"},
 	{regexp.MustCompile(`system identifier: +\d+`), "system identifier: SYSTEM"},
@@ -170,7 +171,7 @@ func (w *walk) run(args []string) string {
 	}
 	r := fencectl(w.t, w.url, args...)
 	out := indent(equal(r.out + r.errOut))
-	if r.code != exitOK {
+	if r.code != opcmd.ExitOK {
 		out += fmt.Sprintf("    [exit code %d]\n", r.code)
 	}
 	return out

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -22,19 +21,16 @@ func (a *app) showCommand() *cli.Command {
 		Usage: "print one lease and its mark, and whose writes are admitted",
 		Description: "The mark is sqlfence's. Tables with a token column, HTTP services with a store\n" +
 			"of their own and S3 objects keep theirs elsewhere.",
-		Action: on(leasesOnly, a.show, "RESOURCE"),
+		Action: a.on(leasesOnly, (*call).show, "RESOURCE"),
 	}
 }
 
-func (a *app) show(ctx context.Context, cmd *cli.Command, s *session, given []string) error {
-	v, err := s.look(ctx, given[0])
+func (c *call) show(ctx context.Context) error {
+	v, err := c.look(ctx, c.resource)
 	if err != nil {
 		return err
 	}
-	if asJSON(cmd) {
-		return a.printJSON(v)
-	}
-	return v.print(a.out)
+	return c.printView(v)
 }
 
 // view is all that is known about one resource.
@@ -89,7 +85,7 @@ func (s *session) look(ctx context.Context, resource string) (*view, error) {
 		return nil, noSuchLease(err, resource)
 	}
 	if v.Floor, err = s.issued(ctx, ""); err != nil {
-		return nil, failed("read the floor", err)
+		return nil, err
 	}
 	v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource)
 	v.Verdict = v.verdict()
@@ -109,7 +105,7 @@ func noSuchLease(err error, resource string) error {
 func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, partial bool, err error) {
 	looked := 0
 	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
-		if noRights(err) {
+		if sqlState(err) == "42501" {
 			return last, false, nil
 		}
 		if err != nil {
@@ -168,7 +164,7 @@ func (v *view) claim() (claim guard.Claim, known bool) {
 	return claim, v.Lease.State == lockadmin.StateHeld || v.Lease.State == lockadmin.StateFree && claim.LeaseID != ""
 }
 
-func (v *view) print(w io.Writer) error {
+func (c *call) printView(v *view) error {
 	l := v.Lease
 	state := string(l.State)
 	switch l.State {
@@ -198,7 +194,7 @@ func (v *view) print(w io.Writer) error {
 	if claim, known := v.claim(); known && (v.Verdict == "behind" || (v.Verdict == "unmarked" || v.Verdict == "floor_only") && l.State == lockadmin.StateFree) {
 		so += "; to fence it now: " + raiseCommand(claim)
 	}
-	err := fields(w,
+	err := c.fields(v,
 		"resource", shown(l.Resource),
 		"state", state,
 		"token", l.Token.String(),
@@ -208,27 +204,21 @@ func (v *view) print(w io.Writer) error {
 		"expires", moment(l.ExpiresAt),
 		"mark", mark,
 		"so", so)
-	if err == nil && v.AuditPartial {
-		_, err = fmt.Fprintf(w, "\nthe last %d records of the audit under this name were searched: there may be more; see fencectl audit\n", searchedMost)
-	}
-	if err != nil || len(v.Audit) == 0 {
+	if err != nil || c.asJSON() {
 		return err
 	}
-	if _, err := io.WriteString(w, "\n"); err != nil {
-		return err
+	if v.AuditPartial {
+		fmt.Fprintf(c.out, "\nthe last %d records of the audit under this name were searched: there may be more; see fencectl audit\n", searchedMost)
 	}
-	t := newTable(w, "AT", "ACTION", ">TOKEN", "BY", "HELD BY", "REASON")
+	if len(v.Audit) == 0 {
+		return nil
+	}
+	fmt.Fprintln(c.out)
+	t := newTable(c.out, "AT", "ACTION", "TOKEN", "BY", "HELD BY", "REASON")
 	for _, r := range v.Audit {
-		t.row(clockTime(r.At), shown(r.Action), r.Token.String(), shown(r.Actor), holderOf(r.Cut), shown(r.Reason))
+		row(t, clockTime(r.At), shown(r.Action), r.Token.String(), shown(r.Actor), holderOf(r.Cut), shown(r.Reason))
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func moment(t time.Time) string { return orDash(!t.IsZero(), clockTime(t)) }
-
-func orNothing(ok bool, s string) string {
-	if ok {
-		return s
-	}
-	return ""
-}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -10,10 +11,12 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/urfave/cli/v3"
 )
 
 // truth says which claims a fence admits: the mark's, the lease's, an older one
@@ -42,7 +45,7 @@ func opened(t *testing.T, url string) *session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &session{pool: pool, op: op, marks: fenced(t, pool), timeout: time.Minute}
+	return &session{pool: pool, op: op, fence: fenced(t, pool), timeout: time.Minute}
 }
 
 func advance(t *testing.T, s *session, resource string, above guard.Token) {
@@ -66,6 +69,11 @@ func TestPartialAudit(t *testing.T) {
 			t.Errorf("after %d records of other names: %s", others, out)
 		}
 	}
+}
+
+// shows prints a view for people.
+func shows(v *view, out io.Writer) error {
+	return (&call{app: &app{out: out}, cmd: &cli.Command{}}).printView(v)
 }
 
 // TestVerdictsAreTrue: every sentence of show, on a database in which it is
@@ -148,7 +156,7 @@ func TestVerdictsAreTrue(t *testing.T) {
 			t.Fatalf("%s: %v: %+v in place of %s", c.name, err, v, c.verdict)
 		}
 		var out strings.Builder
-		if err := v.print(&out); err != nil || !strings.Contains(out.String(), verdicts[c.verdict]) {
+		if err := shows(v, &out); err != nil || !strings.Contains(out.String(), verdicts[c.verdict]) {
 			t.Errorf("%s: %v: %s", c.name, err, out.String())
 		}
 		seen[v.Verdict] = true
@@ -217,11 +225,11 @@ func TestOwnerOfFreeLeaseIsNotNamed(t *testing.T) {
 	hold(t, pool, "former", "free", time.Hour).Release(t.Context())
 	for range 2 {
 		r := fencectl(t, url, "force-unlock", "free", "--actor", "a", "--reason", "r", "--yes")
-		if r.code != exitOK || strings.Contains(r.out+r.errOut, "former") || strings.Contains(r.errOut, "cut holder") || !strings.Contains(r.out, "held by:               nobody\n") {
+		if r.code != opcmd.ExitOK || strings.Contains(r.out+r.errOut, "former") || strings.Contains(r.errOut, "cut holder") || !strings.Contains(r.out, "held by:               nobody\n") {
 			t.Errorf("%+v", r)
 		}
 	}
-	for _, args := range [][]string{{"audit"}, {"show", "free"}, {"list", "--all"}} {
+	for _, args := range [][]string{{"audit"}, {"show", "free"}, {"list", "--state", "free"}} {
 		if out := must(t, url, args...); strings.Contains(out, "former") {
 			t.Errorf("%q: %s", args, out)
 		}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs"}
@@ -20,7 +20,7 @@ func TestConfirmation(t *testing.T) {
 	for _, c := range []struct {
 		answer string
 		code   int
-	}{{"no\n", exitCancelled}, {"\n", exitCancelled}, {"y\n", exitCancelled}, {"\x04", exitCancelled}, {"\x03", exitCancelled}} {
+	}{{"no\n", opcmd.ExitCancelled}, {"\n", opcmd.ExitCancelled}, {"y\n", opcmd.ExitCancelled}, {"\x04", opcmd.ExitCancelled}, {"\x03", opcmd.ExitCancelled}} {
 		term := onTerminal(t, url, unlockBilling...)
 		term.sees("held by worker-1")
 		term.sees(lease.ID())
@@ -38,14 +38,14 @@ func TestConfirmation(t *testing.T) {
 	}
 	term.keys("yes\n")
 	term.sees("every older claim is refused")
-	if code := term.ends(); code != exitOK || audited() != 1 {
+	if code := term.ends(); code != opcmd.ExitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}
 	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x"}} {
 		term := onTerminal(t, url, args...)
 		term.sees(`Type "yes" to go on: `)
 		term.keys("no\n")
-		if code := term.ends(); code != exitCancelled {
+		if code := term.ends(); code != opcmd.ExitCancelled {
 			t.Errorf("%q: exit code %d", args, code)
 		}
 	}
@@ -65,32 +65,10 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	successor := hold(t, pool, "worker-2", "billing", time.Hour)
 	term.keys("yes\n")
 	term.sees("worker-2")
-	if code := term.ends(); code != exitRefused {
+	if code := term.ends(); code != opcmd.ExitRefused {
 		t.Errorf("exit code %d\n%s", code, term.screen())
 	}
 	if err := successor.Renew(t.Context()); err != nil {
 		t.Errorf("the successor lost its lease: %v", err)
-	}
-}
-
-// A waiting command ends at Ctrl-C and says so; one whose change has been made
-// says how far it got.
-func TestInterrupted(t *testing.T) {
-	t.Parallel()
-	url, pool := database(t)
-	hold(t, pool, "worker-1", "billing", time.Hour)
-	if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "other", Token: 7}); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(10 * time.Millisecond)
-	term := onTerminal(t, url, "marks", "retire", "--older-than", "1ms", "--yes", "--wait", "1m")
-	term.sees("waiting for 1 lease")
-	term.keys("\x03")
-	if code := term.ends(); code != exitInterrupted {
-		t.Errorf("exit code %d\n%s", code, term.screen())
-	}
-	term.sees("no mark was retired")
-	if n := value[int64](t, pool, "SELECT count(*) FROM fencepost.marks WHERE resource <> ''"); n != 1 {
-		t.Errorf("%d marks", n)
 	}
 }

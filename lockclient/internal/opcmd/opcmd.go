@@ -1,5 +1,6 @@
-// Package opcmd is what the operators' commands of issuers other than PostgreSQL
-// have in common: fencectl-etcd and fencectl-zookeeper.
+// Package opcmd is what the operators' commands have in common: the exit codes of
+// all (exit.go), and everything but the connection of fencectl-etcd and
+// fencectl-zookeeper.
 package opcmd
 
 import (
@@ -14,16 +15,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-)
-
-// The exit codes are fencectl's.
-const (
-	exitOther       = 1
-	exitUsage       = 2
-	exitRefused     = 4
-	exitUnavailable = 6
-	exitUnknown     = 7
-	exitSetup       = 8
 )
 
 const commands = `commands:
@@ -56,9 +47,9 @@ func Run(ctx context.Context, flags *flag.FlagSet, args []string, connect func()
 	var words []string
 	for rest := args; ; { // flags may come after the command
 		if err := flags.Parse(rest); errors.Is(err, flag.ErrHelp) {
-			return 0
+			return ExitOK
 		} else if err != nil {
-			return exitUsage
+			return ExitUsage
 		}
 		if flags.NArg() == 0 {
 			break
@@ -76,28 +67,11 @@ func Run(ctx context.Context, flags *flag.FlagSet, args []string, connect func()
 		}
 	}
 	if err == nil {
-		return 0
+		return ExitOK
 	}
 	fmt.Fprintf(errOut, "%s: %v\n", flags.Name(), err)
-	switch {
-	case errors.Is(err, guard.ErrOutcomeUnknown):
-		return exitUnknown
-	case errors.Is(err, guard.ErrInvalid), errors.As(err, new(usageError)):
-		return exitUsage
-	case errors.Is(err, driver.ErrHeld):
-		return exitRefused
-	case errors.Is(err, guard.ErrSetup):
-		return exitSetup
-	case errors.Is(err, guard.ErrUnavailable):
-		return exitUnavailable
-	}
-	return exitOther
-}
-
-type usageError struct{ error }
-
-func usage(format string, args ...any) error {
-	return usageError{fmt.Errorf(format+"; see --help", args...)}
+	code, _ := Exit(err)
+	return code
 }
 
 // command parses a command; nothing is sent before it succeeds.
@@ -109,13 +83,13 @@ func command(words []string, yes bool) (func(context.Context, driver.Issuer, io.
 	want := map[string]int{"show": 2, "advance": 3, "epoch": 2}[name]
 	switch {
 	case want == 0:
-		return nil, usage("%q is not a command", name)
+		return nil, Usage("%q is not a command; see --help", name)
 	case len(words) != want:
-		return nil, usage("%s has %d arguments, not %d", name, want-1, len(words)-1)
+		return nil, Usage("%s has %d arguments, not %d; see --help", name, want-1, len(words)-1)
 	case name == "epoch" && words[1] != "raise":
-		return nil, usage("%q is not a command", "epoch "+words[1])
+		return nil, Usage("%q is not a command; see --help", "epoch "+words[1])
 	case name != "show" && !yes:
-		return nil, usage("%s cannot be taken back: give --yes", name)
+		return nil, Usage("%s cannot be taken back: give --yes; see --help", name)
 	case name == "epoch":
 		return raise, nil
 	}
@@ -152,7 +126,7 @@ func show(ctx context.Context, i driver.Issuer, resource string, out io.Writer) 
 func advance(ctx context.Context, i driver.Issuer, resource string, above guard.Token, out io.Writer) error {
 	f, ok := i.(driver.Floors)
 	if !ok {
-		return usage("this issuer's tokens cannot be advanced")
+		return Usage("this issuer's tokens cannot be advanced; see --help")
 	}
 	reached, err := f.Advance(ctx, resource, above)
 	if err == nil {
@@ -164,7 +138,7 @@ func advance(ctx context.Context, i driver.Issuer, resource string, above guard.
 func raise(ctx context.Context, i driver.Issuer, out io.Writer) error {
 	e, ok := i.(driver.Epochs)
 	if !ok {
-		return usage("this issuer has no epoch")
+		return Usage("this issuer has no epoch; see --help")
 	}
 	err := e.RaiseEpoch(ctx)
 	if err == nil {

@@ -9,6 +9,8 @@
 -- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
 -- else's code: names are resolved in pg_catalog only.
 
+-- ==== Tables, names and lock keys ====
+
 -- Marks: the highest claim that each resource has admitted. Only the functions
 -- below write this table. The row whose resource is '' is the floor: the
 -- highest token among the marks that were retired.
@@ -78,6 +80,8 @@ BEGIN
   RETURN name;
 END $$;
 
+-- ==== The rule ====
+
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
 -- that compares a claim with a mark, except for the first check in enter and enter_row:
 -- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
@@ -132,18 +136,12 @@ BEGIN
   RETURN NULL; -- not reached
 END $$;
 
--- check_primary refuses a standby, whose locks and marks are not the primary's.
-CREATE FUNCTION fencepost.check_primary()
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  IF pg_is_in_recovery() THEN
-    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: this server is a standby';
-  END IF;
-END $$;
+-- ==== Checks and settings of a transaction ====
 
 -- check_level refuses transactions with an isolation level that is not safe for
 -- the caller. Reading a mark under its lock needs READ COMMITTED: only there
--- does a statement that follows the lock see what was committed before it.
+-- does a statement that follows the lock see what was committed before it. It also
+-- refuses a standby, whose locks and marks are not the primary's.
 CREATE FUNCTION fencepost.check_level(VARIADIC p_levels text[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -151,7 +149,9 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'SF005', MESSAGE = format('fencepost: isolation level %s is refused, the transaction must be %s',
       current_setting('transaction_isolation'), replace(upper(array_to_string(p_levels, ' or ')), ' OR ', ' or '));
   END IF;
-  PERFORM fencepost.check_primary();
+  IF pg_is_in_recovery() THEN
+    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: this server is a standby';
+  END IF;
 END $$;
 
 -- check_claim refuses malformed claims from callers outside this module.
@@ -188,6 +188,8 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
 END $$;
+
+-- ==== Raising and entering ====
 
 -- raise replaces a lower mark with a claim. It waits until every transaction
 -- that entered under the lower mark has ended, so that these cannot overwrite
@@ -296,7 +298,7 @@ DECLARE
   seen      text;
   mine      xid;
 BEGIN
-  PERFORM fencepost.check_primary(), fencepost.check_claim(p_resource, p_token, p_lease);
+  PERFORM fencepost.check_level('read uncommitted', 'read committed', 'repeatable read', 'serializable'), fencepost.check_claim(p_resource, p_token, p_lease);
   PERFORM fencepost.set_timeouts(p_lock_timeout_ms, p_idle_timeout_ms);
   seen := fencepost.judge(p_resource, p_token, p_lease, may_raise);
   IF seen = 'current' THEN
@@ -322,15 +324,20 @@ BEGIN
   END IF;
 END $$;
 
--- holders lists the sessions that keep a claim above the mark from being
--- raised. Those that entered also have a lock on the table of marks, which only
--- the functions here and a reader can take; the others only took an advisory
--- lock that is the same by accident or on purpose. A session that holds the
--- lock exclusively is raising the mark, perhaps above the claim, and is not
--- listed. A claim that could not be raised gets no list. Ending those sessions
--- is left to the caller's own rights: this function has its owner's.
+-- ==== For operators: who is in the way, retirement, resets ====
+
+-- holders lists what keeps a claim above the mark from being raised: sessions and
+-- prepared transactions (PREPARE TRANSACTION), which only a person can end. Sessions
+-- that entered also have a lock on the table of marks, which only the functions here
+-- and a reader can take; the others only took an advisory lock that is the same by
+-- accident or on purpose. A session that holds the lock exclusively is raising the
+-- mark, perhaps above the claim, and is not listed. The locks of a prepared
+-- transaction have no process; the lock on its own ID names it. A claim that could
+-- not be raised gets no list. Ending the sessions is left to the caller's own rights:
+-- this function has its owner's.
 CREATE FUNCTION fencepost.holders(p_resource text, p_token bigint, p_lease text)
-RETURNS TABLE (pid integer, entered boolean) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS TABLE (pid integer, entered boolean, gid text, prepared timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   key bigint := fencepost.lock_key(p_resource);
 BEGIN
@@ -338,44 +345,29 @@ BEGIN
   IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
     RETURN;
   END IF;
-  RETURN QUERY WITH locks AS MATERIALIZED (
-      SELECT * FROM pg_locks WHERE granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-    SELECT l.pid, EXISTS (SELECT FROM locks t WHERE t.pid = l.pid AND t.locktype = 'relation' AND t.relation = 'fencepost.marks'::regclass)
-    FROM locks l
-    WHERE l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
-      AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
+  RETURN QUERY WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted),
+    held AS (SELECT l.pid, l.virtualtransaction, l.mode FROM locks l
+      WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.locktype = 'advisory' AND l.objsubid = 1
+        AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295))
+    SELECT h.pid, EXISTS (SELECT FROM locks t WHERE t.pid = h.pid AND t.locktype = 'relation' AND t.relation = 'fencepost.marks'::regclass
+        AND t.database = (SELECT oid FROM pg_database WHERE datname = current_database())), NULL::text, NULL::timestamptz
+      FROM held h WHERE h.mode = 'ShareLock' AND h.pid <> pg_backend_pid()
+    UNION ALL
+    SELECT NULL, true, p.gid, p.prepared
+      FROM held h JOIN locks x ON x.virtualtransaction = h.virtualtransaction AND x.locktype = 'transactionid'
+      JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+      WHERE h.pid IS NULL AND x.pid IS NULL AND p.database = current_database();
 END $$;
 
--- prepared_holders lists the prepared transactions (PREPARE TRANSACTION) that keep
--- a claim above the mark from being raised: nobody can end those but a person. Such
--- a transaction's locks have no process; the lock on its own ID names it. A claim
--- that could not be raised gets no list.
-CREATE FUNCTION fencepost.prepared_holders(p_resource text, p_token bigint, p_lease text)
-RETURNS TABLE (gid text, prepared timestamptz) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  key bigint := fencepost.lock_key(p_resource);
-BEGIN
-  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
-  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
-    RETURN;
-  END IF;
-  RETURN QUERY WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS NULL)
-    SELECT p.gid, p.prepared FROM locks l
-    JOIN locks x ON x.virtualtransaction = l.virtualtransaction AND x.locktype = 'transactionid'
-    JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
-    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND p.database = current_database()
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295);
-END $$;
-
--- retire_up_to deletes marks that were last raised before the given time and raises
+-- retire deletes marks that were last raised before the given time and raises
 -- the floor to the highest token among them, in one step. It refuses to raise the
 -- floor above the last token of the issuer: every resource without a mark would
--- refuse every holder until the issuer gets there, if it ever does. A concurrent
+-- refuse every holder until the issuer gets there, if it ever does. Without that
+-- token it leaves one above the floor. A concurrent
 -- raise either finds the mark, then finds the row gone in its update and starts
 -- over, or does not find it, and then finds the floor; a row that it has
 -- raised by then is compared again and stays.
-CREATE FUNCTION fencepost.retire_up_to(p_before timestamptz, p_lock_timeout_ms integer, p_issuers_last bigint, OUT retired bigint, OUT floor bigint)
+CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, p_issuers_last bigint DEFAULT 9223372036854775805, OUT retired bigint, OUT floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   m fencepost.marks;
@@ -400,13 +392,6 @@ BEGIN
   SELECT f.token INTO floor FROM fencepost.marks f WHERE f.resource = '';
   floor := coalesce(floor, 0);
 END $$;
-
--- retire without the issuer's last token leaves at least one token above the
--- floor.
-CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, OUT retired bigint, OUT floor bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT * FROM fencepost.retire_up_to(p_before, p_lock_timeout_ms, 9223372036854775805)
-$$;
 
 -- Every reset of a mark, kept forever.
 CREATE TABLE fencepost.mark_resets (
@@ -436,17 +421,19 @@ ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets;
 
 -- reset replaces a mark with another, lower or higher, if it is still the one
 -- that the operator saw. It waits for the transactions that entered under it.
--- Nothing else ever lowers a mark.
+-- Nothing else ever lowers a mark. An empty resource means the floor, which has no
+-- lease and under which no transaction enters.
 CREATE FUNCTION fencepost.reset(p_resource text, p_from bigint, p_from_lease text, p_to bigint, p_to_lease text,
   p_issuers_last bigint, p_actor text, p_reason text, p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  m fencepost.marks;
+  m     fencepost.marks;
+  named text := CASE WHEN p_resource = '' THEN 'floor' ELSE p_resource END; -- a claim has a name
 BEGIN
-  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_from, p_from_lease), fencepost.check_claim(p_resource, p_to, p_to_lease);
-  IF p_issuers_last IS NULL OR p_to > p_issuers_last THEN
+  PERFORM fencepost.check_level('read committed'), fencepost.check_claim(named, p_from, p_from_lease), fencepost.check_claim(named, p_to, p_to_lease);
+  IF p_issuers_last IS NULL OR p_to > p_issuers_last OR p_resource = '' AND p_to_lease <> '' THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-      MESSAGE = format('fencepost: the new mark %s is above the last token %L of the issuer', p_to, p_issuers_last);
+      MESSAGE = format('fencepost: the new mark %s is above the last token %L of the issuer, or a floor with a lease', p_to, p_issuers_last);
   END IF;
   PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
   PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
@@ -454,35 +441,13 @@ BEGIN
     WHERE resource = p_resource COLLATE "C" AND token = p_from AND lease_id = p_from_lease COLLATE "C";
   IF NOT FOUND THEN
     SELECT * INTO m FROM fencepost.marks WHERE resource = p_resource COLLATE "C";
-    PERFORM fencepost.refuse('SF007', 'the mark is not the one to be reset', p_resource, p_from, p_from_lease, m.token, m.lease_id, false);
+    PERFORM fencepost.refuse('SF007', 'the mark is not the one to be reset', p_resource, p_from, p_from_lease, m.token, m.lease_id, p_resource = '');
   END IF;
   INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
     VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
 END $$;
 
--- reset_floor replaces the floor with another, lower or higher, if it is still the
--- one that the operator saw, and records that as the reset of a mark without a
--- name. Nothing waits for it: no transaction enters under a floor.
-CREATE FUNCTION fencepost.reset_floor(p_from bigint, p_to bigint, p_issuers_last bigint, p_actor text, p_reason text, p_lock_timeout_ms integer)
-RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  m fencepost.marks;
-BEGIN
-  PERFORM fencepost.check_level('read committed'), fencepost.check_claim('floor', p_from, ''), fencepost.check_claim('floor', p_to, '');
-  IF p_issuers_last IS NULL OR p_to > p_issuers_last THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-      MESSAGE = format('fencepost: the new floor %s is above the last token %L of the issuer', p_to, p_issuers_last);
-  END IF;
-  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
-  PERFORM pg_advisory_xact_lock(fencepost.lock_key(''));
-  UPDATE fencepost.marks SET token = p_to, raised_at = clock_timestamp() WHERE resource = '' AND token = p_from;
-  IF NOT FOUND THEN
-    SELECT * INTO m FROM fencepost.marks WHERE resource = '';
-    PERFORM fencepost.refuse('SF007', 'the floor is not the one to be reset', '', p_from, '', m.token, '', true);
-  END IF;
-  INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
-    VALUES ('', p_from, '', p_to, '', p_issuers_last, p_actor, p_reason);
-END $$;
+-- ==== For triggers ====
 
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.
@@ -556,8 +521,8 @@ END $$;
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
 REVOKE ALL ON FUNCTION
   fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge,
-  fencepost.check_primary, fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
+  fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
-  fencepost.prepared_holders, fencepost.retire_up_to, fencepost.retire, fencepost.keep_resets, fencepost.reset, fencepost.reset_floor,
+  fencepost.retire, fencepost.keep_resets, fencepost.reset,
   fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
   FROM PUBLIC;

@@ -30,6 +30,8 @@
 -- their output function (see guard_body), because the triggers run with their
 -- owner's rights.
 
+-- ==== What triggers call ====
+
 -- require refuses a write to the resource unless the transaction presented a
 -- claim for it and the claim is the resource's mark, and keeps it so until the
 -- transaction ends. It keeps no state from one statement to the next: a lock
@@ -76,6 +78,8 @@ BEGIN
     DETAIL = json_build_object('resource', '', 'table', p_table)::text,
     HINT = 'Delete the rows of a resource under its claim.';
 END $$;
+
+-- ==== What triggers are: their functions, conditions and tables ====
 
 -- guarded lists the tables that were put under triggers, so that missing
 -- triggers, or a partition added later, can be detected. guard is the name of a
@@ -157,6 +161,10 @@ $$;
 -- function of the type's owner, which would run with the rights of this
 -- function, and the column's type may change later. quote_all_identifiers is
 -- pinned because the text is compared with the one installed.
+--
+-- The places in the text: 1 judges the parts of a row, 2 a truncation; 3 reads the
+-- parts from a transition table; 4 and 5 judge the old and the new row; 6 and 7 are
+-- around all that in report-only mode; 8 is the guard, 9 its setting.
 CREATE FUNCTION fencepost.guard_body(p_guard text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
@@ -257,6 +265,8 @@ RETURNS int2[] LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT ARRAY(SELECT a.attnum FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
     JOIN pg_attribute a ON a.attrelid = p_table AND a.attname = part ->> 'column' ORDER BY n)
 $$;
+
+-- ==== Installation, its checks and its removal ====
 
 -- guard_obstacle returns why a table cannot be guarded as described; NULL if it
 -- can.
@@ -463,7 +473,7 @@ END $$;
 -- to write in schema fencepost. A trigger function that another table also has is
 -- left to that one.
 CREATE FUNCTION fencepost.install_guard(p_table regclass, p_parts jsonb, p_report_only boolean, p_lock_timeout_ms integer)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   obstacle text := fencepost.guard_obstacle(p_table, p_parts);
   old      text;
@@ -477,7 +487,7 @@ BEGIN
   END IF;
   PERFORM fencepost.lock_guards(p_lock_timeout_ms);
   IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
-    RETURN false;
+    RETURN;
   END IF;
   WITH d AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table RETURNING guarded.guard)
     SELECT array_agg(d.guard) INTO gone FROM d; -- also that of a dropped table of this name
@@ -511,47 +521,41 @@ BEGIN
     SELECT guard, nspname, relname, p_parts, p_report_only, fencepost.guard_columns(p_table, p_parts)
       FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = p_table;
   PERFORM fencepost.drop_guard_function(name) FROM unnest(gone || old) name WHERE name <> guard;
-  RETURN true;
 END $$;
 
 -- drop_guards drops every trigger of a table, its partitions and children whose
 -- function is one of the schema's. Those that a partition has from its root go
 -- with the root's.
 CREATE FUNCTION fencepost.drop_guards(p_table oid)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   relation oid;
   name     text;
-  dropped  boolean := false;
 BEGIN
   FOR relation, name IN
     SELECT tgrelid, tgname FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
       WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table)) AND tgparentid = 0 AND pronamespace = 'fencepost'::regnamespace AND starts_with(proname, 'guard_')
   LOOP
     EXECUTE format('DROP TRIGGER %I ON %s', name, relation::regclass);
-    dropped := true;
   END LOOP;
-  RETURN dropped;
 END $$;
 
 -- remove_guard removes the triggers. A NULL table only removes the entries of
 -- tables that are gone.
 CREATE FUNCTION fencepost.remove_guard(p_table regclass, p_lock_timeout_ms integer)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  names   text[];
-  removed boolean;
+  names text[];
 BEGIN
   PERFORM fencepost.lock_guards(p_lock_timeout_ms);
   IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
-    RETURN false;
+    RETURN;
   END IF;
   WITH gone AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) = p_table RETURNING guard)
     SELECT array_agg(guard) INTO names FROM gone;
   names := array_remove(names || fencepost.guard_name(p_table), NULL);
-  removed := fencepost.drop_guards(p_table) OR cardinality(names) > 0;
+  PERFORM fencepost.drop_guards(p_table);
   PERFORM fencepost.drop_guard_function(name) FROM unnest(names) name;
-  RETURN coalesce(removed, false);
 END $$;
 
 -- guard_status lists every guarded table, and every table that has triggers of

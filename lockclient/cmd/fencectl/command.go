@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
+)
+
+// call is one call of a command: what it was given, and what it acts on.
+type call struct {
+	*app
+	*session // nil if the command needs no database
+	cmd      *cli.Command
+
+	resource, pattern string // the arguments RESOURCE and PATTERN
+	token             guard.Token
+}
+
+// action is what a command does.
+type action func(*call, context.Context) error
+
+// on returns the action of a command that works on a database, which must have the
+// needed components. names are its arguments; PATTERN may be omitted. A command line
+// that is wrong in itself is refused before anything is sent.
+func (a *app) on(needed []string, act action, names ...string) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		c, err := a.call(cmd, names)
+		if err != nil {
+			return err
+		}
+		if c.session, err = connect(ctx, cmd); err != nil {
+			return err
+		}
+		defer c.pool.Close()
+		if err := c.need(ctx, needed...); err != nil {
+			return err
+		}
+		return act(c, ctx)
+	}
+}
+
+// offline returns the action of a command that connects to nothing and has no
+// arguments.
+func (a *app) offline(act action) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		c, err := a.call(cmd, nil)
+		if err != nil {
+			return err
+		}
+		return act(c, ctx)
+	}
+}
+
+// call reads exactly the named arguments.
+func (a *app) call(cmd *cli.Command, names []string) (*call, error) {
+	c := &call{app: a, cmd: cmd}
+	given := cmd.Args().Slice()
+	if len(given) > len(names) {
+		return nil, opcmd.Usage("%s%s is one argument too many (see %s --help)", inside(cmd), shown(given[len(names)]), cmd.FullName())
+	}
+	for i, name := range names {
+		if i == len(given) {
+			if name == "PATTERN" {
+				break
+			}
+			return nil, opcmd.Usage("%sthe argument %s is missing (see %s --help)", inside(cmd), name, cmd.FullName())
+		}
+		var err error
+		switch name {
+		case "RESOURCE":
+			c.resource, err = given[i], guard.ValidateResource(given[i])
+		case "TOKEN":
+			c.token, err = guard.ParseToken(given[i])
+		case "PATTERN":
+			c.pattern = given[i]
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// yesFlag is on every command that cannot be taken back; see confirm.
+func yesFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask for confirmation", Local: true}
+}
+
+// actorFlag and reasonFlag are on every command that writes a record.
+func actorFlag() cli.Flag {
+	return &cli.StringFlag{Name: "actor", Usage: "`WHO` does it (required)", Required: true, Validator: notBlank, Sources: cli.EnvVars("FENCECTL_ACTOR")}
+}
+
+func reasonFlag() cli.Flag {
+	return &cli.StringFlag{Name: "reason", Usage: "`WHY` (required)", Required: true, Validator: notBlank}
+}
+
+// notBlank refuses what an empty variable in a script would give.
+func notBlank(s string) error {
+	if strings.TrimSpace(s) == "" {
+		return errors.New("must have more than spaces in it")
+	}
+	return nil
+}
+
+func limitFlag() cli.Flag {
+	return &cli.IntFlag{Name: "limit", Aliases: []string{"n"}, Usage: "print at most this many; 0 is all", Local: true, Validator: atLeast(0)}
+}
+
+// olderThanFlag has no zero, which would be the library's default.
+func olderThanFlag(days int, text string) cli.Flag {
+	return &cli.DurationFlag{
+		Name: "older-than", Value: time.Duration(days) * 24 * time.Hour, DefaultText: fmt.Sprintf("%d days", days), Usage: text,
+		Validator: atLeast(time.Nanosecond),
+	}
+}
+
+// raiseTimeoutFlag bounds the wait for older holders.
+func raiseTimeoutFlag() cli.Flag {
+	return &cli.DurationFlag{
+		Name: "raise-timeout", Value: 20 * time.Second, Usage: "longest wait for older holders", Local: true, Validator: atLeast(time.Millisecond),
+	}
+}
+
+func tokenFlag(name, text string, required bool, into *guard.Token) cli.Flag {
+	return &cli.TextFlag{Name: name, Usage: text, Required: required, Value: into, HideDefault: true}
+}
+
+// atLeast is what a flag's value has to be.
+func atLeast[T int | time.Duration](least T) func(T) error {
+	return func(value T) error {
+		if value < least {
+			return fmt.Errorf("must be at least %v", least)
+		}
+		return nil
+	}
+}
+
+// confirm asks the operator. It asks on standard error, so that redirected
+// output does not hide the question, and only where standard input is a
+// terminal: a script must say --yes.
+func (c *call) confirm(ctx context.Context, question string) error {
+	if c.cmd.Bool("yes") {
+		return nil
+	}
+	if !isTerminal(c.in) {
+		return opcmd.Usage("%s asks for confirmation and standard input is not a terminal: say --yes", c.cmd.Name)
+	}
+	fmt.Fprintf(c.errOut, "%s\nType \"yes\" to go on: ", question)
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(io.LimitReader(c.in, 256)).ReadString('\n')
+		answer <- strings.TrimSpace(line)
+	}()
+	select {
+	case got := <-answer:
+		if strings.EqualFold(got, "yes") {
+			return nil
+		}
+	case <-ctx.Done():
+		fmt.Fprintln(c.errOut)
+	}
+	return &opcmd.Error{Code: opcmd.ExitCancelled, Reason: "cancelled", Err: errors.New("not confirmed, nothing was changed")}
+}
+
+// isTerminal reports whether somebody sits at f. The null device is a character
+// device too.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat() // of a nil file: an error
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return false
+	}
+	null, err := os.Stat(os.DevNull)
+	return err != nil || !os.SameFile(info, null)
+}

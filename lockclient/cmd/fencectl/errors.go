@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
+)
+
+// The exit codes, and the reasons that they stand for, are in package opcmd.
+
+// partial says that a command failed after it had changed something. It hides
+// neither an unknown outcome nor that the operator ended the command.
+func partial(ctx context.Context, err error, format string, args ...any) error {
+	err = fmt.Errorf(format+": %w", append(args, err)...)
+	if code, _ := opcmd.Exit(err); code == opcmd.ExitUnknown || ctx.Err() != nil {
+		return err
+	}
+	return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: err}
+}
+
+func notFound(format string, args ...any) error {
+	return &opcmd.Error{Code: opcmd.ExitNotFound, Reason: "not_found", Err: fmt.Errorf(format, args...)}
+}
+
+// interrupted says that the operator ended the command, if no more is known: it
+// does not hide an outcome that is known, or known to be unknown.
+func interrupted(err error) error {
+	var own *opcmd.Error
+	code, _ := opcmd.Exit(err)
+	if errors.As(err, &own) || code == opcmd.ExitUnknown || code != opcmd.ExitUnavailable && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return &opcmd.Error{Code: opcmd.ExitInterrupted, Reason: "interrupted", Err: fmt.Errorf("interrupted: %w", err)}
+}
+
+// report prints the error as one line and returns the exit code.
+func report(w io.Writer, asJSON bool, err error) int {
+	code, reason := opcmd.Exit(err)
+	message := oneLine(withoutRepetition(strings.TrimPrefix(err.Error(), "fencepost: ")))
+	if asJSON {
+		line, _ := jsonLine(object{"code": code, "reason": reason, "message": message})
+		w.Write(line)
+		return code
+	}
+	fmt.Fprintf(w, "fencectl: %s\n", message)
+	return code
+}
+
+// withoutRepetition omits the lines that a driver's error has twice because it
+// tried with TLS and without.
+func withoutRepetition(s string) string {
+	var lines []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, " ")
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) migrateCommand() *cli.Command {
+	migrate, printed := a.on(nil, (*call).migrate), a.offline((*call).printSchema)
+	return &cli.Command{
+		Name: "migrate", Category: categorySetup,
+		Usage: "bring the schema to this build's version, or print its SQL",
+		Description: "Upgrades in place while holders run, and does nothing where nothing is\n" +
+			"missing. --print connects to nothing; what it prints is for an empty database.\n" +
+			"For psql it begins and ends its transactions; for goose it is one file with both\n" +
+			"directions, for golang-migrate the file of one direction. --down removes marks\n" +
+			"and tokens, and refuses while a lease runs or a table has triggers.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
+			&cli.StringFlag{Name: "for", Usage: "print it for `TOOL`: psql, goose or golang-migrate", Value: "psql"},
+			&cli.BoolFlag{Name: "down", Usage: "print what removes the schema"},
+		},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			switch {
+			case cmd.Bool("print"):
+				return printed(ctx, cmd)
+			case cmd.IsSet("for") || cmd.IsSet("down"):
+				return opcmd.Usage("--for and --down go with --print: this program does not remove a schema by itself")
+			}
+			return migrate(ctx, cmd)
+		},
+	}
+}
+
+func (c *call) migrate(ctx context.Context) error {
+	before, err := c.versions(ctx)
+	if err != nil {
+		return err
+	}
+	if err := lockadmin.Migrate(ctx, c.pool); err != nil {
+		return err
+	}
+	after, err := c.versions(ctx)
+	if err != nil {
+		return fmt.Errorf("migrated, and then: %w", err)
+	}
+	for _, name := range components {
+		was, is := before[name].applied, after[name].applied
+		said := "nothing to do"
+		if was != is {
+			said = fmt.Sprintf("was %d", was)
+		}
+		if err := c.print(object{"component": name, "before": was, "version": is}, "%s: version %d, %s\n", name, is, said); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printSchema prints the schema for the tool that will run it.
+func (c *call) printSchema(context.Context) error {
+	var up, down []string
+	for _, name := range components {
+		makes, removes := scripts(name)
+		up, down = append(up, makes), append(down, removes)
+	}
+	whole := func(text string) error { return c.print(object{"sql": text}, "%s", text) }
+	switch tool, removing := c.cmd.String("for"), c.cmd.Bool("down"); {
+	case tool == "psql" && removing:
+		// psql goes on after an error: in a transaction of its own each part would be
+		// removed although the other is in use.
+		return whole("BEGIN;\n" + strings.Join(down, "\n") + "COMMIT;\n")
+	case tool == "psql":
+		return c.printSQL("BEGIN;\n", "COMMIT;\n", up...)
+	case tool == "golang-migrate" && removing:
+		return c.printSQL("", "", down...)
+	case tool == "golang-migrate":
+		return c.printSQL("", "", up...)
+	case tool == "goose" && removing:
+		return opcmd.Usage("--down does not go with --for goose, whose file has both directions")
+	case tool == "goose":
+		const begin, end = "-- +goose StatementBegin\n", "-- +goose StatementEnd\n"
+		return whole("-- +goose Up\n" + begin + strings.Join(up, "\n") + end + "\n-- +goose Down\n" + begin + strings.Join(down, "\n") + end)
+	default:
+		return opcmd.Usage("--for %q: want psql, goose or golang-migrate", tool)
+	}
+}
+
+// printSQL prints a script for each of the components, and as text what comes before
+// and after it.
+func (c *call) printSQL(before, after string, scripts ...string) error {
+	for i, name := range components {
+		if err := c.print(object{"component": name, "sql": scripts[i]}, "-- %s\n%s%s\n%s", name, before, scripts[i], after); err != nil {
+			return err
+		}
+	}
+	return nil
+}
