@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // serverDefault opens a DB whose sessions have a setting from the beginning, as
@@ -27,9 +30,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	ctx := context.Background()
 	e.exec("DROP TABLE IF EXISTS written; CREATE TABLE written (token bigint); DELETE FROM fencepost.marks; INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('r', 5, 'lease-5')")
 	tx, err := e.admin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	defer tx.Rollback(ctx)
 	if _, err := tx.Exec(ctx, "SELECT fencepost.raise('r', 6, 'lease-6', 5000)"); err != nil {
 		e.Fatal(err)
@@ -39,11 +40,9 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	for e.int(waitersSQL) == 0 && len(done) == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		e.Fatal(err)
-	}
+	must(e, tx.Commit(ctx))
 	err = <-done
-	return e.int("SELECT count(*) FROM written"), err
+	return e.written(), err
 }
 
 func write5(ctx context.Context, tx testTx) error {
@@ -78,17 +77,12 @@ func TestDefaultIsolation(t *testing.T) {
 				if !errors.Is(err, guard.ErrStale) || rows != 0 {
 					t.Errorf("InTx of the older holder: %v, %d rows", err, rows)
 				}
-				if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
-					t.Errorf("%d of %d acknowledged updates are there", sum, acked)
-				}
+				e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
 				rows, err = e.staleEnter(plainEnter(db))
 				if pgerr.State(err) != pgerr.Isolation || rows != 0 {
 					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, pgerr.Isolation)
 				}
-				err = db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-					_, err := tx.exec(ctx, raiseSQL, "r", 7, "", 1000)
-					return err
-				})
+				err = db.plain(t.Context(), running(raiseSQL, "r", 7, "", 1000))
 				if pgerr.State(err) != pgerr.Isolation {
 					t.Errorf("a plain BEGIN and raise: %v, want SQLSTATE %s", err, pgerr.Isolation)
 				}
@@ -122,7 +116,7 @@ func TestDefaultIsolationControls(t *testing.T) {
 // transaction of its own, and reading comes after it.
 func TestReadInTheRaise(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		seen := make(chan int64, 1)
 		go func() {
@@ -131,13 +125,11 @@ func TestReadInTheRaise(t *testing.T) {
 			seen <- n
 		}()
 		e.waitForWaiters(1)
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, end())
 		if n := <-seen; n != 0 {
 			t.Errorf("the control saw %d rows", n)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != 1 {
+		if n := e.written(); n != 1 {
 			t.Errorf("a statement after the raise saw %d rows", n)
 		}
 	})
@@ -147,7 +139,7 @@ func TestReadInTheRaise(t *testing.T) {
 // no option for it, and the refusal says what is wrong.
 func TestDefaultReadOnly(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		db := e.serverDefault("default_transaction_read_only", "on")
 		err := db.fenced(t.Context(), claimOf("r", 5), write5)
 		if e.driver == "pgx" {
@@ -159,12 +151,8 @@ func TestDefaultReadOnly(t *testing.T) {
 		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "read-only") {
 			t.Errorf("InTx: got %v, want ErrUnavailable that says read-only", err)
 		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil { // a session from before
-			t.Fatal(err)
-		}
-		if err := db.fenced(t.Context(), claimOf("r", 5), write5); pgerr.State(err) != "25006" {
-			t.Errorf("InTx under the mark: %v, want the callback's error", err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5))) // a session from before
+		wantState(t, db.fenced(t.Context(), claimOf("r", 5), write5), "25006", "InTx under the mark")
 	})
 }
 
@@ -173,18 +161,241 @@ func TestDefaultReadOnly(t *testing.T) {
 func TestDefaultSynchronousCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("synchronous_commit", "off")
-		if sum, acked := overlappingTakeover(e, db.fenced, db.Raise); sum != acked || acked == 0 {
-			t.Errorf("%d of %d acknowledged updates are there", sum, acked)
-		}
-		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
+		noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name = 'synchronous_commit' AND setting = 'off'")
 			if n != 1 {
 				t.Error("the caller's transaction was made synchronous")
 			}
 			return err
-		})
-		if err != nil {
-			t.Error(err)
+		}))
+	})
+}
+
+// TestOldStrings: a session whose standard_conforming_strings is off gets the
+// same verdicts from triggers and from Verify, whose texts contain backslashes.
+func TestOldStrings(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
+		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
+		guarded := triggerOn([]string{"unfit"}, `{resource}:a\'b`)
+		must(t, old.InstallTrigger(t.Context(), guarded))
+		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Triggers: []Trigger{guarded}}
+		for name, db := range map[string]fence{"off": old, "on": e.db} {
+			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
+				t.Errorf("%s: found %v, %v", name, found, err)
+			}
+			claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
+			noError(t, db.Raise(t.Context(), claim))
+			write := func(claims ...guard.Claim) error {
+				return ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					if err := tx.present(ctx, claims...); err != nil {
+						return err
+					}
+					_, err := tx.exec(ctx, "UPDATE unfit SET v = v + 1")
+					return err
+				}))
+			}
+			noError(t, write(claim), "%s", name)
+			wantReason(t, write(guard.Claim{Resource: `r:a'b`, Token: 5}), guard.ReasonMissing, "%s, another resource", name)
 		}
 	})
+}
+
+// TestExecModesOfTheSchema: what needs schema fencepost works in every exec
+// mode of pgx, with a resource and a lease that would end a literal, and still
+// refuses stale claims; in the simple protocol BEGIN, enter and the rest are
+// one text.
+func TestExecModesOfTheSchema(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")
+		table := triggerOn([]string{"written"}, `{resource}`)
+		for i, mode := range e.execModes() {
+			db := e.open(&Options{PresentClaims: true}, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			of := func(token guard.Token) guard.Claim {
+				return guard.Claim{Resource: `it's \ $1 ` + itoa(i), Token: token, LeaseID: `l'\` + token.String()}
+			}
+			e.exec("TRUNCATE written")
+			must(t, db.InstallTrigger(t.Context(), table))
+			write := func(token guard.Token) func(context.Context, testTx) error {
+				return running("INSERT INTO written VALUES ($1, $2)", of(token).Resource, int64(token))
+			}
+			for what, err := range []error{
+				db.fenced(t.Context(), of(1), write(1)),
+				db.fencedAll(t.Context(), []guard.Claim{of(2)}, &TxOptions{Isolation: RepeatableRead, Resolve: true}, write(2)),
+				db.fencedAll(t.Context(), []guard.Claim{of(3)}, &TxOptions{Isolation: Serializable}, write(3)),
+				db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					return errors.Join(tx.enter(ctx, of(4)), write(4)(ctx, tx))
+				}),
+				db.Raise(t.Context(), of(5)),
+			} {
+				if err != nil {
+					t.Errorf("%v, %d: %v", mode, what, err)
+				}
+			}
+			noError(t, db.fenced(t.Context(), of(6), write(6)), "%v: above the mark", mode)
+			if mark, err := db.Admit(t.Context(), of(6)); err != nil || mark.Token != 6 || mark.LeaseID != of(6).LeaseID {
+				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
+			}
+			for what, err := range []error{
+				db.fenced(t.Context(), of(5), write(5)), db.Raise(t.Context(), of(5)),
+				ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+					return errors.Join(tx.present(ctx, of(5)), write(5)(ctx, tx))
+				})),
+			} {
+				var r *guard.RejectedError
+				if !errors.As(err, &r) || r.Reason != guard.ReasonStale || r.Claim != of(5) || r.Mark.Token != 6 || r.Mark.LeaseID != of(6).LeaseID {
+					t.Errorf("%v, stale %d: %v", mode, what, err)
+				}
+			}
+			mark := guard.Mark{Token: 6, LeaseID: of(6).LeaseID}
+			noError(t, db.Reset(t.Context(), of(6).Resource, mark, guard.Mark{Token: 2, LeaseID: `b\'`}, 6, `o'\`, `it's \`), "%v: Reset", mode)
+			if all, err := collect(db.Marks(t.Context(), `it's \ $1 `+itoa(i))); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
+				t.Errorf("%v: Marks: %+v, %v", mode, all, err)
+			}
+			if _, err := db.Retire(t.Context(), time.Now().Add(-time.Hour)); err != nil {
+				t.Errorf("%v: Retire: %v", mode, err)
+			}
+			if found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{table}, Role: "nobody"}); err != nil || len(found) != 1 {
+				t.Errorf("%v: Verify: %v, %v", mode, found, err)
+			}
+			if n := e.text("SELECT string_agg(token::text, ' ' ORDER BY token) FROM written"); n != "1 2 3 4 6" {
+				t.Errorf("%v: written are %s", mode, n)
+			}
+			noError(t, db.RemoveTrigger(t.Context(), table.Table))
+		}
+	})
+}
+
+// TestExecModes: the statements work in every exec mode of pgx, including those
+// without prepared statements, which poolers need; in these the key's Go type
+// must match the column's.
+func TestExecModes(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer, LeaseColumn: "last_lease_id"})
+		for _, mode := range e.execModes() {
+			db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			e.exec("TRUNCATE docs")
+			claim, older := claimOf("r", 5), claimOf("r", 4)
+			narrow := table.Where(sqlrow.Raw("docs.v <> $1 OR docs.v IS NULL", "never"))
+			for id := range 3 {
+				noError(t, narrow.Upsert(t.Context(), db, claim, Key{id}, Set{"v": "new"}), "%v: Upsert", mode)
+			}
+			var v string
+			if err := narrow.Raise(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
+				t.Errorf("%v: Takeover: %q, %v", mode, v, err)
+			}
+			noError(t, narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}), "%v: Update", mode)
+			wantReason(t, narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}), guard.ReasonStale, "%v: a stale Update", mode)
+			if got := e.text("SELECT string_agg(concat_ws(' ', id, v, w), ', ' ORDER BY id) FROM docs"); got != "0 a new!, 1 new default, 2 new default" {
+				t.Errorf("%v: the rows are %s", mode, got)
+			}
+		}
+	})
+}
+
+// TestClientEncoding (P1, P9): a session whose client_encoding is not UTF-8, in which
+// a resource's name becomes another one, is refused before anything is sent. The
+// control shows the other name.
+func TestClientEncoding(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		latin := func(c *pgx.ConnConfig) { c.RuntimeParams["client_encoding"] = "LATIN1" }
+		db, claim := e.open(nil, latin), claimOf("ü", 5)
+		for what, call := range e.calls(db, claim, "InTx", "Raise", "Admit", "Mark") {
+			wantReason(t, call(t.Context()), guard.ReasonInvalid, what)
+		}
+		e.createPairs()
+		for what, in := range map[string]func(ctx context.Context, tx testTx) error{
+			"Enter":   func(ctx context.Context, tx testTx) error { return tx.enter(ctx, claim) },
+			"Present": func(ctx context.Context, tx testTx) error { return tx.present(ctx, claim) },
+			"Update": func(ctx context.Context, tx testTx) error {
+				return e.table("pairs", []string{"b"}, nil).Update(ctx, tx.in(), claim, Key{"ü"}, Set{"v": "x"})
+			},
+		} {
+			if err := db.plain(t.Context(), in); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "client_encoding") {
+				t.Errorf("%s in a transaction of the caller's: %v", what, err)
+			}
+		}
+		e.wantInt(0, "marks", "SELECT count(*) FROM fencepost.marks")
+		must(t, db.unfenced(t.Context(), "SELECT fencepost.raise($1, 5, 'lease-5', 1000)", "ü"))
+		if got := e.text("SELECT resource FROM fencepost.marks"); got == "ü" {
+			t.Errorf("the control: the resource is still %q", got)
+		}
+	})
+}
+
+// TestCommitBound: a COMMIT is given the timeout and at most an eighth more,
+// whenever it begins; the caller's deadline does not count and its values do.
+func TestCommitBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 8 * time.Second
+		type key struct{}
+		caller, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+		cancel()
+		b := &commitBound{timeout: timeout}
+		shared := map[context.Context]bool{}
+		for range 50 {
+			ctx := b.context(caller)
+			shared[ctx.(committing).Context] = true
+			if ctx.Err() != nil || ctx.Value(key{}) != "value" {
+				t.Fatalf("got %v and value %v", ctx.Err(), ctx.Value(key{}))
+			}
+			deadline, ok := ctx.Deadline()
+			if left := time.Until(deadline); !ok || left < timeout || left > timeout+timeout/8 {
+				t.Errorf("a COMMIT has %v, want %v or an eighth more", left, timeout)
+			}
+			time.Sleep(timeout / 40)
+		}
+		if len(shared) < 5 || len(shared) > 12 {
+			t.Errorf("50 COMMITs had %d deadlines", len(shared))
+		}
+		ctx, start := b.context(caller), time.Now()
+		ended := make(chan struct{})
+		context.AfterFunc(ctx, func() { close(ended) })
+		<-ended
+		if took := time.Since(start); took < timeout || took > timeout+timeout/8 || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			t.Errorf("ended after %v: %v", took, ctx.Err())
+		}
+	})
+}
+
+// TestCommitAllocations: a bound costs neither a timer nor a goroutine of its
+// own.
+func TestCommitAllocations(t *testing.T) {
+	b, ctx := &commitBound{timeout: time.Hour}, t.Context()
+	if n := testing.AllocsPerRun(100, func() { b.context(ctx) }); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestRoundTrips: on pgx a fenced transaction takes the round trips of an unfenced
+// one, which is the control, also if its outcome may be looked up.
+func TestRoundTrips(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	p, through := e.newProxy()
+	db := e.open(nil, through)
+	one := running("SELECT 1")
+	for what, call := range map[string]func() error{
+		"unfenced": func() error { return db.plain(t.Context(), one) },
+		"InTx":     func() error { return db.fenced(t.Context(), claimOf("r", 5), one) },
+		"InTx that may resolve": func() error {
+			return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, one)
+		},
+	} {
+		must(t, call()) // statements are prepared
+		var trips atomic.Int32
+		p.set(func(message string) fate {
+			// Sync, Query; not the ping of a pool that was not used for a second.
+			if message[0] == 'S' || message[0] == 'Q' && !strings.Contains(message, "-- ping") {
+				trips.Add(1)
+			}
+			return forward
+		})
+		err := call()
+		p.set(nil)
+		if err != nil || trips.Load() != 3 {
+			t.Errorf("%s: %d round trips, %v, want 3", what, trips.Load(), err)
+		}
+	}
 }

@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
@@ -33,9 +38,7 @@ func mortalServer(t *testing.T) *pgtest.Server {
 		s, err := pgtest.Start(context.Background(), &pgtest.Options{Settings: map[string]string{
 			"max_prepared_transactions": "4", "wal_level": "logical", "wal_writer_delay": "10s",
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		mortal.server = s // it ends with this process
 	}
 	return mortal.server
@@ -45,18 +48,14 @@ func mortalServer(t *testing.T) *pgtest.Server {
 func newEnvOn(t *testing.T, driver int, s *pgtest.Server) *env {
 	t.Helper()
 	url, drop, err := s.NewDatabase(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(drop)
 	return newEnvAt(t, driver, url)
 }
 
 func restart(t *testing.T, s *pgtest.Server, envs ...*env) {
 	t.Helper()
-	if err := s.Restart(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Restart(context.Background()))
 	for _, e := range envs {
 		e.admin.Reset()
 		e.reconnect()
@@ -153,15 +152,11 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 			unlifted := e.altered(func(sql string) string {
 				return strings.Replace(sql, "ANY (ARRAY['off', 'local'])", "ANY (ARRAY['never'])", 1)
 			}, func() {})
-			if err := e.take(unlifted, token, "control"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.take(unlifted, token, "control"))
 		} else {
 			e.exec("SELECT fencepost.raise_unsafe('control', $1, '', 1000)", int64(token))
 		}
-		if err := s.StopImmediate(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.StopImmediate())
 		restart(t, s, envs...)
 		if !way.there(ctx, e, e.db, token) {
 			t.Errorf("%s, %s: token %d is not there", e.driver, way.name, token)
@@ -178,4 +173,178 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		t.Error("no raise, or no takeover, of the control was lost: the test cannot fail")
 	}
 	t.Logf("the control lost %d raises and %d takeovers", lost[false], lost[true])
+}
+
+// TestStandby (P5): a standby's marks lag behind the primary's and its locks
+// are its own, so everything except the refusal of malformed input is
+// ErrUnavailable there, including reads.
+func TestStandby(t *testing.T) {
+	s := mortalServer(t)
+	envs := make([]*env, len(openers))
+	for i := range openers {
+		envs[i] = newEnvOn(t, i, s)
+		envs[i].createPairs()
+		envs[i].exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		must(t, envs[i].db.Raise(t.Context(), claimOf("r", 5)))
+	}
+	must(t, s.StopFast())
+	// From its own data it starts as a standby without a primary.
+	standby := filepath.Join(s.Dir(), "data", "standby.signal")
+	must(t, os.WriteFile(standby, nil, 0o644))
+	t.Cleanup(func() {
+		must(t, errors.Join(s.StopFast(), os.Remove(standby)))
+		restart(t, s)
+	})
+	restart(t, s, envs...)
+	for _, e := range envs {
+		t.Run(e.driver, func(t *testing.T) {
+			db := e.open(nil)
+			refused := func(claim guard.Claim, names ...string) {
+				for what, call := range e.calls(db, claim, names...) {
+					err := call(t.Context())
+					if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "standby") && !strings.Contains(err.Error(), "recovery") && !strings.Contains(err.Error(), "read-only") {
+						t.Errorf("%s under token %d: got %v, want ErrUnavailable that says why", what, claim.Token, err)
+					}
+				}
+			}
+			refused(claimOf("r", 5), "Mark", "Admit", "InTx", "Raise", "Retire", "Migrate", "Update")
+			refused(claimOf("r", 4), "Admit", "InTx")
+			refused(claimOf("r", 6), "Admit", "Raise")
+			_, err := e.admin.Exec(t.Context(), "SELECT fencepost.enter('r', 5, 'lease-5', 0, 0)")
+			if pgerr.State(err) != "25006" || !strings.Contains(err.Error(), "standby") {
+				t.Errorf("enter by itself: %v", err)
+			}
+		})
+	}
+}
+
+// TestCancelledStandbyWait (P5): a COMMIT whose wait for the synchronous standby is
+// cancelled ends in a warning only, and the standby may not have it. On connections
+// that are watched the outcome of every call is unknown; the control is the same call
+// on others, which is a success. A warning before the COMMIT is not taken for it.
+func TestCancelledStandbyWait(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), nil)
+	must(t, err)
+	t.Cleanup(func() { server.Stop() })
+	for driver := range openers {
+		t.Run(openers[driver].driver, func(t *testing.T) {
+			e := newEnvOn(t, driver, server)
+			e.createWritten()
+			e.exec("CREATE TABLE docs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old'); CREATE VIEW seen AS TABLE docs")
+			noticed := 0
+			watched := e.open(nil, func(c *pgx.ConnConfig) {
+				c.OnNotice = func(*pgconn.PgConn, *pgconn.Notice) { noticed++ }
+				WatchWarnings(c)
+			})
+			err := watched.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				_, err := tx.exec(ctx, "ANALYZE seen") // a WARNING of 01000: a view cannot be analyzed
+				return err
+			})
+			if err != nil || noticed != 1 {
+				t.Errorf("%v after %d notices", err, noticed)
+			}
+			for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()"} {
+				must(t, e.db.unfenced(t.Context(), sql))
+			}
+			e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
+			ctx, cancel := context.WithCancel(context.Background())
+			cancelled := make(chan struct{})
+			var waits atomic.Int64
+			go func() { // a person at psql, who cancels each statement once
+				defer close(cancelled)
+				for done := []string{}; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+					rows, _ := e.admin.Query(context.Background(), `WITH waiting AS MATERIALIZED (SELECT pid, concat(pid, ' ', query_start) AS id FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND concat(pid, ' ', query_start) <> ALL ($1))
+						SELECT id FROM waiting WHERE pg_cancel_backend(pid)`, done)
+					more, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+					done = append(done, more...)
+					waits.Add(int64(len(more)))
+				}
+			}()
+			for waits.Load() == 0 { // until the checkpointer knows the setting, commits do not wait
+				e.exec("UPDATE docs SET v = 'old'")
+			}
+			defer func() {
+				e.exec("ALTER SYSTEM RESET synchronous_standby_names")
+				e.exec("SELECT pg_reload_conf()")
+				cancel()
+				<-cancelled
+			}()
+			table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+			for _, c := range []struct {
+				what string
+				call func(db fence) error
+			}{
+				{"Raise", func(db fence) error { return db.Raise(t.Context(), claimOf("raised", 5)) }},
+				{"Admit", func(db fence) error { _, err := db.Admit(t.Context(), claimOf("admitted", 5)); return err }},
+				{"InTx", func(db fence) error { return db.fenced(t.Context(), claimOf("r", 5), write5) }},
+				{"InTx that may resolve", func(db fence) error {
+					return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, write5)
+				}},
+				{"Update", func(db fence) error { return table.Update(t.Context(), db, claimOf("1", 5), Key{1}, Set{"v": "new"}) }},
+				{"Table.Raise", func(db fence) error { return table.Raise(t.Context(), db, claimOf("1", 6), Key{1}, nil) }},
+				{"Reset", func(db fence) error {
+					return db.Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
+				}},
+			} {
+				for _, on := range []struct {
+					db   fence
+					want error
+				}{{watched, pgerr.ErrUnreplicated}, {e.db, nil}} {
+					e.exec("BEGIN; SET LOCAL synchronous_commit = local; TRUNCATE fencepost.marks; DELETE FROM written; UPDATE docs SET last_fencing_token = 0; COMMIT")
+					e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+					err := c.call(on.db)
+					if !errors.Is(err, on.want) || on.want != nil && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+						t.Errorf("%s: got %v, want %v", c.what, err, on.want)
+					}
+				}
+			}
+			if noticed < 2 {
+				t.Error("the caller's own handler got no notice of the waits")
+			}
+		})
+	}
+}
+
+// TestSubscription: what the documentation of triggers says about logical
+// replication. On a subscriber replicated changes pass, local writers are
+// refused, and Verify reports it; the initial copy of a guarded table is
+// refused.
+func TestSubscription(t *testing.T) {
+	server := mortalServer(t)
+	side := func() *env {
+		e := newEnvOn(t, 0, server)
+		e.exec(writersSQL)
+		return e
+	}
+	publisher, subscriber := side(), side()
+	subscriber.guardBy("items", `{tenant}`)
+	local := subscriber.guardBy("parts", `{tenant}`)
+	publisher.exec("CREATE PUBLICATION items FOR TABLE items")
+	publisher.exec("SELECT pg_create_logical_replication_slot('items', 'pgoutput')") // the same server would wait for itself
+	subscriber.exec("CREATE SUBSCRIPTION items CONNECTION " + quoteText(publisher.url) + " PUBLICATION items WITH (create_slot = false, slot_name = 'items', copy_data = false)")
+	t.Cleanup(func() {
+		subscriber.exec("ALTER SUBSCRIPTION items DISABLE")
+		subscriber.exec("ALTER SUBSCRIPTION items SET (slot_name = NONE)")
+		subscriber.exec("DROP SUBSCRIPTION items")
+		publisher.waitFor("the slot to be free", "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'items'")
+		publisher.exec("SELECT pg_drop_replication_slot('items')")
+	})
+	publisher.exec("UPDATE items SET v = 77 WHERE id = 1")
+	subscriber.waitFor("the change", "SELECT v = 77 FROM items WHERE id = 1")
+	wantReason(t, subscriber.presenting("UPDATE items SET v = 78 WHERE id = 1"), guard.ReasonMissing, "a local writer")
+	subscriber.wantFindings("a subscriber", Verification{Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}},
+		"a logical subscription writes it")
+	subscriber.wantFindings("a table that is not replicated", Verification{Triggers: []Trigger{local}})
+	// The initial copy is a COPY.
+	err := pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {
+			return err
+		}
+		_, err := tx.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("9\ta\t9\n"), "COPY items FROM STDIN")
+		return err
+	})
+	if guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
+		t.Errorf("a copy: %v", err)
+	}
 }

@@ -5,13 +5,17 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
@@ -49,15 +53,11 @@ func (c wrappedConn) CheckNamedValue(v *driver.NamedValue) error {
 func (e *env) openWrapped() stdFence {
 	e.Helper()
 	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	pool := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config)})
 	e.Cleanup(func() { pool.Close() })
 	f, err := stdSessions{pool: pool}.fence(&e.defaults)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return f.(stdFence)
 }
 
@@ -77,7 +77,7 @@ func unmarked(db fence) {
 // The control is the same without the marker: it returns nil.
 func TestInTxEndedInSQL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		opens := map[string]func() fence{"plain": func() fence { return e.open(nil) }}
 		if e.driver == "std" {
 			opens["wrapped"] = func() fence { return e.openWrapped() }
@@ -136,9 +136,7 @@ func TestInTxWritesAfterItsCommit(t *testing.T) {
 		if _, err := tx.Exec(ctx, "COMMIT"); err != nil {
 			return err
 		}
-		if err := db.Raise(context.WithoutCancel(t.Context()), claimOf("r", 6)); err != nil {
-			t.Error(err)
-		}
+		noError(t, db.Raise(context.WithoutCancel(t.Context()), claimOf("r", 6)))
 		for what, write := range map[string]func() error{
 			"Exec":      func() error { _, err := tx.Exec(ctx, insert); return err },
 			"Query":     func() error { rows, err := tx.Query(ctx, insert+" RETURNING token"); rows.Close(); return err },
@@ -213,7 +211,7 @@ func TestTableInsideInTx(t *testing.T) {
 			"Takeover": func(ctx context.Context, q Querier) error { return table.Raise(ctx, q, claim, Key{1}, nil) },
 		}
 		var after context.Context
-		err := e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
 			after = ctx
 			for what, call := range calls {
 				err := call(ctx, e.db)
@@ -223,13 +221,8 @@ func TestTableInsideInTx(t *testing.T) {
 				}
 			}
 			return calls["Update"](ctx, tx.in())
-		})
-		if err != nil {
-			t.Errorf("on the transaction: %v", err)
-		}
-		if err := calls["Update"](after, e.db); err != nil {
-			t.Errorf("after the transaction: %v", err)
-		}
+		}), "on the transaction")
+		noError(t, calls["Update"](after, e.db), "after the transaction")
 	})
 }
 
@@ -260,9 +253,7 @@ func TestTableKinds(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"plain", "parted"} {
-			if err := update(e.db, name); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			noError(t, update(e.db, name), "%s", name)
 		}
 		if err := update(e.db, "absent"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "absent") {
 			t.Errorf("no such table: %v", err)
@@ -274,17 +265,317 @@ func TestTableKinds(t *testing.T) {
 // returns nil has committed nothing, and gets an error.
 func TestConnectionClosedInside(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE written (token bigint)")
-	err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+	e.createWritten()
+	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 		if err := write5(ctx, tx); err != nil {
 			return err
 		}
 		return tx.(pgxTx).tx.Conn().Close(ctx)
-	})
-	if guard.ReasonOf(err) != guard.ReasonUnavailable {
-		t.Errorf("got %v, want ErrUnavailable", err)
+	}), guard.ReasonUnavailable)
+	e.wantInt(0, "rows were written", "SELECT count(*) FROM written")
+}
+
+// endTracer calls end after each statement that contains text.
+type endTracer struct {
+	text string
+	end  func()
+}
+
+type tracedSQL struct{}
+
+func (endTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, tracedSQL{}, data.SQL)
+}
+
+func (t endTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if sql, _ := ctx.Value(tracedSQL{}).(string); strings.Contains(sql, t.text) {
+		t.end()
 	}
-	if n := e.int("SELECT count(*) FROM written"); n != 0 {
-		t.Errorf("%d rows were written", n)
+}
+
+// TestEndedAfterEnter (P5): if the context ends as soon as a transaction has
+// entered, the callback does not run. Only database/sql sees this: pgx begins in
+// one round trip.
+func TestEndedAfterEnter(t *testing.T) {
+	e := newEnvOf(t, "std")
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+	over := errors.New("over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"fencepost.enter", func() { cancel(over) }} })
+	err := db.fenced(ctx, claimOf("r", 5), func(context.Context, testTx) error { t.Error("the callback ran"); return nil })
+	if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, over) {
+		t.Errorf("got %v, want ErrUnavailable with the cause", err)
+	}
+}
+
+// TestResolveEnds (P5): a context that ends while the transaction is in progress
+// leaves the outcome unknown, and the error has the cause.
+func TestResolveEnds(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	tx, err := e.admin.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.Background())
+	var id transactionID
+	must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
+	over := errors.New("over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"pg_xact_status", func() { cancel(over) }} })
+	committed, err := db.Resolve(ctx, guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
+	if committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, over) {
+		t.Errorf("got %v, %v, want ErrOutcomeUnknown with the cause", committed, err)
+	}
+}
+
+// TestCancelledAsksNothing: InTx returns at once when its context ends, although the
+// driver closes the connection then, and asks the server nothing more. The control
+// is a context of the callback's own: the session may have been ended by a raise.
+func TestCancelledAsksNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, own := range []bool{false, true} {
+			var asked atomic.Int32
+			db := e.open(nil, func(c *pgx.ConnConfig) {
+				c.Tracer = endTracer{markSQL, func() { asked.Add(1) }}
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			err := db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				if own {
+					ctx, cancel = context.WithCancel(ctx)
+				}
+				time.AfterFunc(50*time.Millisecond, cancel)
+				_, err := tx.exec(ctx, "SELECT pg_sleep(60)")
+				return err
+			})
+			cancel()
+			if !errors.Is(err, context.Canceled) || asked.Load() > 0 != own {
+				t.Errorf("own %t: the mark was read %d times, %v", own, asked.Load(), err)
+			}
+		}
+	})
+}
+
+// TestNoConnectionForAWrite (P5): a write that gets no connection is
+// ErrUnavailable and is not tried again, even if there would be one by then. The
+// control is the same write after it.
+func TestNoConnectionForAWrite(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE jobs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES (1, 'old')")
+		var dials atomic.Int32
+		db := e.open(nil, func(c *pgx.ConnConfig) {
+			dial := c.DialFunc
+			c.Fallbacks = nil
+			c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if dials.Add(1) == 2 {
+					return nil, errInjected
+				}
+				return dial(ctx, network, address)
+			}
+		})
+		table := e.table("jobs", []string{"id"}, nil)
+		write := func() error { return table.Update(t.Context(), db, claimOf("r", 5), Key{1}, Set{"v": "new"}) }
+		must(t, table.Update(t.Context(), db, claimOf("r", 4), Key{1}, Set{"v": "old"}))     // looks at the table
+		err := db.plain(t.Context(), func(context.Context, testTx) error { return write() }) // which has the first connection
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errInjected) || e.text("SELECT v FROM jobs") != "old" {
+			t.Errorf("got %v and %q, want ErrUnavailable", err, e.text("SELECT v FROM jobs"))
+		}
+		if err := write(); err != nil || e.text("SELECT v FROM jobs") != "new" {
+			t.Errorf("the control: %v", err)
+		}
+	})
+}
+
+// TestEnterDuringAReset (P1): an Enter that waits for a reset is not fenced by the
+// mark that it saw before: if the claim is above the new mark, the transaction is
+// to begin again, and if it is below, it is stale.
+func TestEnterDuringAReset(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		for to, want := range map[int64]guard.Reason{4: guard.ReasonUnavailable, 6: guard.ReasonStale} {
+			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+			tx := e.begin("SELECT fencepost.reset('r', 5, 'lease-5', $1, '', 9, 'op', 'why', 1000)", to)
+			ran := false
+			entered := e.start(func(func()) error {
+				return entering(e.db)(context.Background(), claimOf("r", 5), func(context.Context, testTx) error { ran = true; return nil })
+			})
+			must(t, tx.Commit(t.Context()))
+			err := <-entered
+			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (pgerr.State(err) != pgerr.Serialization || !strings.Contains(err.Error(), "the mark was retired or reset in the meantime")) {
+				t.Errorf("reset to %d: got %v, want %s", to, err, want)
+			}
+			if mark, err := e.db.Mark(t.Context(), "r"); err != nil || int64(mark.Token) != to {
+				t.Errorf("reset to %d: the mark is %+v, %v", to, mark, err)
+			}
+		}
+	})
+}
+
+var _ pgx.QueryTracer = endTracer{}
+
+// TestLeakedPgxHandles (P1): nothing that a callback of InTx got from its
+// transaction writes once the transaction is over, on a connection that may be in
+// a newer holder's transaction by then. The control is pgx's own handle, which
+// does not know of a COMMIT that bypassed it.
+func TestLeakedPgxHandles(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.createWritten()
+	single := e.single().(pgxFence)
+	var tx, savepoint pgx.Tx
+	var objects, savepointsObjects pgx.LargeObjects
+	var object, savepointsObject *pgx.LargeObject
+	must(t, single.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, in pgx.Tx) (err error) {
+		tx = in
+		if savepoint, err = in.Begin(ctx); err != nil {
+			return err
+		}
+		objects, savepointsObjects = tx.LargeObjects(), savepoint.LargeObjects()
+		oid, err := objects.Create(ctx, 0)
+		if err != nil {
+			return err
+		}
+		if object, err = objects.Open(t.Context(), oid, pgx.LargeObjectModeWrite); err != nil {
+			return err
+		}
+		savepointsObject, err = savepointsObjects.Open(t.Context(), oid, pgx.LargeObjectModeWrite)
+		return err
+	}))
+	const write = "INSERT INTO written VALUES (5)"
+	table := e.table("written", []string{"token"}, &TableOptions{TokenColumn: "mark"})
+	uses := map[string]func(ctx context.Context) error{
+		"Exec":                func(ctx context.Context) error { _, err := tx.Exec(ctx, write); return err },
+		"Exec of a savepoint": func(ctx context.Context) error { _, err := savepoint.Exec(ctx, write); return err },
+		"Query":               func(ctx context.Context) error { _, err := tx.Query(ctx, write); return err },
+		"QueryRow":            func(ctx context.Context) error { return tx.QueryRow(ctx, write+" RETURNING 1").Scan(new(int)) },
+		"Begin":               func(ctx context.Context) error { _, err := tx.Begin(ctx); return err },
+		"Prepare":             func(ctx context.Context) error { _, err := tx.Prepare(ctx, "p", write); return err },
+		"Commit":              func(ctx context.Context) error { return tx.Commit(ctx) },
+		"Rollback":            func(ctx context.Context) error { return tx.Rollback(ctx) },
+		"CopyFrom": func(ctx context.Context) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"written"}, []string{"token"}, pgx.CopyFromRows([][]any{{5}}))
+			return err
+		},
+		"SendBatch": func(ctx context.Context) error {
+			b := &pgx.Batch{}
+			b.Queue(write)
+			return tx.SendBatch(ctx, b).Close()
+		},
+		"LargeObjects":              func(ctx context.Context) error { _, err := objects.Create(ctx, 0); return err },
+		"LargeObjects afterwards":   func(ctx context.Context) error { o := tx.LargeObjects(); _, err := o.Create(ctx, 0); return err },
+		"LargeObjects of savepoint": func(ctx context.Context) error { _, err := savepointsObjects.Create(ctx, 0); return err },
+		"LargeObject":               func(context.Context) error { _, err := object.Write([]byte("x")); return err },
+		"LargeObject of savepoint":  func(context.Context) error { _, err := savepointsObject.Write([]byte("x")); return err },
+		"Enter":                     func(ctx context.Context) error { return single.Enter(ctx, tx, claimOf("r", 6)) },
+		"Present":                   func(ctx context.Context) error { return single.Present(ctx, tx, claimOf("r", 6)) },
+		"Table": func(ctx context.Context) error {
+			return table.Update(ctx, single.rows.In(tx), claimOf("r", 6), Key{5}, Set{"v": 5})
+		},
+	}
+	for what, use := range uses {
+		if err := use(t.Context()); !errors.Is(err, pgx.ErrTxClosed) {
+			t.Errorf("%s after the transaction: %v, want pgx.ErrTxClosed", what, err)
+		}
+		noError(t, single.InTx(t.Context(), claimOf("r", 6), func(ctx context.Context, _ pgx.Tx) error {
+			if err := use(ctx); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s in a newer holder's transaction: %v, want pgx.ErrTxClosed", what, err)
+			}
+			return nil
+		}), "%s: the newer holder's transaction", what)
+	}
+	e.wantInt(0, "rows that were written", "SELECT count(*) FROM written")
+	var control pgx.Tx
+	must(t, single.InTx(t.Context(), claimOf("r", 6), func(_ context.Context, in pgx.Tx) error { control = in.(*pgxHandle).Tx; return nil }))
+	if _, err := control.Exec(t.Context(), write); err != nil || e.written() != 1 {
+		t.Errorf("pgx's own handle, the control: %v", err)
+	}
+}
+
+// TestLeakedResults (P1, P5): a callback that returns with rows or a batch's
+// results open has not let the driver see whether they worked: nothing is
+// committed, and what is read afterwards is an error.
+func TestLeakedResults(t *testing.T) {
+	const write = "INSERT INTO written SELECT i FROM generate_series(1, 10000) i RETURNING token"
+	t.Run("pgx", func(t *testing.T) {
+		e := newEnvOf(t, "pgx")
+		e.createWritten()
+		var rows pgx.Rows
+		var results pgx.BatchResults
+		for what, leak := range map[string]struct {
+			leave func(ctx context.Context, tx pgx.Tx) error
+			use   func() error
+		}{
+			"rows": {func(ctx context.Context, tx pgx.Tx) (err error) { rows, err = tx.Query(ctx, write); return err },
+				func() error {
+					for rows.Next() {
+					}
+					return rows.Err()
+				}},
+			"results": {func(ctx context.Context, tx pgx.Tx) error {
+				b := &pgx.Batch{}
+				b.Queue(write)
+				b.Queue(write)
+				results = tx.SendBatch(ctx, b)
+				return nil
+			}, func() error { _, err := results.Exec(); return errors.Join(err, results.Close()) }},
+		} {
+			wantReason(t, e.db.(pgxFence).InTx(t.Context(), claimOf("r", 5), leak.leave), guard.ReasonUnavailable, "%s", what)
+			if err := leak.use(); err == nil {
+				t.Errorf("%s can be read after the transaction", what)
+			}
+			e.waitFor("the transaction's end", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle')")
+			if n := e.written(); n != 0 {
+				t.Errorf("%s: %d rows were written", what, n)
+			}
+		}
+	})
+	t.Run("std", func(t *testing.T) {
+		e := newEnvOf(t, "std")
+		e.createWritten()
+		var rows *sql.Rows
+		var tx *sql.Tx
+		var prepared *sql.Stmt
+		err := e.db.(stdFence).InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, in *sql.Tx) (err error) {
+			if tx = in; err == nil {
+				prepared, err = tx.PrepareContext(ctx, "INSERT INTO written VALUES (5)")
+			}
+			if err == nil {
+				rows, err = tx.QueryContext(ctx, "SELECT generate_series(1, 10000)")
+			}
+			return err
+		})
+		if err == nil {
+			for rows.Next() {
+			}
+			err = rows.Err()
+		}
+		if err == nil {
+			t.Error("rows can be read after the transaction")
+		}
+		_, execErr := tx.Exec("INSERT INTO written VALUES (5)")
+		_, preparedErr := prepared.Exec()
+		if execErr == nil || preparedErr == nil || e.written() != 0 {
+			t.Errorf("after the transaction: %v, %v, %d rows", execErr, preparedErr, e.written())
+		}
+	})
+}
+
+// TestLeakedRowsOfEndedContext: database/sql closes rows that a callback has left
+// open when their context ends, while InTx looks at the connection. The race
+// detector sees it if InTx does so without database/sql's lock.
+func TestLeakedRowsOfEndedContext(t *testing.T) {
+	e := newEnvOf(t, "std")
+	for n := range longtest.ByLength(6, 40) {
+		fail := errors.New("fn's own")
+		err := e.db.(stdFence).InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, tx *sql.Tx) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			rows, err := tx.QueryContext(ctx, "SELECT generate_series(1, 100000)")
+			if err != nil {
+				return err
+			}
+			rows.Next()
+			cancel()
+			time.Sleep(time.Duration(n%5) * 200 * time.Microsecond)
+			return fail
+		})
+		if !errors.Is(err, fail) {
+			t.Errorf("got %v, want fn's own error", err)
+		}
 	}
 }

@@ -2,15 +2,19 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // levels are the isolation levels with their names as a server's default.
@@ -25,16 +29,6 @@ func entering(db fence) work {
 			}
 			return fn(guard.WithClaim(ctx, claim), tx)
 		})
-	}
-}
-
-// raising raises before the transaction, as Enter requires above READ COMMITTED.
-func raising(db fence, in work) work {
-	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
-		if err := db.Raise(ctx, claim); err != nil {
-			return err
-		}
-		return in(ctx, claim, fn)
 	}
 }
 
@@ -94,9 +88,7 @@ func TestEnterRollsBack(t *testing.T) {
 		}
 		e.putMark("r", guard.Mark{Token: 4, LeaseID: "lease-4"})
 		entering(e.db)(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return failed })
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark.Token != 4 {
-			t.Errorf("%+v, %v: the mark was not rolled back", mark, err)
-		}
+		wantMark(t, e.db, "r", 4)
 	})
 }
 
@@ -116,17 +108,14 @@ func TestEnterInSavepoint(t *testing.T) {
 				t.Errorf("token %d: got %v, want ErrInvalid", token, err)
 			}
 		}
-		err := entering(e.db)(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, entering(e.db)(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			for _, sql := range []string{"SAVEPOINT s", "SELECT 1", "ROLLBACK TO s"} {
 				if _, err := tx.exec(ctx, sql); err != nil {
 					return err
 				}
 			}
 			return e.raiseMustWait(claimOf("r", 6))
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 
@@ -176,17 +165,12 @@ func TestEnterBadInput(t *testing.T) {
 			}
 			return nil
 		})
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "another resource", tx.enter(ctx, claimOf("other", 5)), "claim", `"other"`)
 			wantInvalid(t, "a newer raise inside", e.db.Raise(ctx, claimOf("r", 6)), "claim.Token", `"6"`)
-			if err := e.db.Raise(ctx, claimOf("another", 6)); err != nil {
-				t.Errorf("a raise of another resource inside: %v", err)
-			}
+			noError(t, e.db.Raise(ctx, claimOf("another", 6)), "a raise of another resource inside")
 			return tx.enter(ctx, claimOf("r", 5))
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 	})
 }
 
@@ -247,10 +231,7 @@ func TestInTxAllNoCircle(t *testing.T) {
 					claims[0].Token, claims[1].Token = n, n
 					claims[0].LeaseID, claims[1].LeaseID = "", ""
 					in := func() error {
-						return e.db.fencedAll(context.Background(), claims, nil, func(ctx context.Context, tx testTx) error {
-							_, err := tx.exec(ctx, "SELECT pg_sleep(0.001)")
-							return err
-						})
+						return e.db.fencedAll(context.Background(), claims, nil, running("SELECT pg_sleep(0.001)"))
 					}
 					if i >= 3 {
 						in = func() error {
@@ -300,4 +281,218 @@ func TestEnterAfterSnapshot(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTwoDBsInOneTransaction: a second DB that enters in the transaction of the first
+// does not end it, and its own marker is found too.
+func TestTwoDBsInOneTransaction(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		other := e.open(nil)
+		must(t, e.db.Raise(t.Context(), claimOf("s", 5)))
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			for range 2 {
+				if err := otherEnter(ctx, other, tx, claimOf("s", 5)); err != nil {
+					return err
+				}
+			}
+			return write5(ctx, tx)
+		})
+		if err != nil || e.written() != 1 {
+			t.Errorf("%v, %d rows", err, e.written())
+		}
+	})
+}
+
+func otherEnter(ctx context.Context, other fence, tx testTx, claim guard.Claim) error {
+	if x, ok := tx.(pgxTx); ok {
+		return other.(pgxFence).Enter(ctx, x.tx, claim)
+	}
+	return other.(stdFence).Enter(ctx, tx.(stdTx).tx, claim)
+}
+
+// TestEnterAddsToPresented: a claim that is entered is presented beside those that
+// were presented before, as by Present.
+func TestEnterAddsToPresented(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE g (tenant text NOT NULL, v int)")
+		e.guardBy("g", "{tenant}")
+		db := e.open(&Options{PresentClaims: true})
+		for _, r := range []string{"a", "b", "it's {1} \\ \"c\""} {
+			must(t, db.Raise(t.Context(), claimOf(r, 5)))
+		}
+		for what, first := range map[string]func(tx testTx) error{
+			"entered":   func(tx testTx) error { return tx.enter(t.Context(), claimOf("a", 5)) },
+			"presented": func(tx testTx) error { return tx.present(t.Context(), claimOf("a", 5)) },
+		} {
+			noError(t, db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := first(tx); err != nil {
+					return err
+				}
+				if err := tx.enter(ctx, claimOf("b", 5)); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "INSERT INTO g VALUES ('a', 1), ('b', 1)")
+				return ErrorFrom(err)
+			}), "%s before", what)
+		}
+	})
+}
+
+// TestEndedBehindAnotherError (P6): a holder whose session a raise has ended learns
+// that it is stale, whatever error its callback makes of that; the callback's error
+// stays the cause. Without a raise it is passed on unchanged.
+func TestEndedBehindAnotherError(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for _, raised := range []bool{true, false} {
+			e.exec("DELETE FROM fencepost.marks")
+			own := errors.New("the work failed")
+			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+				if err != nil {
+					return err
+				}
+				e.terminate(pid)
+				if raised {
+					if err := e.db.Raise(context.Background(), claimOf("r", 6)); err != nil {
+						return err
+					}
+				}
+				write5(ctx, tx)
+				return own
+			})
+			if !errors.Is(err, own) || errors.Is(err, guard.ErrStale) != raised || !raised && err != own {
+				t.Errorf("raised %t: %v", raised, err)
+			}
+		}
+	})
+}
+
+// TestReturning: Update and Upsert read the row as they wrote it; a refusal
+// reads nothing and has its reason, and a dest that does not fit its column is
+// an unknown outcome outside a transaction and an error inside one.
+func TestReturning(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, w text DEFAULT 'd', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 40, 'a', 3)")
+		table, ctx := e.table("n", []string{"id"}, nil), t.Context()
+		var v int
+		var w string
+		dest := Dest{"w": &w, "v": &v}
+		if err := table.Update(ctx, e.db, claimOf("r", 5), Key{1}, Set{"v": sqlrow.Raw("v + $1", 2)}, dest); err != nil || v != 42 || w != "a" {
+			t.Errorf("update: %v, %d, %q", err, v, w)
+		}
+		if err := table.Upsert(ctx, e.db, claimOf("r", 5), Key{2}, Set{"v": 7}, dest); err != nil || v != 7 || w != "d" {
+			t.Errorf("insert: %v, %d, %q", err, v, w)
+		}
+		if err := table.Upsert(ctx, e.db, claimOf("r", 6), Key{2}, Set{"v": 8}, dest); err != nil || v != 8 {
+			t.Errorf("upsert: %v, %d", err, v)
+		}
+		v = -1
+		if err := table.Update(ctx, e.db, claimOf("r", 4), Key{1}, Set{"v": 1}, dest); !errors.Is(err, guard.ErrStale) || v != -1 {
+			t.Errorf("stale: %v, %d", err, v)
+		}
+		wantInvalid(t, "two dests", table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, dest, dest), "dest", "2")
+		wantInvalid(t, "no pointer", table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, Dest{"v": 1}), "dest column v", "int")
+		wrong := Dest{"w": &v}
+		wantReason(t, table.Update(ctx, e.db, claimOf("r", 7), Key{1}, Set{"v": 1}, wrong), guard.ReasonOutcomeUnknown, "a dest that does not fit")
+		wantReason(t, e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
+			return table.Update(ctx, tx.in(), claimOf("r", 8), Key{1}, Set{"v": 1}, wrong)
+		}), guard.ReasonOther, "the same in a transaction")
+	})
+}
+
+// TestEnterAnotherTransaction (P1, P5): Enter in a callback of InTx skips only
+// the transaction of that InTx. Another transaction, which may outlive it, is
+// fenced separately; so is one that is entered with the callback's context
+// after InTx is over.
+func TestEnterAnotherTransaction(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		claim := claimOf("r", 5)
+		fenced := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 100 * time.Millisecond, TerminateAfter: -1})
+		newer := func(when string) {
+			t.Helper()
+			wantState(t, fenced.Raise(t.Context(), claimOf("r", 6)), pgerr.LockTimeout, "%s: a raise", when)
+		}
+		var after context.Context
+		must(t, fenced.plain(t.Context(), func(_ context.Context, other testTx) error {
+			err := fenced.fenced(t.Context(), claim, func(ctx context.Context, own testTx) error {
+				after = ctx
+				noError(t, own.enter(ctx, claim), "its own transaction")
+				return other.enter(ctx, claim)
+			})
+			newer("while the other transaction is open")
+			return err
+		}))
+		noError(t, fenced.plain(t.Context(), func(_ context.Context, late testTx) error {
+			if err := late.enter(after, claim); err != nil {
+				return err
+			}
+			newer("while a late transaction is open")
+			return nil
+		}))
+		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
+	})
+}
+
+// TestLeaseCollation (P4): lease IDs on a table are compared byte by byte,
+// whatever collation their column has.
+func TestLeaseCollation(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+			CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, lease text COLLATE fold NOT NULL DEFAULT '');
+			INSERT INTO n VALUES (1, 0, 5, 'lease')`)
+		table := e.table("n", []string{"id"}, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
+		claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "LEASE"}
+		for what, err := range map[string]error{
+			"Update":   table.Update(t.Context(), e.db, claim, Key{1}, Set{"v": 1}),
+			"Takeover": table.Raise(t.Context(), e.db, claim, Key{1}, nil),
+			"Upsert":   table.Upsert(t.Context(), e.db, claim, Key{1}, Set{"v": 1}),
+		} {
+			if !errors.Is(err, guard.ErrConflict) {
+				t.Errorf("%s under another spelling of the lease ID: %v, want a conflict", what, err)
+			}
+		}
+		e.wantText("0lease", "the row", "SELECT v || lease FROM n")
+	})
+}
+
+// sentBackend keeps the arguments of statements in transactions of others.
+type sentBackend struct {
+	stdBackend
+	args [][]any
+}
+
+func (b *sentBackend) in(*sql.Tx) sqlkit.Querier { return b }
+
+func (b *sentBackend) Exec(_ context.Context, _ string, args []any) (int64, error) {
+	b.args = append(b.args, args)
+	return 1, nil
+}
+
+func (b *sentBackend) Query(context.Context, string, []any, sqlkit.EachRow) error { return nil }
+
+// TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
+// square: each statement presents its own claim.
+func TestEnterPresentsOnce(t *testing.T) {
+	for _, present := range []bool{false, true} {
+		sent := &sentBackend{}
+		d := &DB[*sql.Tx]{backend: sent, opts: Options{PresentClaims: present}}
+		claims := make([]guard.Claim, 64)
+		for n := range claims {
+			claims[n] = claimOf(fmt.Sprint("r", n), 5)
+		}
+		if err := d.Enter(t.Context(), nil, claims...); err != nil || len(sent.args) != len(claims) {
+			t.Fatalf("%d statements, %v", len(sent.args), err)
+		}
+		for n, args := range sent.args {
+			presented := 0
+			for _, claim := range claims {
+				presented += strings.Count(fmt.Sprint(args...), `"`+claim.Resource+`"`)
+			}
+			if presented != map[bool]int{true: 1}[present] {
+				t.Fatalf("PresentClaims %t: statement %d presents %d claims", present, n, presented)
+			}
+		}
+	}
 }

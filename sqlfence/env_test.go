@@ -1,16 +1,26 @@
 package sqlfence
 
 import (
+	"bufio"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -20,6 +30,46 @@ const patience = time.Minute
 
 // patient allows for a loaded machine. Tests of the timeouts set their own.
 var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
+
+// must ends the test if a call that the rest is built on failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noError reports an error of a call that should succeed; what is a format and
+// its arguments that say which call it was.
+func noError(t testing.TB, err error, what ...any) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%sgot %v, want no error", named(what), err)
+	}
+}
+
+// wantReason reports an error that has another reason than want.
+func wantReason(t testing.TB, err error, want guard.Reason, what ...any) {
+	t.Helper()
+	if got := guard.ReasonOf(err); got != want {
+		t.Errorf("%sgot %v with reason %q, want %q", named(what), err, got, want)
+	}
+}
+
+// wantState reports an error that has another SQLSTATE than want.
+func wantState(t testing.TB, err error, want string, what ...any) {
+	t.Helper()
+	if got := pgerr.State(err); got != want {
+		t.Errorf("%sgot %v with SQLSTATE %q, want %q", named(what), err, got, want)
+	}
+}
+
+func named(what []any) string {
+	if len(what) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(what[0].(string), what[1:]...) + ": "
+}
 
 // exec runs SQL as the administrator.
 func (e *env) exec(sql string, args ...any) {
@@ -44,6 +94,50 @@ func (e *env) text(sql string, args ...any) (s string) {
 		e.Fatalf("%s: %v", sql, err)
 	}
 	return s
+}
+
+// wantInt and wantText report a value that the administrator reads and that is
+// another one than want.
+func (e *env) wantInt(want int64, what, sql string, args ...any) {
+	e.Helper()
+	if got := e.int(sql, args...); got != want {
+		e.Errorf("%s: %d, want %d", what, got, want)
+	}
+}
+
+func (e *env) wantText(want, what, sql string, args ...any) {
+	e.Helper()
+	if got := e.text(sql, args...); got != want {
+		e.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// begin opens a transaction of the administrator's and runs SQL in it. It is rolled
+// back at the test's end, if it has not ended before.
+func (e *env) begin(sql string, args ...any) pgx.Tx {
+	e.Helper()
+	tx, err := e.admin.Begin(context.Background())
+	must(e, err)
+	e.Cleanup(func() { tx.Rollback(context.Background()) })
+	_, err = tx.Exec(context.Background(), sql, args...)
+	must(e, err)
+	return tx
+}
+
+// running is the callback of a transaction that runs one statement.
+func running(sql string, args ...any) func(ctx context.Context, tx testTx) error {
+	return func(ctx context.Context, tx testTx) error {
+		_, err := tx.exec(ctx, sql, args...)
+		return err
+	}
+}
+
+// wantMark reports a resource whose mark has another token than want.
+func wantMark(t testing.TB, db fence, resource string, want guard.Token) {
+	t.Helper()
+	if mark, err := db.Mark(context.Background(), resource); err != nil || mark.Token != want {
+		t.Errorf("the mark of %s is %+v, %v, want token %d", resource, mark, err, want)
+	}
 }
 
 // roleName is the name of a role that only this test has: roles belong to the
@@ -142,9 +236,7 @@ func (e *env) mutate(function, old, new string) {
 func (e *env) table(name string, key []string, opts *TableOptions) *Table {
 	e.Helper()
 	t, err := anyTable([]string{name}, key, opts)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return t
 }
 
@@ -170,3 +262,174 @@ func schema() migrate.Component { return migrate.Load("sqlfence", os.DirFS("sqla
 func quoteText(s string) string {
 	return "E'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
 }
+
+var errRan = errors.New("the callback ran")
+
+// calls are calls that ask the database something, all or those of some names, under
+// a claim and on a row of the table that createPairs makes.
+func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]func(ctx context.Context) error {
+	e.Helper()
+	table, key := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer}), Key{1, "x"}
+	all := map[string]func(ctx context.Context) error{
+		"InTx": func(ctx context.Context) error {
+			return db.fenced(ctx, claim, func(context.Context, testTx) error { return errRan })
+		},
+		"InsecureTx": func(ctx context.Context) error {
+			transactor, _ := (&env{db: db}).transactor()
+			return transactor.InsecureTx(ctx, func(context.Context) error { return errRan })
+		},
+		"Raise":         func(ctx context.Context) error { return db.Raise(ctx, claim) },
+		"Admit":         func(ctx context.Context) error { _, err := db.Admit(ctx, claim); return err },
+		"Mark":          func(ctx context.Context) error { _, err := db.Mark(ctx, claim.Resource); return err },
+		"Retire":        func(ctx context.Context) error { _, err := db.Retire(ctx, time2001); return err },
+		"Marks":         func(ctx context.Context) error { _, err := collect(db.Marks(ctx, "")); return err },
+		"Migrate":       db.Migrate,
+		"Verify":        func(ctx context.Context) error { _, err := db.Verify(ctx, Verification{}); return err },
+		"Triggers":      func(ctx context.Context) error { _, err := db.Triggers(ctx); return err },
+		"RemoveTrigger": func(ctx context.Context) error { return db.RemoveTrigger(ctx, []string{"pairs"}) },
+		"Update":        func(ctx context.Context) error { return table.Update(ctx, db, claim, key, Set{"v": "new"}) },
+		"Upsert":        func(ctx context.Context) error { return table.Upsert(ctx, db, claim, key, Set{"v": "new"}) },
+		"Takeover":      func(ctx context.Context) error { return table.Raise(ctx, db, claim, key, nil) },
+	}
+	if len(names) == 0 {
+		return all
+	}
+	some := map[string]func(ctx context.Context) error{}
+	for _, name := range names {
+		if some[name] = all[name]; all[name] == nil {
+			e.Fatalf("there is no call %q", name)
+		}
+	}
+	return some
+}
+
+// childVariable names the program that a copy of the test binary runs instead
+// of the tests; see [startChild].
+const childVariable = "FENCEPOST_SQLFENCE_CHILD"
+
+// children are the programs of the copies, by name.
+var children = map[string]func() error{}
+
+func TestMain(m *testing.M) {
+	name := os.Getenv(childVariable)
+	if name == "" {
+		flag.Parse()
+		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+			f.Value.Set("4") // they wait for the server half of the time
+		}
+		code := m.Run()
+		scratch.Close()
+		os.Exit(code)
+	}
+	program := children[name]
+	if program == nil {
+		fmt.Fprintf(os.Stderr, "no child program %q\n", name)
+		os.Exit(2)
+	}
+	go func() { // a child does not outlive a parent that was killed
+		for parent := os.Getppid(); os.Getppid() == parent; {
+			time.Sleep(100 * time.Millisecond)
+		}
+		os.Exit(1)
+	}()
+	if err := program(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// child is a copy of the test binary that runs one of [children].
+type child struct {
+	*exec.Cmd
+	out *bufio.Scanner
+}
+
+func startChild(t testing.TB, name string, env ...string) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	c := &child{Cmd: exec.Command(exe)}
+	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	must(t, err)
+	c.out = bufio.NewScanner(out)
+	must(t, c.Start())
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	return c
+}
+
+// line returns the child's next line.
+func (c *child) line(t testing.TB) string {
+	t.Helper()
+	if !c.out.Scan() {
+		t.Fatalf("the child ended: %v", c.out.Err())
+	}
+	return c.out.Text()
+}
+
+// Querier is where a test sends statements of a Table, and its own.
+type Querier interface {
+	sqlrow.Querier
+	sqlkit.Querier
+}
+
+// rowQuerier is a Table's place and the same place for other statements.
+type rowQuerier struct {
+	sqlrow.Querier
+	other sqlkit.Querier
+}
+
+func (q rowQuerier) Exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return q.other.Exec(ctx, sql, args)
+}
+
+func (q rowQuerier) Query(ctx context.Context, sql string, args []any, each sqlkit.EachRow) error {
+	return q.other.Query(ctx, sql, args, each)
+}
+
+// altered sends what mutate makes of each statement to the administrator's
+// sessions, one by one, and calls then after it.
+func (e *env) altered(mutate func(sql string) string, then func()) Querier {
+	e.Helper()
+	rows, err := sqlrow.Pgx(e.admin, nil)
+	must(e, err)
+	tx := alteredTx{pool: e.admin, mutate: mutate, then: then}
+	return rowQuerier{rows.In(tx), sqlkit.Pgx{On: tx}}
+}
+
+func same(sql string) string { return sql }
+
+// alteredTx has of a transaction what a Table uses. It is none: its statements
+// commit by themselves.
+type alteredTx struct {
+	pgx.Tx
+	pool   *pgxpool.Pool
+	mutate func(string) string
+	then   func()
+}
+
+func (t alteredTx) Conn() *pgx.Conn { return nil }
+
+func (t alteredTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	defer t.then()
+	return t.pool.Exec(ctx, t.mutate(sql), args...)
+}
+
+func (t alteredTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := t.pool.Query(ctx, t.mutate(sql), args...)
+	if strings.HasPrefix(sql, "WITH RECURSIVE") { // the first look at a table
+		return rows, err
+	}
+	return alteredRows{rows, t.then}, err
+}
+
+type alteredRows struct {
+	pgx.Rows
+	then func()
+}
+
+func (r alteredRows) Close() { r.Rows.Close(); r.then() }

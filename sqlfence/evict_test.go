@@ -24,9 +24,7 @@ func TestEvictIsNarrow(t *testing.T) {
 		role := e.newRole("app", "")
 		e.exec("CREATE TABLE written (token bigint); GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.holders(text, bigint, text) TO " + role)
 		for _, resource := range []string{"r", "other"} {
-			if err := e.db.Raise(t.Context(), claimOf(resource, 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
 		}
 		end, endOther := e.holding(claimOf("r", 5)), e.holding(claimOf("other", 5))
 		// evict ends the given sessions if it finds them in the way of the claim.
@@ -57,15 +55,12 @@ func TestEvictIsNarrow(t *testing.T) {
 		}
 		// A newer holder that raises in its own transaction cannot be
 		// recognised by its lock, and is not ended for an older one.
-		err := entering(e.db)(t.Context(), claimOf("new", 7), func(context.Context, testTx) error {
+		noError(t, entering(e.db)(t.Context(), claimOf("new", 7), func(context.Context, testTx) error {
 			if n, err := evict("DEFAULT", claimOf("new", 6), keys); err != nil || n != 0 {
 				t.Errorf("a newer holder: %d sessions, %v", n, err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 		for what, claim := range map[string]guard.Claim{"an older holder": claimOf("r", 4), "another lease": {Resource: "r", Token: 5, LeaseID: "x"}} {
 			if _, err := evict("DEFAULT", claim, keys); pgerr.State(err) != pgerr.Stale && pgerr.State(err) != pgerr.Conflict {
 				t.Errorf("%s: got %v, want a refusal", what, err)
@@ -78,9 +73,7 @@ func TestEvictIsNarrow(t *testing.T) {
 		if err := end(); err == nil {
 			t.Error("a session that was ended committed")
 		}
-		if err := endOther(); err != nil {
-			t.Errorf("the other resource's holder: %v", err)
-		}
+		noError(t, endOther(), "the other resource's holder")
 	})
 }
 
@@ -88,10 +81,8 @@ func TestEvictIsNarrow(t *testing.T) {
 // one that does not terminate, and its error has both reasons.
 func TestEvictNotGranted(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		e.createWritten()
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		end := e.holding(claimOf("r", 5))
 		e.exec("DROP FUNCTION fencepost.holders")
 		start := time.Now()
@@ -99,9 +90,7 @@ func TestEvictNotGranted(t *testing.T) {
 		if took := time.Since(start); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "holders") || took < 500*time.Millisecond { // 100 ms would be the first wait alone
 			t.Errorf("%v after %v", err, took)
 		}
-		if err := end(); err != nil {
-			t.Error(err)
-		}
+		noError(t, end())
 	})
 }
 
@@ -203,9 +192,7 @@ func TestEndedHolderCommits(t *testing.T) {
 		}{{true, true, true, guard.ReasonStale}, {true, false, true, guard.ReasonUnavailable}, {false, true, true, guard.ReasonOutcomeUnknown}, {false, true, false, guard.ReasonStale}} {
 			e.exec("DELETE FROM fencepost.marks")
 			if c.prepared {
-				if err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, func(context.Context, testTx) error { return nil }); err != nil {
-					t.Fatal(err)
-				}
+				must(t, e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, func(context.Context, testTx) error { return nil }))
 			}
 			err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: c.resolve}, func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
@@ -237,13 +224,9 @@ func TestEndedHolderCommits(t *testing.T) {
 // the advisory lock says so, and does not end it.
 func TestRaiseNamesStrangers(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		stranger, err := e.admin.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer stranger.Release()
 		run := func(sql string) {
 			t.Helper()
@@ -261,9 +244,7 @@ func TestRaiseNamesStrangers(t *testing.T) {
 			}
 			run("SELECT pg_advisory_unlock_shared(fencepost.lock_key('r')); COMMIT") // it was not ended
 		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Error(err)
-		}
+		noError(t, e.db.Raise(t.Context(), claimOf("r", 6)))
 	})
 }
 
@@ -273,9 +254,7 @@ func TestRaiseNamesStrangers(t *testing.T) {
 func TestTerminateCountsFromEntering(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		const after = 4 * time.Second
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		db := e.open(&Options{TerminateAfter: after, RaiseTimeout: patience})
 		old := e.start(func(paused func()) error {
 			return e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
@@ -296,9 +275,7 @@ func TestTerminateCountsFromEntering(t *testing.T) {
 		if len(old) > 0 {
 			t.Fatalf("the holder was ended for the age of its transaction: %v", <-old)
 		}
-		if err := db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Error(err)
-		}
+		noError(t, db.Raise(t.Context(), claimOf("r", 6)))
 		if err := <-old; err == nil {
 			t.Error("the holder was not ended")
 		}
@@ -316,13 +293,9 @@ func TestIdleConnections(t *testing.T) {
 				return err
 			}
 		})
-		ctx := t.Context()
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 0)")
-		table := e.table("n", []string{"id"}, nil)
-		wantInvalid(t, "Update", table.Update(ctx, db, claimOf("n", 3), Key{1}, Set{"v": 1}), "connection", "")
-		wantInvalid(t, "InTx", db.fenced(ctx, claimOf("r", 9), nil), "connection", "")
-		wantInvalid(t, "Raise", db.Raise(ctx, claimOf("r", 9)), "connection", "")
-		_, err := db.Mark(ctx, "r")
-		wantInvalid(t, "Mark", err, "connection", "")
+		e.createPairs()
+		for what, call := range e.calls(db, claimOf("r", 9), "Update", "InTx", "Raise", "Mark") {
+			wantInvalid(t, what, call(t.Context()), "connection", "")
+		}
 	})
 }

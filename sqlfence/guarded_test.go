@@ -1,10 +1,17 @@
 package sqlfence
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -32,9 +39,7 @@ func triggerOn(table []string, template string, columns ...string) Trigger {
 func (e *env) guardBy(table, template string) Trigger {
 	e.Helper()
 	g := triggerOn([]string{table}, template)
-	if err := e.db.InstallTrigger(context.Background(), g); err != nil {
-		e.Fatal(err)
-	}
+	must(e, e.db.InstallTrigger(context.Background(), g))
 	if !e.defaults.PresentClaims {
 		e.defaults.PresentClaims = true
 		e.db = e.open(nil)
@@ -54,43 +59,27 @@ func (e *env) presenting(sql string, claims ...guard.Claim) error {
 	}))
 }
 
-// writers are the ways to write a guarded table: items is plain, parts has two
-// partitions, family a child, and lines follows orders by foreign keys.
+// writers are ways to write a guarded table: items is plain, parts has two
+// partitions, family a child, and lines follows orders by foreign keys. The forms of
+// a statement and the shapes of a table are those of TestEveryRowIsSeen.
 var writers = []struct {
 	name, table, sql string
 	resources        string // the resources that must be claimed
 }{
 	{"INSERT", "items", "INSERT INTO items VALUES (9, 'a', 9)", "a"},
-	{"INSERT of two resources", "items", "INSERT INTO items VALUES (9, 'a', 9), (10, 'b', 9)", "a b"},
 	{"UPDATE", "items", "UPDATE items SET v = 9 WHERE id = 1", "a"},
 	{"UPDATE of two resources", "items", "UPDATE items SET v = 9", "a b"},
 	{"UPDATE of the resource", "items", "UPDATE items SET tenant = 'c' WHERE id = 1", "a c"},
 	{"UPDATE of the key", "items", "UPDATE items SET id = 9 WHERE id = 1", "a"},
 	{"DELETE", "items", "DELETE FROM items WHERE id = 1", "a"},
-	{"DELETE, then INSERT", "items", "DO $$ BEGIN DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 'a', 9); END $$", "a"},
-	{"ON CONFLICT DO UPDATE", "items", "INSERT INTO items VALUES (1, 'z', 9) ON CONFLICT (id) DO UPDATE SET v = 9", "a"},
-	{"ON CONFLICT DO UPDATE of both", "items", "INSERT INTO items VALUES (1, 'a', 9), (9, 'b', 9) ON CONFLICT (id) DO UPDATE SET v = 9", "a b"},
-	{"a CTE", "items", "WITH gone AS (DELETE FROM items WHERE id = 1 RETURNING *) SELECT count(*) FROM gone", "a"},
-	{"UPDATE FROM", "items", "UPDATE items SET v = 9 FROM (VALUES (1)) x(id) WHERE items.id = x.id", "a"},
-	{"a view", "items", "UPDATE items_view SET v = 9 WHERE id = 1", "a"},
 	{"another trigger's write", "items", "INSERT INTO follows VALUES (1)", "a"},
 	{"a row that a BEFORE trigger moves", "moved", "INSERT INTO moved VALUES (9, 'a')", "z"},
 	{"a row that a BEFORE trigger moves away", "moved", "UPDATE moved SET id = 9 WHERE tenant = 'b'", "b z"},
 	{"a function of the owner's", "items", "SELECT touch(1)", "a"},
 	{"replica mode", "items", "DO $$ BEGIN SET LOCAL session_replication_role = replica; UPDATE items SET v = 9 WHERE id = 1; END $$", "a"},
-	{"a savepoint", "items", "DO $$ BEGIN BEGIN UPDATE items SET v = 8 WHERE id = 1; RAISE 'x' USING ERRCODE = '22012'; EXCEPTION WHEN division_by_zero THEN NULL; END; UPDATE items SET v = 9 WHERE id = 1; END $$", "a"},
-	{"partitioned INSERT", "parts", "INSERT INTO parts VALUES (9, 'a', 9)", "a"},
-	{"partitioned UPDATE", "parts", "UPDATE parts SET v = 9 WHERE id = 1", "a"},
-	{"UPDATE that moves to another partition", "parts", "UPDATE parts SET id = 150 WHERE id = 1", "a"},
 	{"UPDATE that moves to another partition and resource", "parts", "UPDATE parts SET id = 150, tenant = 'c' WHERE id = 1", "a c"},
-	{"partitioned DELETE", "parts", "DELETE FROM parts WHERE id = 1", "a"},
-	{"INSERT into a partition", "parts", "INSERT INTO parts_low VALUES (9, 'a', 9)", "a"},
-	{"UPDATE of a partition", "parts", "UPDATE parts_low SET v = 9 WHERE id = 1", "a"},
-	{"DELETE from a partition", "parts", "DELETE FROM parts_low WHERE id = 1", "a"},
 	{"UPDATE of a partition of a partition", "parts", "UPDATE parts_high_a SET v = 9", "b"},
 	{"inherited UPDATE", "family", "UPDATE family SET v = 9", "a b"},
-	{"UPDATE of the child", "family", "UPDATE child SET v = 9", "b"},
-	{"INSERT into the child", "family", "INSERT INTO child VALUES (9, 'b', 9)", "b"},
 	{"ON DELETE CASCADE", "lines", "DELETE FROM orders WHERE id = 1", "a"},
 	{"ON UPDATE CASCADE", "lines", "UPDATE orders SET id = 9 WHERE id = 1", "a"},
 	{"ON DELETE CASCADE of two resources", "lines", "DELETE FROM orders", "a b"},
@@ -150,15 +139,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		before := e.text(contents)
-		cases := writers
-		if e.int("SELECT current_setting('server_version_num')::int") >= 150000 {
-			w := cases[0]
-			w.name, w.resources = "MERGE", "a b c"
-			w.sql = `MERGE INTO items USING (VALUES (1, 'z'), (2, 'z'), (9, 'c')) x(id, tenant) ON items.id = x.id
-				WHEN MATCHED AND x.id = 1 THEN UPDATE SET v = 9 WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (x.id, x.tenant, 9)`
-			cases = append(cases[:len(cases):len(cases)], w)
-		}
-		for _, w := range cases {
+		for _, w := range writers {
 			resources := strings.Fields(w.resources)
 			claims := func(token guard.Token) (all []guard.Claim) {
 				for _, r := range resources {
@@ -168,9 +149,7 @@ func TestEveryWriterIsRefused(t *testing.T) {
 			}
 			refused := func(what string, want guard.Reason, claims ...guard.Claim) {
 				t.Helper()
-				if err := e.presenting(w.sql, claims...); guard.ReasonOf(err) != want {
-					t.Errorf("%s %s: got %v, want %s", w.name, what, err, want)
-				}
+				wantReason(t, e.presenting(w.sql, claims...), want, "%s %s", w.name, what)
 				if after := e.text(contents); after != before {
 					t.Fatalf("%s %s: %s, it was %s", w.name, what, after, before)
 				}
@@ -218,4 +197,270 @@ func (e *env) carriedOut(t *testing.T, what, sql, before string, triggers bool, 
 	if err != undo {
 		t.Errorf("%s: %v", what, err)
 	}
+}
+
+// TestRefusal (P6): what the SQLSTATEs of triggers mean, however they are
+// wrapped, with the facts that the database gave; other errors are left
+// unchanged.
+func TestRefusal(t *testing.T) {
+	refused := func(code, detail string) error {
+		return fmt.Errorf("orm: %w", &pgconn.PgError{Severity: "ERROR", Code: code, Message: "refused", Detail: detail})
+	}
+	const facts = `{"resource":"r","token":"5","leaseId":"l5","mark":{"token":"6","leaseId":"l6","floor":false}}`
+	for _, c := range []struct {
+		err    error
+		reason guard.Reason
+		claim  guard.Claim
+		mark   guard.Mark
+	}{
+		{refused("SF001", facts), guard.ReasonStale, guard.Claim{Resource: "r", Token: 5, LeaseID: "l5"}, guard.Mark{Token: 6, LeaseID: "l6"}},
+		{refused("SF002", facts), guard.ReasonConflict, guard.Claim{Resource: "r", Token: 5, LeaseID: "l5"}, guard.Mark{Token: 6, LeaseID: "l6"}},
+		{refused("SF001", "no JSON"), guard.ReasonStale, guard.Claim{}, guard.Mark{}},
+	} {
+		err := ErrorFrom(c.err)
+		var r *guard.RejectedError
+		if !errors.As(err, &r) || r.Reason != c.reason || r.Claim != c.claim || r.Mark != c.mark || !errors.Is(err, c.err) {
+			t.Errorf("%v: got %#v", c.err, err)
+		}
+	}
+	var failed *guard.FailedError
+	for _, err := range []error{refused("SF004", facts), refused("40001", ""), refused("40P01", "")} {
+		if got := ErrorFrom(err); guard.ReasonOf(got) != guard.ReasonUnavailable || !errors.As(got, &failed) || !errors.Is(got, err) {
+			t.Errorf("%v: got %v", err, got)
+		}
+	}
+	missing := refused("SF003", `{"resource":"r\u0007","table":"public.t"}`)
+	if got := ErrorFrom(missing); !errors.Is(got, guard.ErrMissing) || !errors.Is(got, guard.ErrInvalid) || !errors.Is(got, missing) ||
+		got.Error() != `sqlfence: guarded write: fencepost: claim for "r\a" is missing (Options.PresentClaims presents those of InTx): `+missing.Error() {
+		t.Errorf("got %v", got)
+	}
+	known := guard.Unavailable("x", guard.Claim{}, refused("SF001", facts))
+	for _, err := range []error{nil, refused("23505", ""), errInjected, context.Canceled, known} {
+		if got := ErrorFrom(err); got != err {
+			t.Errorf("%v: got %v", err, got)
+		}
+	}
+}
+
+// TestPresent: claims accumulate in a transaction, one for the same resource
+// replaces the other, and InTx presents its own if configured; a malformed one is
+// refused before anything is sent.
+func TestPresent(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		e.guardBy("items", `{tenant}`)
+		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 7, 'lease-7')")
+		const both = "UPDATE items SET v = v + 1"
+		noError(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			wantInvalid(t, "a malformed claim", tx.present(ctx, claimOf("a", 5), guard.Claim{Resource: "b"}), "token", "")
+			return errors.Join(tx.present(ctx), tx.present(ctx, claimOf("a", 4)), tx.present(ctx, claimOf("b", 7), claimOf("a", 5)),
+				func() error { _, err := tx.exec(ctx, both); return err }())
+		}))
+		inTx := func(add ...guard.Claim) error {
+			return ErrorFrom(e.db.fenced(t.Context(), claimOf("a", 5), func(ctx context.Context, tx testTx) error {
+				if err := tx.present(ctx, add...); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, both)
+				return err
+			}))
+		}
+		wantReason(t, inTx(), guard.ReasonMissing, "one of two claims")
+		noError(t, inTx(claimOf("b", 7)), "both claims")
+		e.wantInt(4, "the sum", "SELECT sum(v) FROM items")
+	})
+}
+
+// TestEnteringPresents: with Options.PresentClaims every way to enter a
+// transaction presents its claims to the triggers. Without it each is refused,
+// and error and server name the option.
+func TestEnteringPresents(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		e.guardBy("items", `{tenant}`)
+		claims := []guard.Claim{claimOf("b", 7), claimOf("a", 5)}
+		const both = "UPDATE items SET v = v + 1"
+		write := running(both)
+		ways := func(db fence) map[string]error {
+			all := map[string]error{}
+			for _, level := range []Isolation{ReadCommitted, RepeatableRead, Serializable} {
+				all["InTxAll "+level.String()] = db.fencedAll(t.Context(), claims, &TxOptions{Isolation: level}, write)
+			}
+			all["Enter"] = db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if err := tx.enter(ctx, claims...); err != nil {
+					return err
+				}
+				return write(ctx, tx)
+			})
+			return all
+		}
+		for way, err := range ways(e.db) {
+			if err != nil {
+				t.Errorf("%s: %v", way, err)
+			}
+		}
+		wantReason(t, ErrorFrom(e.db.unfenced(t.Context(), both)), guard.ReasonMissing, "none of them")
+		for way, err := range ways(e.open(&Options{})) {
+			var pg *pgconn.PgError
+			if err = ErrorFrom(err); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "Options.PresentClaims") {
+				t.Errorf("%s without the option: %v", way, err)
+			} else if !errors.As(err, &pg) || !strings.Contains(pg.Hint, "Options.PresentClaims") {
+				t.Errorf("%s without the option: the server's hint does not name it: %v", way, err)
+			}
+		}
+	})
+}
+
+// TestMalformedClaims (P5, P6): whatever is in the setting that triggers read,
+// nothing is written, and a malformed claim is not mistaken for a stale one.
+func TestMalformedClaims(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(writersSQL)
+		e.guardBy("items", `{tenant}`)
+		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 9223372036854775806, '')")
+		before := e.text(contents)
+		for claims, want := range map[string]guard.Reason{
+			``: guard.ReasonMissing, `[]`: guard.ReasonMissing, `[null, 1, "a", ["a"], {}]`: guard.ReasonMissing,
+			`[{"resource":"A","token":"5","leaseId":"lease-5"}]`:   guard.ReasonMissing,
+			`[{"resource":["a"],"token":"5","leaseId":"lease-5"}]`: guard.ReasonMissing,
+			`{`: guard.ReasonInvalid, `null`: guard.ReasonInvalid, `5`: guard.ReasonInvalid, `{"resource":"a","token":"5"}`: guard.ReasonInvalid,
+			`[{"resource":"a"}]`: guard.ReasonInvalid, `[{"resource":"a","token":null}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"x"}]`: guard.ReasonInvalid, `[{"resource":"a","token":"5.0"}]`: guard.ReasonInvalid, `[{"resource":"a","token":{}}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"9223372036854775808"}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"0"}]`:                   guard.ReasonInvalid, `[{"resource":"a","token":"-5"}]`: guard.ReasonInvalid,
+			`[{"resource":"a","token":"5"}]`: guard.ReasonConflict, `[{"resource":"a","token":5,"leaseId":"LEASE-5"}]`: guard.ReasonConflict,
+			`[{"resource":"a","token":"4"},{"resource":"a","token":"5","leaseId":"lease-5"}]`: guard.ReasonStale,
+		} {
+			wantReason(t, ErrorFrom(e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+				return err
+			})), want, "%s", claims)
+			if after := e.text(contents); after != before {
+				t.Fatalf("%s wrote %s", claims, after)
+			}
+		}
+		noError(t, e.presenting("UPDATE items SET v = 9 WHERE id = 2", guard.Claim{Resource: "b", Token: guard.MaxToken}), "the highest token")
+	})
+}
+
+// TestStatementsAfterDDL (P5, P6): a statement that was prepared before a
+// column's type changed is refused by the server. That is ErrUnavailable,
+// writes nothing, and is temporary.
+func TestStatementsAfterDDL(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 7)")
+		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		db := e.single()
+		var v any
+		take := func() error {
+			return table.Raise(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
+		}
+		must(t, take())
+		e.exec("UPDATE n SET last_fencing_token = 4; ALTER TABLE n ALTER v TYPE text")
+		if err := take(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "cached plan") {
+			t.Errorf("got %v, want that it is unavailable", err)
+		}
+		e.wantInt(4, "the mark", "SELECT last_fencing_token FROM n")
+		if err := take(); err != nil || v != "7" {
+			t.Errorf("again: %v, %v", v, err)
+		}
+	})
+}
+
+// TestPublicHasNoRights: by default nobody has rights on anything in schema
+// fencepost, or on what installing triggers created. The control is a new
+// function.
+func TestPublicHasNoRights(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		must(t, e.db.MigrateRoles(t.Context(), e.testRoles(t)))
+		anybody := e.newRole("anybody", "")
+		open := func() string {
+			return e.text(strings.ReplaceAll(`SELECT coalesce(string_agg(what, ', '), '') FROM (
+				SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pronamespace = 'fencepost'::regnamespace AND has_function_privilege('anybody', p.oid, 'EXECUTE')
+				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND relkind IN ('r', 'v', 'm', 'p')
+					AND has_table_privilege('anybody', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+				UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND CASE relkind WHEN 'S' THEN has_sequence_privilege('anybody', c.oid, 'USAGE, SELECT, UPDATE') END
+				UNION ALL SELECT 'schema' WHERE has_schema_privilege('anybody', 'fencepost', 'USAGE, CREATE')) AS x(what)`, "'anybody'", "'"+anybody+"'"))
+		}
+		if got := open(); got != "" {
+			t.Errorf("anybody may use %s", got)
+		}
+		e.exec("CREATE FUNCTION fencepost.open() RETURNS void LANGUAGE sql AS ''")
+		if got := open(); got != "fencepost.open()" {
+			t.Errorf("the control: anybody may use %q", got)
+		}
+	})
+}
+
+// findPSQL looks in PATH and next to the servers of the usual packages.
+func findPSQL(t *testing.T) string {
+	t.Helper()
+	if path, err := exec.LookPath("psql"); err == nil {
+		return path
+	}
+	for _, pattern := range []string{"/usr/lib/postgresql/*/bin/psql", "/usr/pgsql-*/bin/psql", "/opt/homebrew/opt/postgresql*/bin/psql", "/usr/local/opt/postgresql*/bin/psql"} {
+		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
+			return found[len(found)-1]
+		}
+	}
+	t.Fatal("there is no psql in PATH or the usual places; run .ci/setup to install it with PostgreSQL")
+	return ""
+}
+
+// psql runs a script and returns what it wrote. It goes on after an error, and ok
+// is whether there was none.
+func (e *env) psql(t *testing.T, script string) (out string, ok bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, findPSQL(t), "--no-psqlrc", "--set=VERBOSITY=verbose", "--quiet", "--dbname="+e.url)
+	cmd.Stdin = strings.NewReader(script)
+	var b bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &b
+	err := cmd.Run()
+	return b.String(), err == nil && !strings.Contains(b.String(), "ERROR:")
+}
+
+// TestPSQLIsRefused (P1, P5): a person at psql is refused like a program, COPY
+// included, until the session presents a current claim; the control is the same
+// script without triggers.
+func TestPSQLIsRefused(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		before := e.text(contents)
+		const copied = "COPY items FROM STDIN;\n9\ta\t9\n\\.\n"
+		const present = "BEGIN; SELECT fencepost.present('a', 5, 'lease-5') \\g /dev/null\n"
+		scripts := []string{
+			"UPDATE items SET v = 9 WHERE id = 1;\n", copied, "TRUNCATE whole;\n", "COPY parts_low FROM STDIN;\n9\ta\t9\n\\.\n",
+		}
+		refused := func(what, out, state string, want int) {
+			if n := strings.Count(out, state+":"); n != want {
+				t.Errorf("%s: %d were refused with %s, want %d: %s", what, n, state, want, out)
+			}
+		}
+		out, _ := e.psql(t, strings.Join(scripts, ""))
+		refused("without a claim", out, "SF003", len(scripts))
+		var lower strings.Builder
+		for _, script := range scripts {
+			lower.WriteString(strings.ReplaceAll(present, "5", "4") + script + "COMMIT;\n")
+		}
+		out, _ = e.psql(t, lower.String())
+		refused("under a lower token", out, "SF001", len(scripts)-1)
+		refused("under a claim for another resource", out, "SF003", 1) // the truncated one
+		// A claim that is set outside a transaction is gone with its statement.
+		out, _ = e.psql(t, "SELECT fencepost.present('a', 5, 'lease-5') \\g /dev/null\n"+scripts[0])
+		refused("a claim of another transaction", out, "SF003", 1)
+		e.wantText(before, "something was written", contents)
+		if out, ok := e.psql(t, present+copied+"COMMIT;\nBEGIN; SELECT set_config('fencepost.claims', '[{\"resource\":\"a\",\"token\":\"5\",\"leaseId\":\"lease-5\"}]', true) \\g /dev/null\nUPDATE items SET v = 9 WHERE id = 9; COMMIT;\n"); !ok {
+			t.Errorf("COPY under the claim, and under one set by hand: %s", out)
+		}
+		e.exec("DO $$ DECLARE t regclass; BEGIN FOR t IN SELECT DISTINCT tgrelid FROM pg_trigger WHERE tgname = 'fencepost_insert' LOOP EXECUTE format('ALTER TABLE %s DISABLE TRIGGER USER', t); END LOOP; END $$; DELETE FROM items WHERE id = 9")
+		if out, ok := e.psql(t, strings.Join(scripts, "")); !ok {
+			t.Errorf("without triggers, the control: %s", out)
+		}
+	})
 }

@@ -227,9 +227,7 @@ func TestEveryRowIsSeen(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.guardShapes()
 	conn, err := pgx.Connect(t.Context(), e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.Background())
 	for _, s := range shapes {
 		e.formsOf(s, func(what, sql string) {

@@ -27,9 +27,7 @@ func TestInstallWaits(t *testing.T) {
 			if err == nil {
 				_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0))")
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return tx
 		}
 		for _, c := range []struct {
@@ -53,9 +51,7 @@ func TestInstallWaits(t *testing.T) {
 		if err := e.db.InstallTrigger(t.Context(), g); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
-		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 0 {
-			t.Errorf("%d triggers", n)
-		}
+		e.wantInt(0, "triggers", "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'")
 	})
 }
 
@@ -67,23 +63,14 @@ func TestInstallAgainBesideAWriter(t *testing.T) {
 		e.exec(writersSQL)
 		g := triggerOn([]string{"parts"}, `acct:{tenant}`)
 		g.InsecureReportOnly = true
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
 		g.InsecureReportOnly = false
-		writer, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer writer.Rollback(context.Background())
-		if _, err := writer.Exec(t.Context(), "SELECT FROM parts"); err != nil {
-			t.Fatal(err)
-		}
+		writer := e.begin("SELECT FROM parts")
 		installed := e.start(func(func()) error { return e.db.InstallTrigger(context.Background(), g) })
 		if len(installed) > 0 {
 			t.Error("the installation does not wait")
 		}
-		_, err = writer.Exec(t.Context(), "DELETE FROM parts")
+		_, err := writer.Exec(t.Context(), "DELETE FROM parts")
 		if err == nil {
 			err = writer.Commit(t.Context())
 		}
@@ -118,16 +105,10 @@ func TestInstallRights(t *testing.T) {
 		}
 		e.exec("CREATE SCHEMA fencepost AUTHORIZATION " + owner + "; ALTER ROLE " + role + " SET ROLE " + owner)
 		schemaOwner := e.open(nil, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
-		if err := schemaOwner.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, schemaOwner.Migrate(t.Context()))
 		e.exec("ALTER ROLE " + role + " RESET ROLE")
-		if err := install(); err != nil {
-			t.Errorf("as a member of the schema's owner: %v", err)
-		}
-		if err := db.RemoveTrigger(t.Context(), []string{"own"}); err != nil {
-			t.Errorf("remove: %v", err)
-		}
+		noError(t, install(), "as a member of the schema's owner")
+		noError(t, db.RemoveTrigger(t.Context(), []string{"own"}), "remove")
 	})
 }
 
@@ -140,27 +121,20 @@ func TestInstallConcurrently(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				if err := e.db.InstallTrigger(context.Background(), g); err != nil {
-					t.Error(err)
-				}
+				noError(t, e.db.InstallTrigger(context.Background(), g))
 			})
 		}
 		wg.Wait()
 		const state = `SELECT concat((SELECT string_agg(oid::text || xmin, ' ' ORDER BY oid) FROM pg_trigger WHERE tgname LIKE 'fencepost%'), (SELECT string_agg(xmin::text, '') FROM fencepost.guarded))`
-		if n := e.int("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'"); n != 4*8 {
-			t.Errorf("%d triggers, want 8 on each of 4 relations", n)
-		}
+		e.wantInt(4*8, "triggers", "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'")
 		before := e.text(state)
 		// A writer in flight does not delay an installation that has nothing to do.
-		err := e.open(&Options{PresentClaims: true}).fenced(t.Context(), claimOf("acct:a", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, e.open(&Options{PresentClaims: true}).fenced(t.Context(), claimOf("acct:a", 5), func(ctx context.Context, tx testTx) error {
 			if _, err := tx.exec(ctx, "UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
 				return err
 			}
 			return e.db.InstallTrigger(ctx, g)
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		}))
 		if after := e.text(state); after != before {
 			t.Errorf("installing again changed %s to %s", before, after)
 		}
@@ -168,24 +142,14 @@ func TestInstallConcurrently(t *testing.T) {
 		// everything.
 		g = triggerOn(g.Table, "{tenant}")
 		for range 2 {
-			if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.InstallTrigger(t.Context(), g))
 		}
-		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 1", claimOf("acct:a", 5)); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("under the old description's claim: %v", err)
-		}
+		wantReason(t, e.presenting("UPDATE parts SET v = 9 WHERE id = 1", claimOf("acct:a", 5)), guard.ReasonMissing, "under the old description's claim")
 		for range 2 {
-			if err := e.db.RemoveTrigger(t.Context(), g.Table); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.RemoveTrigger(t.Context(), g.Table))
 		}
-		if n := e.int("SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%') + (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_proc WHERE proname ~ '^guard_[0-9a-f]{32}$')"); n != 0 {
-			t.Error("something is left")
-		}
-		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
-			t.Errorf("after the removal: %v", err)
-		}
+		e.wantInt(0, "something is left", "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%') + (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_proc WHERE proname ~ '^guard_[0-9a-f]{32}$')")
+		noError(t, e.presenting("UPDATE parts SET v = 9 WHERE id = 1"), "after the removal")
 	})
 }
 
@@ -196,9 +160,7 @@ func TestTriggerSQL(t *testing.T) {
 		e.exec(`CREATE SCHEMA "O'Brien"; CREATE TABLE "O'Brien"."a.""b\" (id int, "parts" text NOT NULL, "TG_OP" text NOT NULL)`)
 		g := triggerOn([]string{"O'Brien", `a."b\`}, `{parts}:it's \ 100:{TG_OP}`)
 		text, err := sqladmin.TriggerSQL(g)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		e.exec(text)
 		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) > 0 {
@@ -209,19 +171,13 @@ func TestTriggerSQL(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		c := claimOf(`x%3Ay:it's \ 100:z`, 5)
-		if err := e.db.Raise(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.presenting(write, c); err != nil {
-			t.Error(err)
-		}
+		must(t, e.db.Raise(t.Context(), c))
+		noError(t, e.presenting(write, c))
 		if text, err = sqladmin.RemoveTriggerSQL(g.Table); err != nil {
 			t.Fatal(err)
 		}
 		e.exec(text)
-		if err := e.presenting(write); err != nil {
-			t.Errorf("after the printed removal: %v", err)
-		}
+		noError(t, e.presenting(write), "after the printed removal")
 	})
 }
 
@@ -308,13 +264,9 @@ func TestInstallRefuses(t *testing.T) {
 				t.Errorf("%q by %v: got %v, want ErrInvalid that says %q", c.table, c.trigger, err, c.says)
 			}
 		}
-		if n := e.int("SELECT (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid WHERE proname ~ '^guard_')"); n != 0 {
-			t.Error("a refused installation made something")
-		}
+		e.wantInt(0, "a refused installation made something", "SELECT (SELECT count(*) FROM fencepost.guarded) + (SELECT count(*) FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid WHERE proname ~ '^guard_')")
 		for _, c := range []string{"a", "b", "c", "d", "e"} { // the control
-			if err := e.db.InstallTrigger(t.Context(), triggerOn([]string{"types"}, "{v}", c)); err != nil {
-				t.Error(err)
-			}
+			noError(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"types"}, "{v}", c)))
 		}
 	})
 }
@@ -326,20 +278,14 @@ func TestReportOnly(t *testing.T) {
 		e.exec(writersSQL)
 		g := e.guardBy("items", `{tenant}`)
 		g.InsecureReportOnly = true
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
 		e.putMark("a", guard.Mark{Token: 5, LeaseID: "lease-5"})
 		config, err := pgx.ParseConfig(e.url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var states []string
 		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { states = append(states, n.Code) }
 		conn, err := pgx.ConnectConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Close(context.Background())
 		// The warning's SQLSTATE, as a client sees it.
 		warned := func(setting, sql string) string {
@@ -380,18 +326,14 @@ func TestReportOnly(t *testing.T) {
 		}
 		// Writers do not wait for each other's counting.
 		open, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := open.Exec(t.Context(), "UPDATE items SET v = 2 WHERE id = 1"); err != nil {
 			t.Fatal(err)
 		}
 		if got := warned("", "SET LOCAL lock_timeout = '5s'; UPDATE items SET v = 2 WHERE id = 2"); got != "SF003" {
 			t.Errorf("beside another writer: warned %q", got)
 		}
-		if err := open.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, open.Rollback(t.Context()))
 		warnings := 0
 		for range 200 {
 			if warned("", update) != "" {
@@ -421,21 +363,13 @@ func TestReportOnly(t *testing.T) {
 			t.Errorf("installed again: %v, %v", err, refusals())
 		}
 		g.InsecureReportOnly = false
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.presenting(update); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("no longer report-only: %v", err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
+		wantReason(t, e.presenting(update), guard.ReasonMissing, "no longer report-only")
 		if got := refusals(); got != nil {
 			t.Errorf("enforcing, and counting %v", got)
 		}
-		if err := e.db.RemoveTrigger(t.Context(), []string{"items"}); err != nil {
-			t.Fatal(err)
-		}
-		if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'fencepost'::regnamespace AND relname ~ '^guard_'"); n != 0 {
-			t.Errorf("%d counters are left", n)
-		}
+		must(t, e.db.RemoveTrigger(t.Context(), []string{"items"}))
+		e.wantInt(0, "counters are left", "SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'fencepost'::regnamespace AND relname ~ '^guard_'")
 	})
 }
 
@@ -447,73 +381,35 @@ func TestReportOnlyByAnother(t *testing.T) {
 		role, owner := e.as("schemaowner")
 		e.exec("DROP SCHEMA fencepost CASCADE; GRANT CREATE ON DATABASE " + e.text("SELECT quote_ident(current_database())") + " TO " + role + "; GRANT ALL ON SCHEMA public TO " + role)
 		defer e.exec("DROP SCHEMA fencepost CASCADE")
-		if err := owner.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, owner.Migrate(t.Context()))
 		const write = "INSERT INTO own VALUES (1, 'a')"
 		install := func(db fence, report bool) {
 			t.Helper()
 			g := triggerOn([]string{"own"}, `{tenant}`)
 			g.InsecureReportOnly = report
-			if err := db.InstallTrigger(t.Context(), g); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.InstallTrigger(t.Context(), g))
 		}
 		for range 2 {
-			if err := owner.unfenced(t.Context(), "CREATE TABLE own (id int, tenant text NOT NULL)"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, owner.unfenced(t.Context(), "CREATE TABLE own (id int, tenant text NOT NULL)"))
 			install(owner, false)
 			if err := owner.unfenced(t.Context(), write); guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
 				t.Errorf("the control, enforcing: %v", err)
 			}
 			install(e.db, true)
-			if err := owner.unfenced(t.Context(), write); err != nil {
-				t.Errorf("report-only: %v", err)
-			}
+			noError(t, owner.unfenced(t.Context(), write), "report-only")
 			tables, err := owner.Triggers(t.Context())
 			if err != nil || len(tables) != 1 || tables[0].Refusals[guard.ReasonMissing] != 1 {
 				t.Errorf("%+v, %v", tables, err)
 			}
 			name := e.text("SELECT guard FROM fencepost.guarded")
 			e.exec("REVOKE ALL ON SEQUENCE fencepost." + name + "_missing FROM " + role)
-			if err := owner.unfenced(t.Context(), write); err != nil {
-				t.Errorf("report-only without rights on a counter: %v", err)
-			}
+			noError(t, owner.unfenced(t.Context(), write), "report-only without rights on a counter")
 			if tables, err = owner.Triggers(t.Context()); err != nil || len(tables) != 1 || !strings.Contains(fmt.Sprint(tables[0].Findings), "counters") {
 				t.Errorf("a counter without rights: %+v, %v", tables, err)
 			}
-			if n := e.int("SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'"); n != 1 {
-				t.Errorf("%d trigger functions for one table", n)
-			}
-			if n := e.int("SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relname ~ '^guard_'"); n != 5 {
-				t.Errorf("%d counters for one table", n)
-			}
+			e.wantInt(1, "trigger functions for one table", "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'")
+			e.wantInt(5, "counters for one table", "SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relname ~ '^guard_'")
 			e.exec("DROP TABLE own")
 		}
 	})
-}
-
-// TestGuardedWriteKeepsTimeouts: a guarded write leaves the timeouts of the
-// application's transaction alone, at each level.
-func TestGuardedWriteKeepsTimeouts(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
-	e.guardBy("kept", "{tenant}")
-	if err := e.db.Raise(t.Context(), claimOf("a", 5)); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := e.admin.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
-		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
-			"SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a'); "+
-			"SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
-		if err != nil || string(results[5].Rows[0][0]) != "20s 30s" {
-			t.Errorf("%s: %v, %v", level, results, err)
-		}
-	}
 }

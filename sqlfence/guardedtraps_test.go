@@ -3,8 +3,12 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -17,9 +21,7 @@ import (
 // shape replaces the triggers of a guarded table with others.
 func (e *env) shape(table, sql string) {
 	e.Helper()
-	if err := e.db.RemoveTrigger(context.Background(), []string{table}); err != nil {
-		e.Fatal(err)
-	}
+	must(e, e.db.RemoveTrigger(context.Background(), []string{table}))
 	e.exec(sql)
 }
 
@@ -37,9 +39,7 @@ func TestTrapBeforeTrigger(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		const write, claim = "INSERT INTO moved VALUES (9, 'a')", "a"
-		if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, e.presenting(write, claimOf(claim, 5)), guard.ReasonMissing)
 		e.shape("moved", `CREATE FUNCTION before_check() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM fencepost.require(NEW.tenant, ''moved''); RETURN NEW; END';
 			CREATE TRIGGER before_check BEFORE INSERT OR UPDATE ON moved FOR EACH ROW EXECUTE FUNCTION before_check()`)
 		e.wantWritten("a check BEFORE", e.presenting(write, claimOf(claim, 5)))
@@ -56,9 +56,7 @@ func TestTrapOneSideOfAnUpdate(t *testing.T) {
 		const both = `FROM fencepost_old UNION SELECT ARRAY[format('%s', tenant) COLLATE "C"] FROM fencepost_new`
 		for side, claim := range map[string]string{"FROM fencepost_old": "a", "FROM fencepost_new": "c"} {
 			const write = "UPDATE items SET tenant = 'c' WHERE tenant = 'a'"
-			if err := e.presenting(write, claimOf(claim, 5)); guard.ReasonOf(err) != guard.ReasonMissing {
-				t.Errorf("under the claim for %s: %v", claim, err)
-			}
+			wantReason(t, e.presenting(write, claimOf(claim, 5)), guard.ReasonMissing, "under the claim for %s", claim)
 			e.mutate(name, both, side)
 			e.wantWritten("one side", e.presenting(write, claimOf(claim, 5)))
 			e.wantWritten("the way back", e.presenting("UPDATE items SET tenant = 'a' WHERE tenant = 'c'", claimOf("a", 5), claimOf("c", 5)))
@@ -78,29 +76,21 @@ func TestTrapPartition(t *testing.T) {
 		g := triggerOn([]string{"parts"}, `{tenant}`)
 		e.exec(`CREATE TABLE parts_late (id int, tenant text NOT NULL, v int NOT NULL); INSERT INTO parts_late VALUES (5000, 'a', 0);
 			ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000)`)
-		if err := e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("through the root: %v", err)
-		}
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("directly: %v", err)
-		}
+		wantReason(t, e.presenting("UPDATE parts SET v = 9 WHERE id = 5000"), guard.ReasonMissing, "through the root")
+		wantReason(t, e.presenting(write), guard.ReasonMissing, "directly")
 		e.wantWritten("a TRUNCATE", e.presenting("TRUNCATE parts_late; INSERT INTO parts_late VALUES (5000, 'a', 0)", claimOf("a", 5)))
 		found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
 		if err != nil || len(found) != 5 || !strings.Contains(found[4].String(), "parts_late: the trigger fencepost_update is missing") {
 			t.Errorf("Verify: %v, %v", found, err)
 		}
-		if err := e.db.InstallTrigger(t.Context(), g); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.InstallTrigger(t.Context(), g))
 		for _, write := range []string{write, "TRUNCATE parts_late"} {
 			if err := e.presenting(write, claimOf("a", 5)); (guard.ReasonOf(err) == guard.ReasonMissing) != strings.HasPrefix(write, "TRUNCATE") {
 				t.Errorf("after another installation, %s: %v", write, err)
 			}
 		}
 		e.exec("ALTER TABLE parts DETACH PARTITION parts_late") // keeps the triggers on its statements
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("detached: %v", err)
-		}
+		wantReason(t, e.presenting(write), guard.ReasonMissing, "detached")
 		e.exec(`ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (5000) TO (6000);
 			DROP TRIGGER fencepost_update ON parts_late; DROP TRIGGER fencepost_row_update ON parts`)
 		e.wantWritten("a trigger on the root", e.presenting(write))
@@ -113,12 +103,8 @@ func TestTrapTokenColumn(t *testing.T) {
 		e.guardWriters()
 		e.exec("UPDATE fencepost.marks SET token = 6, lease_id = 'lease-6' WHERE resource = 'a'")
 		stale := func() error { return e.presenting("INSERT INTO items VALUES (1, 'a', 9)", claimOf("a", 5)) }
-		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
-			t.Error(err)
-		}
-		if err := stale(); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("an INSERT after the DELETE of a newer holder: %v", err)
-		}
+		noError(t, e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)))
+		wantReason(t, stale(), guard.ReasonStale, "an INSERT after the DELETE of a newer holder")
 		e.shape("items", `ALTER TABLE items ADD last_fencing_token bigint NOT NULL DEFAULT 0; INSERT INTO items VALUES (1, 'a', 0, 6);
 			CREATE FUNCTION by_column() RETURNS trigger LANGUAGE plpgsql AS $$
 			DECLARE offered bigint := (current_setting('fencepost.claims')::jsonb -> 0 ->> 'token')::bigint;
@@ -128,12 +114,8 @@ func TestTrapTokenColumn(t *testing.T) {
 				NEW.last_fencing_token := offered; RETURN NEW;
 			END $$;
 			CREATE TRIGGER by_column BEFORE INSERT OR UPDATE OR DELETE ON items FOR EACH ROW EXECUTE FUNCTION by_column()`)
-		if err := e.presenting("UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("the control refuses not even an UPDATE: %v", err)
-		}
-		if err := e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)); err != nil {
-			t.Error(err)
-		}
+		wantReason(t, e.presenting("UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)), guard.ReasonStale, "the control refuses not even an UPDATE")
+		noError(t, e.presenting("DELETE FROM items WHERE id = 1", claimOf("a", 6)))
 		e.wantWritten("a token column", stale())
 	})
 }
@@ -156,18 +138,12 @@ func TestTrapRowLock(t *testing.T) {
 		}
 		for _, level := range isolationLevels {
 			e.db = e.serverDefault("default_transaction_isolation", level)
-			if err := together(); err != nil {
-				t.Errorf("%s: %v", level, err)
-			}
-			if err := e.presenting("DELETE FROM items WHERE id > 19", claimOf("a", 5)); err != nil {
-				t.Error(err)
-			}
+			noError(t, together(), "%s", level)
+			noError(t, e.presenting("DELETE FROM items WHERE id > 19", claimOf("a", 5)))
 		}
 		e.db = e.open(nil)
 		e.mutate("judge", "LIMIT 1;", "LIMIT 1 FOR NO KEY UPDATE;")
-		if err := together(); pgerr.State(err) != "55P03" {
-			t.Errorf("under FOR NO KEY UPDATE, the control: %v, want a lock timeout", err)
-		}
+		wantState(t, together(), "55P03", "under FOR NO KEY UPDATE, the control")
 	})
 }
 
@@ -193,9 +169,7 @@ func TestTrapSavepoint(t *testing.T) {
 				return err
 			}))
 		}
-		if err := resumed(5); guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, resumed(5), guard.ReasonStale)
 		e.exec("CREATE SEQUENCE checked")
 		e.mutate("require", "\nBEGIN\n", "\nBEGIN\n  IF (SELECT last_value FROM public.checked) = (txid_current() & 9223372036854775807) THEN RETURN; END IF;\n  PERFORM setval('public.checked', txid_current());\n")
 		e.wantWritten("a check that is remembered", resumed(6))
@@ -208,9 +182,7 @@ func TestTrapReplicaMode(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
 		const write = "DO $$ BEGIN SET LOCAL session_replication_role = replica; UPDATE items SET v = 9 WHERE id = 1; END $$"
-		if err := e.presenting(write); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("got %v", err)
-		}
+		wantReason(t, e.presenting(write), guard.ReasonMissing)
 		e.exec("ALTER TABLE items ENABLE TRIGGER fencepost_update")
 		e.wantWritten("a trigger that is not ENABLE ALWAYS", e.presenting(write))
 	})
@@ -252,19 +224,16 @@ func TestTrapSnapshot(t *testing.T) {
 func TestTriggersNotHijacked(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.guardWriters()
-		e.exec(evilSQL + `CREATE FUNCTION evil.jsonb_array_elements(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT ''{"resource":"a","token":"5","leaseId":"lease-5"}''::jsonb';`)
-		const caller = "SET LOCAL search_path = evil, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP; CREATE TEMP TABLE fencepost_new (tenant pg_catalog.text) ON COMMIT DROP;"
+		e.hijacker()
+		e.exec(`CREATE FUNCTION shared.jsonb_array_elements(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT ''{"resource":"a","token":"5","leaseId":"lease-5"}''::jsonb';`)
+		const caller = "SET LOCAL search_path = shared, pg_temp, public, pg_catalog; CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP; CREATE TEMP TABLE fencepost_new (tenant pg_catalog.text) ON COMMIT DROP;"
 		attempt := func(claims string) error {
-			defer e.admin.Reset() // a session has evil's search_path until its transaction ends
+			defer e.admin.Reset() // a session has the application's search_path until its transaction ends
 			_, err := e.admin.Exec(t.Context(), "BEGIN; SELECT set_config('fencepost.claims', "+quoteText(claims)+", true);"+caller+"UPDATE public.items SET v = 9 WHERE id OPERATOR(pg_catalog.=) 1; COMMIT")
 			return ErrorFrom(err)
 		}
-		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("under another's claim: %v", err)
-		}
-		if err := attempt(claimsSetting(claimOf("a", 5))); err != nil {
-			t.Errorf("under the claim: %v", err)
-		}
+		wantReason(t, attempt(claimsSetting(claimOf("b", 5))), guard.ReasonMissing, "under another's claim")
+		noError(t, attempt(claimsSetting(claimOf("a", 5))), "under the claim")
 		e.exec("ALTER FUNCTION fencepost.require RESET search_path; ALTER FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)") + " RESET search_path")
 		if err := attempt(claimsSetting(claimOf("b", 5))); guard.ReasonOf(err) == guard.ReasonMissing {
 			t.Errorf("without a pinned search_path, the control: %v", err)
@@ -313,5 +282,236 @@ func TestTrapDeadlock(t *testing.T) {
 		if err := errors.Join(entered, others); pgerr.State(err) != pgerr.Deadlock || guard.ReasonOf(err) != guard.ReasonUnavailable {
 			t.Errorf("one only presents, the control: %v, %v; want a deadlock", entered, others)
 		}
+	})
+}
+
+// isolationLevels are the levels of the torture: named in the transaction, and
+// as the server's default.
+var isolationLevels = []string{"read committed", "repeatable read", "serializable"}
+
+// byTrigger is an application's own transaction on guarded tables: raise,
+// begin, present, work. The tables are guarded, or broken on purpose, before
+// the first. What fails with 40001 is started again, as an application would
+// do.
+func (e *env) byTrigger(db fence, level string, install func()) work {
+	var once sync.Once
+	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
+		once.Do(install)
+		if err := db.Raise(ctx, claim); err != nil {
+			return err
+		}
+		for {
+			err := ErrorFrom(db.plain(guard.WithClaim(ctx, claim), func(ctx context.Context, tx testTx) error {
+				if level != "" {
+					if _, err := tx.exec(ctx, "SET TRANSACTION ISOLATION LEVEL "+level); err != nil {
+						return err
+					}
+				}
+				if err := tx.present(ctx, claim); err != nil {
+					return err
+				}
+				return fn(ctx, tx)
+			}))
+			if pgerr.State(err) != "40001" {
+				return err
+			}
+		}
+	}
+}
+
+// ledger is a guarded counter and a guarded set of rows. Each entry says which
+// token added it and how many entries of lower tokens it saw.
+const ledger = `CREATE TABLE counter (v bigint NOT NULL); INSERT INTO counter VALUES (0);
+	CREATE TABLE entries (n bigserial PRIMARY KEY, token bigint NOT NULL, seen bigint NOT NULL)`
+
+func (e *env) guardLedger() {
+	e.freshLedger()
+	e.guardBy("counter", `ledger`)
+	e.guardBy("entries", `ledger`)
+}
+
+// ledgerDamage is what a torture found: additions that were acknowledged and are
+// missing, entries that a newer holder did not see, and entries that came in behind
+// a newer holder's.
+type ledgerDamage struct{ acked, lost, stale, backwards int64 }
+
+// ledgerTorture is torturedLedger where there must be no damage.
+func (e *env) ledgerTorture(what string, in work, rounds int) {
+	e.Helper()
+	d := e.torturedLedger(in, rounds)
+	if d.lost != 0 || d.stale != 0 || d.backwards != 0 || d.acked == 0 {
+		e.Errorf("%s: %+v", what, d)
+	}
+}
+
+// torturedLedger lets a crowd of clients, most of them former holders, read, write and
+// commit. It is targeted: a holder pauses before its write or before its COMMIT
+// until a newer one has read, or for as long as nothing should prevent a newer
+// one from reading.
+func (e *env) torturedLedger(in work, rounds int) (d ledgerDamage) {
+	var next, read, entries, additions atomic.Int64
+	var wg sync.WaitGroup
+	for range crowd {
+		wg.Go(func() {
+			token := next.Add(1)
+			for range rounds {
+				// The next takeover once the newest holder is between its read
+				// and its end; the others come back under their old claims.
+				if newest := next.Load(); read.Load() >= newest && rand.IntN(3) == 0 && next.CompareAndSwap(newest, newest+1) {
+					token = newest + 1
+				}
+				aim, adds := rand.IntN(3), rand.IntN(2) == 0
+				succeeded := func() {
+					for end := time.Now().Add(15 * time.Millisecond); read.Load() <= token && time.Now().Before(end); {
+						time.Sleep(100 * time.Microsecond)
+					}
+				}
+				err := in(e.Context(), claimOf("ledger", guard.Token(token)), func(ctx context.Context, tx testTx) error {
+					seen, err := tx.int(ctx, "SELECT count(*) FROM entries WHERE token < $1::bigint", token)
+					if err != nil {
+						return err
+					}
+					v, err := tx.int(ctx, "SELECT v FROM counter")
+					if err != nil {
+						return err
+					}
+					for old := read.Load(); old < token && !read.CompareAndSwap(old, token); old = read.Load() {
+					}
+					if aim == 0 {
+						succeeded()
+					}
+					if adds {
+						if _, err := tx.exec(ctx, "UPDATE counter SET v = $1", v+1); err != nil {
+							return err
+						}
+					}
+					_, err = tx.exec(ctx, "INSERT INTO entries (token, seen) VALUES ($1::bigint, $2::bigint)", token, seen)
+					if err == nil && aim == 1 {
+						succeeded()
+					}
+					return err
+				})
+				switch guard.ReasonOf(err) {
+				case guard.ReasonNone:
+					entries.Add(1)
+					if adds {
+						additions.Add(1)
+					}
+				case guard.ReasonStale:
+					time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
+				default:
+					e.Errorf("token %d: %v", token, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	d.acked = entries.Load()
+	d.lost = additions.Load() - e.int("SELECT v FROM counter")
+	d.stale = e.int(staleEntries)
+	d.backwards = e.int("SELECT count(*) FROM entries a WHERE EXISTS (SELECT FROM entries b WHERE b.n < a.n AND b.token > a.token)")
+	e.wantInt(d.acked, "entries that are there, of those acknowledged", "SELECT count(*) FROM entries") // a false verdict
+	return d
+}
+
+// TestTriggersUnderTorture (P1, P2): clients that take over from each other
+// through triggers alone lose no acknowledged update, get no stale row and no
+// false verdict, whatever the isolation level.
+func TestTriggersUnderTorture(t *testing.T) {
+	t.Parallel()
+	for i, level := range isolationLevels {
+		for j, way := range []string{"named", "the server's default"} {
+			t.Run(level+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, (i+j)%len(openers))
+				db, named := e.db, level
+				if way != "named" {
+					db, named = e.serverDefault("default_transaction_isolation", level), ""
+				}
+				e.ledgerTorture("by triggers", e.byTrigger(db, named, e.guardLedger), campaign(6))
+			})
+		}
+	}
+}
+
+// TestTriggersInterleaved (P1, P2): when the successor comes before the older
+// holder's write it is the write that is refused, and when it comes after it
+// waits for the older holder's COMMIT. The control: triggers that compare but do
+// not lock let it read without seeing what is not yet committed.
+func TestTriggersInterleaved(t *testing.T) {
+	t.Parallel()
+	for i, level := range isolationLevels {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t, i%len(openers))
+			run := func(adds, written bool) (acked, lost, stale int64) {
+				e.freshLedger()
+				return e.interleaved(e.byTrigger(e.db, level, e.guardLedger), adds, written)
+			}
+			for _, adds := range []bool{false, true} {
+				for _, written := range []bool{false, true} {
+					want := int64(1)
+					if written {
+						want = 2
+					}
+					if acked, lost, stale := run(adds, written); acked != want || lost != 0 || stale != 0 {
+						t.Errorf("adds %v, written %v: %d were acknowledged, want %d; %d lost, %d inserts stale", adds, written, acked, want, lost, stale)
+					}
+				}
+			}
+			if level == isolationLevels[2] {
+				return // SERIALIZABLE refuses such histories by itself
+			}
+			e.mutate("require", `pg_try_advisory_xact_lock_shared(fencepost.lock_key(p_resource))`, "true")
+			e.mutate("enter_snapshot", "PERFORM pg_advisory_xact_lock_shared(", "PERFORM hashtextextended('', ")
+			e.mutate("enter_snapshot", "FOR SHARE", "")
+			// REPEATABLE READ detects two updates of one row by itself.
+			adds := level == isolationLevels[0]
+			acked, lost, stale := run(adds, true)
+			if acked != 2 || stale != 1 || adds && lost != 1 {
+				t.Errorf("without the lock, the control: %d were acknowledged, %d lost, %d inserts stale", acked, lost, stale)
+			}
+		})
+	}
+}
+
+// TestRenamedTable (P1, P6, P9): triggers belong to their table and not to its
+// name. A new table that gets the old name and triggers for other resources leaves
+// them as they are, and the renamed table is listed under the name that it has now.
+// In the control the two tables share a trigger function, as they did once, and the
+// renamed one admits a lower token and refuses its own holder.
+func TestRenamedTable(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		const inv = "CREATE TABLE inv (id int, tenant text NOT NULL, region text NOT NULL)"
+		e.exec(inv)
+		e.guardBy("inv", "{tenant}")
+		e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 10, 'lease-10'), ('eu', 1, 'lease-1')")
+		e.exec("ALTER TABLE inv RENAME TO inv_old;" + inv)
+		e.wantFindings("renamed", Verification{Triggers: []Trigger{triggerOn([]string{"inv_old"}, "{tenant}")}}, "guarded as public.inv and has been renamed since")
+		e.wantFindings("what has the name now", Verification{Triggers: []Trigger{triggerOn([]string{"inv"}, "{tenant}")}}, "not listed", "is missing")
+		e.guardBy("inv", "{region}")
+		const write = "INSERT INTO inv_old VALUES (1, 'a', 'eu')"
+		check := func(what string, stale, current guard.Reason) {
+			t.Helper()
+			wantReason(t, e.presenting(write, claimOf("a", 1), claimOf("eu", 1)), stale, "%s, a lower token", what)
+			wantReason(t, e.presenting(write, claimOf("a", 10)), current, "%s, its holder", what)
+		}
+		check("a table that was renamed", guard.ReasonStale, guard.ReasonNone)
+		tables, err := e.db.Triggers(t.Context())
+		if err != nil || len(tables) != 2 || tables[0].Trigger.Table[1] != "inv" || len(tables[0].Findings) > 0 || tables[1].Trigger.Table[1] != "inv_old" ||
+			tables[1].Trigger.Resource.String() != "{tenant}" || len(tables[1].Findings) != 1 {
+			t.Errorf("listed: %+v, %v", tables, err)
+		}
+		e.guardBy("inv_old", "{tenant}") // takes note of the name
+		e.wantFindings("installed again", Verification{Triggers: []Trigger{triggerOn([]string{"inv_old"}, "{tenant}"), triggerOn([]string{"inv"}, "{region}")}})
+		must(t, e.db.RemoveTrigger(t.Context(), []string{"inv"}))
+		check("after the triggers of the other are removed", guard.ReasonStale, guard.ReasonNone)
+		// The control.
+		e.guardBy("inv", "{region}")
+		e.exec("CREATE OR REPLACE FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('inv_old'::regclass)") +
+			"() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS " +
+			e.text("SELECT quote_literal(prosrc) FROM pg_proc WHERE proname = fencepost.guard_name('inv'::regclass)"))
+		check("the control", guard.ReasonNone, guard.ReasonMissing)
 	})
 }

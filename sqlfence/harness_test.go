@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
@@ -230,7 +231,6 @@ func (t stdTx) end(commit bool) error {
 // sessions are a pool of one driver's connections, which several DBs may use.
 type sessions interface {
 	fence(opts *Options) (fence, error)
-	forget(ctx context.Context) error
 	inUse() int
 	close()
 }
@@ -359,28 +359,30 @@ func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i)) })
 }
 
-// newEnv is a database with the schema that no other test has.
+// newEnv is a database of the test's own that is a copy of one with the schema.
 func newEnv(t *testing.T, driver int) *env {
-	d := lend(t, driver)
-	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: d.url, admin: d.admin, pool: d.pool, defaults: patient}
-	t.Cleanup(func() { e.givenBack(d.pool) })
-	e.db = e.open(nil)
-	return e
+	t.Helper()
+	return onDatabase(t, driver, pgtest.MigratedDatabase(t, "sqlfence", func(ctx context.Context, pool *pgxpool.Pool) error {
+		return sqladmin.Pgx(pool).Migrate(ctx)
+	}))
 }
 
 // newEnvAt is an empty database of a server of the test's own.
 func newEnvAt(t testing.TB, driver int, url string) *env {
+	t.Helper()
+	e := onDatabase(t, driver, url)
+	must(t, e.db.Migrate(t.Context()))
+	return e
+}
+
+func onDatabase(t testing.TB, driver int, url string) *env {
+	t.Helper()
 	e := &env{TB: t, driver: openers[driver].driver, opener: openers[driver].open, url: url, defaults: patient}
 	admin, err := pgxpool.New(context.Background(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e.admin = admin
 	t.Cleanup(admin.Close)
 	e.reconnect()
-	if err := e.db.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	return e
 }
 
@@ -396,16 +398,12 @@ func (e *env) reconnect() {
 func (e *env) connect(conns int, change ...func(*pgx.ConnConfig)) sessions {
 	e.Helper()
 	config, err := pgx.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	for _, c := range change {
 		c(config)
 	}
 	pool, err := e.opener(config, conns)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	e.Cleanup(func() {
 		if e.givenBack(pool) { // closing would wait for them
 			pool.close()
@@ -444,9 +442,7 @@ func (e *env) on(pool sessions, opts *Options) fence {
 		opts = &e.defaults
 	}
 	db, err := pool.fence(opts)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	return db
 }
 

@@ -3,13 +3,22 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
+	"fmt"
+	"io"
 	"math"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -103,47 +112,21 @@ var invalidClaims = map[string]struct {
 // ErrUnavailable, a malformed claim is ErrInvalid: nothing was sent.
 func TestInvalidClaims(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		closed, table := e.closed(), e.table("pairs", []string{"a", "b"}, nil)
+		closed := e.closed()
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		calls := map[string]func(claim guard.Claim) error{
-			"InTx": func(c guard.Claim) error { return closed.fenced(t.Context(), c, never) },
-			"InTxAll": func(c guard.Claim) error {
-				return closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c}, nil, never)
-			},
-			"Raise": func(c guard.Claim) error { return closed.Raise(t.Context(), c) },
-			"Admit": func(c guard.Claim) error { _, err := closed.Admit(t.Context(), c); return err },
-			"Mark": func(c guard.Claim) error {
-				if guard.ValidateResource(c.Resource) == nil {
-					return c.Validate() // Mark takes only the resource
-				}
-				_, err := closed.Mark(t.Context(), c.Resource)
-				return err
-			},
-			"Update": func(c guard.Claim) error { return table.Update(t.Context(), closed, c, Key{1, "x"}, Set{"v": 1}) },
+		for what, c := range invalidClaims {
+			names := []string{"InTx", "Raise", "Admit", "Update"}
+			if guard.ValidateResource(c.claim.Resource) != nil {
+				names = append(names, "Mark") // which takes only the resource
+			}
+			for name, call := range e.calls(closed, c.claim, names...) {
+				wantInvalid(t, name+" with "+what, call(t.Context()), c.field, c.shown)
+			}
+			wantInvalid(t, "InTxAll with "+what, closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c.claim}, nil, never), c.field, c.shown)
 		}
-		for name, call := range calls {
-			for what, c := range invalidClaims {
-				wantInvalid(t, name+" with "+what, call(c.claim), c.field, c.shown)
-			}
-			// The control: a good claim does reach the closed pool.
-			if err := call(claimOf("r", 1)); name != "Mark" && guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
-			}
-		}
-		for name, err := range map[string]error{
-			"Mark":    func() error { _, err := closed.Mark(t.Context(), "r"); return err }(),
-			"Retire":  func() error { _, err := closed.Retire(t.Context(), time.Now()); return err }(),
-			"Migrate": closed.Migrate(t.Context()),
-			"Marks":   func() error { _, err := collect(closed.Marks(t.Context(), "")); return err }(),
-			"InsecureTx": func() error {
-				transactor, _ := (&env{db: closed}).transactor()
-				return transactor.InsecureTx(t.Context(), func(context.Context) error { t.Error("the callback ran"); return nil })
-			}(),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", name, err)
-			}
+		// The control: a good claim does reach the closed pool.
+		for name, call := range e.calls(closed, claimOf("r", 1)) {
+			wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a closed pool", name)
 		}
 	})
 }
@@ -154,47 +137,29 @@ func TestInvalidUpdates(t *testing.T) {
 	var nilString *string
 	good, set := Key{1, "x"}, Set{"v": "new"}
 	set1 := func(column string, value any) Set { return Set{column: value} }
-	raw := func(sql string, args ...any) Set { return Set{"n": sqlrow.Raw(sql, args...)} }
 	cases := map[string]struct {
 		key          Key
 		set          Set
 		field, shown string
 	}{
-		"one key value":        {Key{1}, set, "key", "2 columns, 1 values"},
-		"three key values":     {Key{1, "x", 2}, set, "key", "2 columns, 3 values"},
-		"a NULL key":           {Key{1, nil}, set, `key column b`, "NULL"},
-		"a nil pointer":        {Key{1, nilString}, set, `key column b`, "NULL"},
-		"a nil valuer":         {Key{1, (*sql.NullString)(nil)}, set, `key column b`, "NULL"},
-		"nil bytes":            {Key{1, []byte(nil)}, set, `key column b`, "NULL"},
-		"a valuer's NULL":      {Key{1, sql.NullString{}}, set, `key column b`, "NULL"},
-		"an empty set":         {good, Set{}, "set", "no column"},
-		"no set":               {good, nil, "set", "no column"},
-		"a key column":         {good, set1("a", 1), "set column", "key column"},
-		"the token column":     {good, set1("last_fencing_token", 1), "set column", "token column"},
-		"the lease column":     {good, set1("last_lease_id", ""), "set column", "lease column"},
-		"an empty column":      {good, set1("", 1), "set column", `""`},
-		"64 bytes":             {good, set1(strings.Repeat("c", 64), 1), "set column", "64 bytes"},
-		"NUL in a column":      {good, set1("v\x00", 1), "set column", `v\x00`},
-		"not UTF-8":            {good, set1("v\xfe", 1), "set column", `v\xfe`},
-		"no expression":        {good, set1("n", sqlrow.Expr{}), "set column n", "empty expression"},
-		"blank expression":     {good, raw(" \n"), "set column n", `\n`},
-		"placeholder 2 of 1":   {good, raw("n + $2", 1), "set column n", "uses $2 and has 1"},
-		"placeholder 0":        {good, raw("n + $0", 1), "set column n", "uses $0"},
-		"placeholder of none":  {good, raw("n + $1"), "set column n", "uses $1 and has 0"},
-		"a huge placeholder":   {good, raw("n + $99999999999999999999", 1), "set column n", "uses $999"},
-		"two statements":       {good, raw("1; DROP TABLE pairs"), "set column n", "one expression"},
-		"a line comment":       {good, raw("1 -- x"), "set column n", "comments"},
-		"a block comment":      {good, raw("1 /* x */"), "set column n", "comments"},
-		"dollar quotes":        {good, raw("$$1$$"), "set column n", "dollar quotes"},
-		"tagged dollar quotes": {good, raw("$a$1$a$"), "set column n", "dollar quotes"},
-		"an open quote":        {good, raw("'a"), "set column n", "open quote"},
-		"an open name":         {good, raw(`"a`), "set column n", "open quote"},
-		"an escaped quote":     {good, raw(`E'a\''`), "set column n", "backslashes"},
-		"a doubled quote":      {good, raw(`'a''`), "set column n", "open quote"},
-		"closes the fence's":   {good, raw("1) WHERE (true"), "set column n", "one expression"},
-		"an open parenthesis":  {good, raw("(1"), "set column n", "open parenthesis"},
-		"NUL in an expression": {good, raw("1)\x00"), "set column n", `\x00`},
-		"a bad byte":           {good, raw("'\xff'"), "set column n", `\xff`},
+		"one key value":    {Key{1}, set, "key", "2 columns, 1 values"},
+		"three key values": {Key{1, "x", 2}, set, "key", "2 columns, 3 values"},
+		"a NULL key":       {Key{1, nil}, set, `key column b`, "NULL"},
+		"a nil pointer":    {Key{1, nilString}, set, `key column b`, "NULL"},
+		"a nil valuer":     {Key{1, (*sql.NullString)(nil)}, set, `key column b`, "NULL"},
+		"nil bytes":        {Key{1, []byte(nil)}, set, `key column b`, "NULL"},
+		"a valuer's NULL":  {Key{1, sql.NullString{}}, set, `key column b`, "NULL"},
+		"an empty set":     {good, Set{}, "set", "no column"},
+		"no set":           {good, nil, "set", "no column"},
+		"a key column":     {good, set1("a", 1), "set column", "key column"},
+		"the token column": {good, set1("last_fencing_token", 1), "set column", "token column"},
+		"the lease column": {good, set1("last_lease_id", ""), "set column", "lease column"},
+		"an empty column":  {good, set1("", 1), "set column", `""`},
+		"64 bytes":         {good, set1(strings.Repeat("c", 64), 1), "set column", "64 bytes"},
+		"NUL in a column":  {good, set1("v\x00", 1), "set column", `v\x00`},
+		"not UTF-8":        {good, set1("v\xfe", 1), "set column", `v\xfe`},
+		"no expression":    {good, set1("n", sqlrow.Expr{}), "set column n", "empty expression"},
+		"an expression":    {good, Set{"n": sqlrow.Raw("(1\n")}, "set column n", `\n`}, // the others: sqlrow's TestOneExpression
 	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
@@ -203,4 +168,260 @@ func TestInvalidUpdates(t *testing.T) {
 			wantInvalid(t, what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
 		}
 	})
+}
+
+// TestInvalidRows: malformed input to the statements on rows is refused before
+// anything is sent, which a closed pool shows.
+func TestInvalidRows(t *testing.T) {
+	var nilInt *int
+	var n int
+	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
+	eachDriver(t, func(t *testing.T, e *env) {
+		closed := e.closed()
+		opts := TableOptions{LeaseColumn: "last_lease_id", Rule: guard.SameOrNewer}
+		table := e.table("pairs", []string{"a", "b"}, &opts)
+		take := func(dest Dest) error { return table.Raise(t.Context(), closed, claim, key, dest) }
+		once := e.table("pairs", []string{"a", "b"}, nil)
+		for what, c := range map[string]struct {
+			err          error
+			field, shown string
+		}{
+			"takeover, once per token":    {once.Raise(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
+			"update sets the token":       {table.Update(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
+			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
+			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
+			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": sqlrow.Raw("(1")}), "set column v", "parenthesis"},
+			"upsert, a NULL key":          {table.Upsert(t.Context(), closed, claim, Key{1, nil}, set), "key column b", "NULL"},
+			"dest is no pointer":          {take(Dest{"v": 1}), "dest column v", "int"},
+			"dest is nil":                 {take(Dest{"v": nil}), "dest column v", "<nil>"},
+			"dest is a nil pointer":       {take(Dest{"v": nilInt}), "dest column v", "*int"},
+			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
+			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
+			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
+		} {
+			wantInvalid(t, what, c.err, c.field, c.shown)
+		}
+		// The control: good input does reach the closed pool.
+		for what, err := range map[string]error{
+			"Upsert":   table.Upsert(t.Context(), closed, claim, key, nil),
+			"Takeover": take(Dest{"v": &n}),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonUnavailable {
+				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)
+			}
+		}
+	})
+}
+
+// TestUnreadable: a dest that cannot take the value is not a success, and the
+// error says what may have happened; a caller's transaction continues.
+func TestUnreadable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'text', NULL)")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		var n int
+		var s string
+		var p *string
+		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
+			wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest), guard.ReasonOutcomeUnknown, "%s", what)
+			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				wantReason(t, table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest), guard.ReasonOther, "%s in a transaction", what)
+				return table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
+			})
+			if err != nil || p != nil {
+				t.Errorf("the transaction is of no use any more: %v", err)
+			}
+		}
+		// Arguments that the driver cannot send.
+		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
+		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
+			t.Errorf("a channel as a key: %v", err)
+		}
+	})
+}
+
+// TestRowsClosedAfterUnreadable: a row that the reader refuses ends the reading,
+// and the connection accepts the next statement although rows were left.
+func TestRowsClosedAfterUnreadable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		refused, read := errors.New("refused"), 0
+		noError(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			err := tx.in().Query(ctx, "SELECT generate_series(1, 3)", nil, func(func(dest ...any) error) error { read++; return refused })
+			if misread := (sqlkit.Unreadable{}); !errors.As(err, &misread) || !errors.Is(err, refused) || read != 1 {
+				t.Errorf("got %v after %d rows, want the reader's error after one", err, read)
+			}
+			_, err = tx.exec(ctx, "SELECT 1")
+			return err
+		}), "the transaction is of no use any more")
+	})
+}
+
+// TestSessionLost: each way in which a driver says that a session has ended.
+func TestSessionLost(t *testing.T) {
+	for _, err := range []error{
+		state("57P01"), state("25P03"), pgconn.ErrConnClosed, driver.ErrBadConn, sql.ErrConnDone, io.ErrUnexpectedEOF, io.EOF,
+		&net.OpError{Op: "read", Err: errInjected},
+	} {
+		if !sessionLost(fmt.Errorf("wrapped: %w", err)) {
+			t.Errorf("%v is not of a lost session", err)
+		}
+	}
+	for _, err := range []error{nil, errInjected, state("57014"), state("40001"), context.Canceled} {
+		if sessionLost(err) {
+			t.Errorf("%v is of a lost session", err)
+		}
+	}
+}
+
+// TestFailureSaysToRaise: a claim above the mark, where nothing raises it, is
+// unavailable, and the error names the way out; no other error does.
+func TestFailureSaysToRaise(t *testing.T) {
+	const way = "raise the mark first"
+	if err := sqlkit.Failure("enter", claimOf("r", 5), state(pgerr.MustRaise), false); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), way) {
+		t.Error(err)
+	}
+	if err := sqlkit.Failure("enter", claimOf("r", 5), state("53300"), false); !errors.Is(err, guard.ErrUnavailable) || strings.Contains(err.Error(), way) {
+		t.Error(err)
+	}
+}
+
+// TestPgxBegin: a transaction that may run on a standby is read only, no other is.
+func TestPgxBegin(t *testing.T) {
+	for readOnly, want := range map[bool]string{true: "read only", false: "read write"} {
+		b := pgxBegin(txMode{level: sql.LevelReadCommitted, readOnly: readOnly})
+		if text := b.QueuedQueries[0].SQL; !strings.Contains(text, want) {
+			t.Errorf("%q is not %s", text, want)
+		}
+	}
+}
+
+// TestTimeoutsOfATransaction: a transaction that is fenced, in whatever way, has the
+// timeouts of the options, and with negative ones those of its session.
+func TestTimeoutsOfATransaction(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for timeout, want := range map[time.Duration]string{7 * time.Second: "7s 7s", -1: "20s 30s"} {
+			db := e.open(&Options{LockTimeout: timeout, IdleTimeout: timeout}, func(c *pgx.ConnConfig) {
+				c.RuntimeParams["lock_timeout"], c.RuntimeParams["idle_in_transaction_session_timeout"] = "20s", "30s"
+			})
+			for what, in := range map[string]work{
+				"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db),
+			} {
+				noError(t, in(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					n, err := tx.int(ctx, "SELECT count(*) FROM (VALUES (concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')))) s(timeouts) WHERE timeouts = $1", want)
+					if n != 1 {
+						t.Errorf("%s: the timeouts are not %s", what, want)
+					}
+					return err
+				}), what)
+			}
+		}
+	})
+}
+
+// TestHolderTimes: the first sight of a transaction is kept from one raise to the
+// next, and so is since when it has been idle, which ends when it works; the number
+// of those that are kept is bounded.
+func TestHolderTimes(t *testing.T) {
+	var times holderTimes
+	times.see("0", -1)
+	times.known["0"] = holderTime{first: time.Now().Add(-time.Hour), idle: time.Now().Add(-time.Minute)}
+	if working, idle := times.see("0", 0); working < time.Hour || idle < time.Minute || idle > time.Hour {
+		t.Errorf("working for %v, idle for %v", working, idle)
+	}
+	if _, idle := times.see("0", 30*time.Minute); idle < 30*time.Minute {
+		t.Errorf("idle for %v, which is less than the server says", idle)
+	}
+	// It works between two looks, and is idle at each.
+	if _, idle := times.see("0", 20*time.Millisecond); idle > time.Minute {
+		t.Errorf("idle for %v, which is more than the server says", idle)
+	}
+	if working, idle := times.see("0", -1); working < time.Hour || idle != 0 {
+		t.Errorf("working again: for %v, idle for %v", working, idle)
+	}
+	for i := range maxHolders {
+		times.see(fmt.Sprint(i), -1)
+	}
+	if working, _ := times.see("0", -1); working < time.Hour || len(times.known) != maxHolders {
+		t.Errorf("working for %v, of %d", working, len(times.known))
+	}
+	times.see("one more", -1)
+	if working, _ := times.see("0", -1); working > time.Minute || len(times.known) != 2 {
+		t.Errorf("%d are kept beyond the bound", len(times.known))
+	}
+}
+
+// TestJSONTextPanics: a value that cannot be encoded is a mistake in this package,
+// not an empty text.
+func TestJSONTextPanics(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a channel was encoded")
+		}
+	}()
+	t.Errorf("encoded as %q", sqlkit.JSON(make(chan int)))
+}
+
+// TestSessionText: what the log and the error of a raise say of a session.
+func TestSessionText(t *testing.T) {
+	for _, c := range []struct {
+		session
+		want string
+	}{
+		{session{pid: 7, application: "a b", state: "idle", open: 1500, entered: true}, `pid 7, application "a b", idle, its transaction open for 1.5s`},
+		{session{pid: 7, state: "active", open: 0, entered: true}, `pid 7, application "", active, its transaction open for 0s`},
+		{session{pid: 7, state: "not visible", open: -1, entered: true}, `pid 7, application "", not visible`},
+		{session{pid: 7, state: "idle", open: -1}, `pid 7, application "", idle, which took the advisory lock without entering`},
+	} {
+		if got := c.String(); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
+		}
+	}
+}
+
+// TestFactsOfAnotherVersion: a detail that is not as expected gives no facts at
+// all, and not half of them.
+func TestFactsOfAnotherVersion(t *testing.T) {
+	for detail, want := range map[string]sqlkit.Facts{
+		`{"resource": "r", "mark": {"token": "5", "leaseId": "a"}}`: {Resource: "r", Mark: guard.Mark{Token: 5, LeaseID: "a"}},
+		`{"resource": "r", "mark": 5}`:                              {},
+		"no JSON":                                                   {},
+	} {
+		if got := sqlkit.FactsOf(&pgconn.PgError{Code: pgerr.Stale, Detail: detail}); got != want {
+			t.Errorf("%s: %+v, want %+v", detail, got, want)
+		}
+	}
+	if got := sqlkit.OfferedIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
+		t.Errorf("half a claim: %+v", got)
+	}
+}
+
+// TestTimeoutsInSQL: the shortest timeouts reach the server, and 0 leaves the
+// session's own, in each way to enter; a guarded write leaves them alone at each level.
+func TestTimeoutsInSQL(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
+	e.guardBy("kept", "{tenant}")
+	must(t, e.db.Raise(t.Context(), claimOf("a", 5)))
+	conn, err := e.admin.Acquire(t.Context())
+	must(t, err)
+	defer conn.Release()
+	const write = "SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a')"
+	for _, c := range []struct{ level, sql, want string }{
+		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
+		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 0, 0)", "20s 30s"},
+		{"READ COMMITTED", write, "20s 30s"},
+		{"REPEATABLE READ", write, "20s 30s"},
+		{"SERIALIZABLE", write, "20s 30s"},
+	} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+c.level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
+			c.sql+"; SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
+		if err != nil || string(results[len(results)-2].Rows[0][0]) != c.want {
+			t.Errorf("%s, %s: %v, %v, want %s", c.level, c.sql, results, err, c.want)
+		}
+	}
 }

@@ -4,101 +4,80 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // TestLostCommit (P5): a COMMIT whose answer is lost is an unknown outcome,
-// whether it took effect or not; the test makes both happen.
+// whether it took effect or not; the test makes both happen. With TxOptions.Resolve,
+// InTxAll asks the server, and committed and not committed are distinguished. What
+// could not be resolved at once is resolved later, by another DB.
 func TestLostCommit(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
 		for what, c := range map[string]struct {
-			fate fate
-			rows int64
-		}{"not forwarded": {cutBefore, 0}, "answer cut": {cutAfter, 1}, "answer withheld": {mute, 1}} {
-			e.exec("DROP TABLE IF EXISTS written")
-			e.createWritten()
-			p, through := e.newProxy()
-			db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}, through)
-			if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-				t.Fatal(err)
-			}
-			p.set(onCommit(c.fate))
-			start := time.Now()
-			err := db.fenced(t.Context(), claimOf("r", 5), write5)
-			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
-			}
-			if took := time.Since(start); took > patience/2 { // that of the others
-				t.Errorf("%s: it took %v", what, took)
-			}
-			p.set(nil)
-			p.CutAll() // a driver waits for a silent connection before it gives up
-			// Once the server is done with the transaction, a successor sees it.
-			if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-				t.Fatal(err)
-			}
-			if n := e.written(); n != c.rows {
-				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
-			}
-			e.exec("DELETE FROM fencepost.marks")
-		}
-	})
-}
-
-// TestLostUpdate (P5, P6): in every exec mode of pgx, a single statement whose
-// answer is lost is an unknown outcome and is sent once: a driver that repeats
-// it would write twice, or mistake its own write for another's.
-func TestLostUpdate(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		for _, mode := range e.execModes() {
-			e.exec("DELETE FROM fencepost.marks; TRUNCATE pairs; INSERT INTO pairs (a, b) VALUES (1, 'x')")
-			p, through := e.newProxy()
-			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
-			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
-			update := func(token guard.Token) error {
-				return table.Update(t.Context(), db, claimOf("r", token), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
-			}
-			if err := update(5); err != nil { // the control, and the statement is prepared
-				t.Fatalf("%v: %v", mode, err)
-			}
-			executed, cut := false, false
-			p.set(func(message string) fate {
-				executed = executed || message[0] == 'E' // Execute; a Sync follows
-				last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "UPDATE")
-				if cut || !last {
-					return forward
+			fate     fate
+			rows     int64
+			resolved guard.Reason
+		}{"not forwarded": {cutBefore, 0, guard.ReasonUnavailable}, "answer cut": {cutAfter, 1, guard.ReasonNone}, "answer withheld": {mute, 1, guard.ReasonNone}} {
+			for _, level := range []Isolation{ReadCommitted, Serializable} {
+				for _, way := range []string{"unresolved", "resolved", "resolved later"} {
+					e.exec("TRUNCATE written, fencepost.marks")
+					must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+					p, through := e.newProxy()
+					timeout := 300 * time.Millisecond // a silent connection
+					if way == "resolved" {
+						timeout = 3 * time.Second // in which the server answers
+					}
+					db := e.open(&Options{CommitTimeout: timeout}, through)
+					lost := onCommit(c.fate)
+					var down atomic.Bool
+					p.set(func(message string) fate {
+						what := lost(message)
+						if down.Load() { // no server can be asked
+							return cutBefore
+						}
+						if what != forward && way == "resolved later" {
+							down.Store(true)
+						}
+						return what
+					})
+					start := time.Now()
+					err := db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Isolation: level, Resolve: way != "unresolved"}, write5)
+					if took := time.Since(start); took > patience/2 { // that of the others
+						t.Errorf("%s, %s: it took %v", what, way, took)
+					}
+					p.set(nil)
+					p.CutAll() // a driver waits for a silent connection before it gives up
+					want := guard.ReasonOutcomeUnknown
+					if way == "resolved" {
+						want = c.resolved
+					}
+					wantReason(t, err, want, "%s, %s", what, way)
+					// Once the server is done with the transaction, a successor sees it.
+					must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
+					e.wantInt(c.rows, what+", "+way+": rows, or the test is not what it says", "SELECT count(*) FROM written")
+					committed, resolveErr := e.db.Resolve(t.Context(), err)
+					switch {
+					case way == "resolved later" && (resolveErr != nil || committed != (c.rows == 1)):
+						t.Errorf("%s: committed %v, %v", what, committed, resolveErr)
+					case way == "unresolved":
+						wantInvalid(t, "without TxOptions.Resolve", resolveErr, "err", "TxOptions.Resolve")
+					}
 				}
-				cut = true // a repeated statement would get through
-				return cutAfter
-			})
-			if err := update(5); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-				t.Errorf("%v: got %v, want ErrOutcomeUnknown", mode, err)
-			}
-			p.set(nil)
-			e.waitFor("the row", "SELECT n >= 2 FROM pairs")
-			if n := e.int("SELECT n FROM pairs"); n != 2 {
-				t.Errorf("%v: the statement was sent %d times", mode, n-1)
-			}
-			// The same modes for transactions and marks.
-			if err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				return table.Update(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"n": sqlrow.Raw("n + $1", 1)})
-			}); err != nil {
-				t.Errorf("%v: InTx: %v", mode, err)
-			}
-			if mark, err := db.Admit(t.Context(), claimOf("r", 6)); err != nil || mark.Token != 6 {
-				t.Errorf("%v: Admit: %+v, %v", mode, mark, err)
-			}
-			if err := db.fenced(t.Context(), claimOf("r", 5), nil); !errors.Is(err, guard.ErrStale) {
-				t.Errorf("%v: InTx of an older token: %v", mode, err)
 			}
 		}
+		_, err := e.db.Resolve(t.Context(), errors.New("another"))
+		wantInvalid(t, "another error", err, "err", "another")
+		_, err = e.db.Resolve(t.Context(), nil)
+		wantInvalid(t, "nil", err, "err", "nil")
 	})
 }
 
@@ -109,43 +88,30 @@ func TestLostAnswers(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		table := e.table("pairs", []string{"a", "b"}, nil)
-		calls := map[string]struct {
-			message string
-			call    func(ctx context.Context, db fence) error
-			want    guard.Reason
+		for what, c := range map[string]struct {
+			message, call string
+			want          guard.Reason
 		}{
-			"begin": {"begin", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
-			"enter": {"fencepost.enter", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) }, guard.ReasonUnavailable},
-			"raise": {"fencepost.raise", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("r", 5)) }, guard.ReasonUnavailable},
-			"the commit of a raise": {"commit\x00", func(ctx context.Context, db fence) error { return db.Raise(ctx, claimOf("raised", 5)) },
-				guard.ReasonOutcomeUnknown},
-			"the commit of a raise in InTx": {"commit\x00", func(ctx context.Context, db fence) error { return db.fenced(ctx, claimOf("r", 5), nil) },
-				guard.ReasonUnavailable},
-			"mark": {"fencepost.marks", func(ctx context.Context, db fence) error { _, err := db.Mark(ctx, "r"); return err }, guard.ReasonUnavailable},
-			"retire": {"fencepost.retire", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
-				guard.ReasonUnavailable},
-			"the commit of a retirement": {"commit\x00", func(ctx context.Context, db fence) error { _, err := db.Retire(ctx, time2001); return err },
-				guard.ReasonOutcomeUnknown},
-			"update": {"update", func(ctx context.Context, db fence) error {
-				return table.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-			}, guard.ReasonOutcomeUnknown},
-			"the verdict of an update": {"select", func(ctx context.Context, db fence) error {
-				return table.Update(ctx, db, claimOf("r", 5), Key{1, "gone"}, Set{"v": "new"})
-			}, guard.ReasonUnavailable},
-		}
-		for what, c := range calls {
+			"begin":                         {"begin", "InTx", guard.ReasonUnavailable},
+			"enter":                         {"fencepost.enter", "InTx", guard.ReasonUnavailable},
+			"raise":                         {"fencepost.raise", "Raise", guard.ReasonUnavailable},
+			"the commit of a raise":         {"commit\x00", "Raise", guard.ReasonOutcomeUnknown},
+			"the commit of a raise in InTx": {"commit\x00", "InTx", guard.ReasonUnavailable},
+			"mark":                          {"fencepost.marks", "Mark", guard.ReasonUnavailable},
+			"retire":                        {"fencepost.retire", "Retire", guard.ReasonUnavailable},
+			"the commit of a retirement":    {"commit\x00", "Retire", guard.ReasonOutcomeUnknown},
+			"update":                        {"update", "Update", guard.ReasonOutcomeUnknown},
+		} {
 			p, through := e.newProxy()
-			db := e.open(nil, through)
 			p.set(on(c.message, cutBefore))
-			if err := c.call(t.Context(), db); guard.ReasonOf(err) != c.want {
-				t.Errorf("%s: got %v, want %s", what, err, c.want)
-			}
+			wantReason(t, e.calls(e.open(nil, through), claimOf("r", 5))[c.call](t.Context()), c.want, what)
 			p.set(nil)
 		}
-		if row := e.text("SELECT v || last_fencing_token FROM pairs"); row != "old0" {
-			t.Errorf("the row is %s", row)
-		}
+		p, through := e.newProxy()
+		p.set(on("select", cutBefore))
+		gone := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.open(nil, through), claimOf("r", 5), Key{1, "gone"}, Set{"v": "new"})
+		wantReason(t, gone, guard.ReasonUnavailable, "the verdict of an update")
+		e.wantText("old0", "the row", "SELECT v || last_fencing_token FROM pairs")
 	})
 }
 
@@ -156,9 +122,7 @@ func TestCommitIgnoresCancel(t *testing.T) {
 		e.createWritten()
 		p, through := e.newProxy()
 		db := e.open(nil, through)
-		if err := db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.Raise(t.Context(), claimOf("r", 5)))
 		ctx, cancel := context.WithCancel(t.Context())
 		commits := onCommit(cutBefore)
 		p.set(func(message string) fate {
@@ -174,34 +138,38 @@ func TestCommitIgnoresCancel(t *testing.T) {
 	})
 }
 
-// TestEnterCancelled: a context that ends while enter waits for the lock gives
-// the connection back and leaves no transaction behind.
-func TestEnterCancelled(t *testing.T) {
+// TestCancelledWaiting (P5): a context that ends while a call waits for a lock gives
+// the connection back, leaves no transaction behind and writes nothing. A single
+// statement commits by itself, so that its outcome is unknown, unless the server
+// says that it cancelled it.
+func TestCancelledWaiting(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT fencepost.raise('r', 6, '', 1000)"); err != nil {
-			t.Fatal(err)
-		}
-		for what, call := range map[string]func(ctx context.Context) error{
-			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
-			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) },
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		e.begin("SELECT fencepost.raise('r', 6, '', 1000), (SELECT 1 FROM pairs FOR UPDATE)")
+		table, claim, key := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer}), claimOf("r", 5), Key{1, "x"}
+		for what, c := range map[string]struct {
+			call func(ctx context.Context) error
+			want guard.Reason
+		}{
+			"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claim, nil) }, guard.ReasonUnavailable},
+			"Raise":    {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) }, guard.ReasonUnavailable},
+			"Update":   {func(ctx context.Context) error { return table.Update(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
+			"Upsert":   {func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
+			"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claim, key, nil) }, guard.ReasonOutcomeUnknown},
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
-			called := e.start(func(func()) error { return call(ctx) })
-			if e.int(waitersSQL) != 1 {
+			called := e.start(func(func()) error { return c.call(ctx) })
+			if len(called) > 0 {
 				t.Errorf("%s does not wait for the lock", what)
 			}
 			cancel()
-			if err := <-called; guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
+			if err := <-called; guard.ReasonOf(err) != c.want && pgerr.State(err) != pgerr.Canceled {
+				t.Errorf("%s: got %v, want %s", what, err, c.want)
 			}
-			e.waitFor("the waiter to be gone", "SELECT ("+waitersSQL+") = 0")
+			e.waitFor("the end of "+what, "SELECT ("+blockedSQL+") = 0")
 		}
+		e.wantText("old0", "the row", "SELECT v || last_fencing_token FROM pairs")
 	})
 }
 
@@ -209,31 +177,222 @@ func TestEnterCancelled(t *testing.T) {
 func TestPoolExhausted(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		table := e.table("pairs", []string{"a", "b"}, nil)
+		e.createWritten()
 		var held [2]func() error
 		e.db = e.on(e.connect(len(held)), nil)
-		e.exec("CREATE TABLE written (token bigint)")
 		for i := range held {
 			held[i] = e.holding(claimOf("r", 5))
 		}
-		for what, call := range map[string]func(ctx context.Context) error{
-			"InTx":  func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 5), nil) },
-			"Raise": func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("s", 5)) },
-			"Update": func(ctx context.Context) error {
-				return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-			},
-		} {
+		for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			if err := call(ctx); guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
-			}
+			wantReason(t, call(ctx), guard.ReasonUnavailable, what)
 			cancel()
 		}
 		for _, end := range held {
-			if err := end(); err != nil {
-				t.Error(err)
+			noError(t, end())
+		}
+	})
+}
+
+// TestLostRows (P5, P6): in every exec mode of pgx, a statement on rows whose
+// answer is lost is an unknown outcome and is sent once: a driver that repeats
+// it would write twice, or mistake its own write for another's. The row counts the
+// writes.
+func TestLostRows(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec(`CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
+			CREATE TRIGGER counts BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION counts()`)
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+		claim, key := claimOf("r", 5), Key{1, "x"}
+		calls := map[string]func(q Querier) error{
+			"Update":   func(q Querier) error { return table.Update(t.Context(), q, claim, key, Set{"v": "new"}) },
+			"Upsert":   func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
+			"Takeover": func(q Querier) error { var v string; return table.Raise(t.Context(), q, claim, key, Dest{"v": &v}) },
+		}
+		for _, mode := range e.execModes() {
+			for way, call := range calls {
+				e.exec("TRUNCATE pairs; INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+				p, through := e.newProxy()
+				db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+				if err := call(db); err != nil { // the control, and the statement is prepared
+					t.Fatalf("%s, %v: %v", way, mode, err)
+				}
+				executed, cut := false, false
+				p.set(func(message string) fate {
+					executed = executed || message[0] == 'E' // Execute; a Sync follows
+					last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "pairs")
+					if cut || !last {
+						return forward
+					}
+					cut = true // a repeated statement would get through
+					return cutAfter
+				})
+				wantReason(t, call(db), guard.ReasonOutcomeUnknown, "%s, %v", way, mode)
+				p.set(nil)
+				e.waitFor("the row", "SELECT n >= 2 FROM pairs")
+				e.wantInt(2, way+", "+mode.String()+": how often the statement was sent, with the control", "SELECT n FROM pairs")
 			}
+		}
+	})
+}
+
+// TestServerKilled (P5): a server that dies in the middle of an update, an
+// enter, a raise and a COMMIT: never a success, an unknown outcome where
+// something may have been committed, and the marks are there after it.
+func TestServerKilled(t *testing.T) {
+	s := mortalServer(t)
+	for i := range openers {
+		t.Run(openers[i].driver, func(t *testing.T) {
+			e := newEnvOn(t, i, s)
+			e.createPairs()
+			e.createWritten()
+			// A slow COMMIT, and a locked row and a locked resource.
+			e.exec(`INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old');
+				CREATE TABLE slow (id int);
+				CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END';
+				CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleep()`)
+			for _, resource := range []string{"committing", "survives"} {
+				must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
+			}
+			e.begin("SELECT fencepost.raise('locked', 5, 'other', 1000), (SELECT 1 FROM pairs FOR UPDATE)")
+			table := e.table("pairs", []string{"a", "b"}, nil)
+			calls := map[string]struct {
+				call func(ctx context.Context) error
+				want guard.Reason
+			}{
+				"update": {func(ctx context.Context) error {
+					return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
+				}, guard.ReasonOutcomeUnknown},
+				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), nil) }, guard.ReasonUnavailable},
+				"raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("locked", 6)) }, guard.ReasonUnavailable},
+				"commit": {func(ctx context.Context) error {
+					return e.db.fenced(ctx, claimOf("committing", 5), running("INSERT INTO slow VALUES (1)"))
+				}, guard.ReasonOutcomeUnknown},
+			}
+			type result struct {
+				what string
+				err  error
+			}
+			results := make(chan result, len(calls))
+			for what, c := range calls {
+				go func() { results <- result{what, c.call(context.Background())} }()
+			}
+			e.waitFor("the calls", `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')`, len(calls))
+			must(t, s.Kill())
+			for range calls {
+				select {
+				case r := <-results:
+					if guard.ReasonOf(r.err) != calls[r.what].want {
+						t.Errorf("%s: got %v, want %s", r.what, r.err, calls[r.what].want)
+					}
+				case <-time.After(patience):
+					t.Fatal("a call hangs")
+				}
+			}
+			for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
+				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
+			}
+			restart(t, s, e)
+			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
+			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
+				t.Errorf("the mark is %+v, %v", mark, err)
+			}
+		})
+	}
+}
+
+// TestCommitAnsweredWithRollback (P5): a COMMIT that the server answers with
+// ROLLBACK has committed nothing, and the error says so. The control is the same
+// without the proxy's change.
+func TestCommitAnsweredWithRollback(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol}
+		e.exec("CREATE TABLE work (token bigint)")
+		for _, mode := range modes {
+			p, through := e.newProxy()
+			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			other := &env{TB: e.TB, db: db}
+			transactor, insert := other.transactor()
+			calls := map[string]func() error{
+				"InTx": func() error {
+					return transactor.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context) error { return insert(ctx, 5) })
+				},
+				"InsecureTx": func() error {
+					return transactor.InsecureTx(t.Context(), func(ctx context.Context) error { return insert(ctx, 5) })
+				},
+				"Raise": func() error { return db.Raise(t.Context(), claimOf("s", 6)) },
+			}
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+			p.change(rolledBack)
+			for what, call := range calls {
+				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
+					t.Errorf("%s, %v: got %v, want that nothing was committed", what, mode, err)
+				}
+			}
+			if n := e.int("SELECT (SELECT count(*) FROM work) + (SELECT count(*) FROM fencepost.marks WHERE resource = 's')"); n != 0 {
+				t.Errorf("%v: %d rows", mode, n)
+			}
+			p.change(nil)
+			control := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode }) // no statement is prepared
+			*other, db = env{TB: e.TB, db: control}, control
+			transactor, insert = other.transactor()
+			for what, call := range calls {
+				noError(t, call(), "%s, %v: the control", what, mode)
+			}
+			if n := e.int("SELECT count(*) FROM work"); n != 2 {
+				t.Errorf("%v: the control wrote %d rows", mode, n)
+			}
+			e.exec("TRUNCATE work; DELETE FROM fencepost.marks")
+		}
+	})
+}
+
+// TestSwallowedError (P5): a callback that returns nil although a statement of its
+// own failed has committed nothing, and gets an error that says so.
+func TestSwallowedError(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint CHECK (token < 9))")
+		transactor, insert := e.transactor()
+		swallow := func(ctx context.Context) error {
+			if err := insert(ctx, 5); err != nil {
+				return err
+			}
+			_ = insert(ctx, 9)
+			return nil
+		}
+		for what, err := range map[string]error{
+			"InTx": transactor.InTx(t.Context(), claimOf("r", 5), swallow), "InsecureTx": transactor.InsecureTx(t.Context(), swallow),
+		} {
+			if !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || e.int("SELECT count(*) FROM work") != 0 {
+				t.Errorf("%s: got %v and %d rows, want that nothing was committed", what, err, e.int("SELECT count(*) FROM work"))
+			}
+		}
+	})
+}
+
+// TestResolveUnknowable (P5): the outcome of a transaction in progress, of one
+// that the server never saw and of one on another timeline is not guessed.
+func TestResolveUnknowable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		db := e.open(&Options{CommitTimeout: 300 * time.Millisecond}) // to which the one in progress is waited for
+		var id transactionID
+		tx, err := e.admin.Begin(t.Context())
+		must(t, err)
+		defer tx.Rollback(context.Background())
+		must(t, tx.QueryRow(t.Context(), transactionIDSQL).Scan(&id.xid, &id.server))
+		resolve := func(db fence, id transactionID) (bool, error) {
+			return db.Resolve(t.Context(), guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
+		}
+		for what, id := range map[string]transactionID{"in progress": id, "of the future": {"999999999999", id.server}, "of another timeline": {id.xid, "000000FF"}, "forgotten": {"3", "00000000"}} {
+			if committed, err := resolve(db, id); committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+				t.Errorf("%s: %v, %v, want ErrOutcomeUnknown", what, committed, err)
+			}
+		}
+		must(t, tx.Commit(t.Context()))
+		if committed, err := resolve(e.db, id); !committed || err != nil {
+			t.Errorf("committed meanwhile: %v, %v", committed, err)
 		}
 	})
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -196,30 +198,12 @@ func (e *env) compareMarksOf(marks []guard.Mark, name string, call func(context.
 	return problems
 }
 
-// TestMarkSurvivesRollback: the mark that InTx raised stays, whatever the
-// outcome of the work, so that a failed takeover still keeps the predecessor
-// out.
-func TestMarkSurvivesRollback(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		failed := errors.New("failed")
-		if err := e.db.fenced(t.Context(), claimOf("r", 6), func(context.Context, testTx) error { return failed }); !errors.Is(err, failed) {
-			t.Fatalf("got %v", err)
-		}
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		if !errors.Is(err, guard.ErrStale) {
-			t.Fatalf("got %v, want stale", err)
-		}
-	})
-}
-
 // TestForeignCollation: whatever collation a caller of the functions brings,
 // one resource is one lock, and lease IDs are compared byte by byte (P4).
 func TestForeignCollation(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
-		if err := e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}))
 		for lease, want := range map[string]string{"a": "", "A": pgerr.Conflict} {
 			_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
 			if pgerr.State(err) != want {
@@ -231,16 +215,13 @@ func TestForeignCollation(t *testing.T) {
 			t.Errorf("raise: %v, want a conflict", err)
 		}
 		// A fenced transaction keeps out a raise that brings another collation.
-		err = e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
+		must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
 			_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
 			if pgerr.State(err) != "55P03" {
 				t.Errorf("the raise did not wait: %v", err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	})
 }
 
@@ -255,14 +236,202 @@ func TestMarkLimits(t *testing.T) {
 	}{
 		{512, 128, "1", ""}, {512, 0, "9223372036854775806", ""}, {513, 0, "1", "23514"}, {1, 129, "1", "23514"}, {2, 0, "0", "22023"}, {3, 0, "9223372036854775807", "22023"},
 	} {
-		err := e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease))
-		if pgerr.State(err) != c.state {
-			t.Errorf("%+v: %v", c, err)
-		}
+		wantState(t, e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease)), c.state, "%+v", c)
 	}
 	for token, state := range map[string]string{"0": "23514", "9223372036854775807": "23514", "7": ""} { // by a restored dump
-		if err := e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"); pgerr.State(err) != state {
-			t.Errorf("token %s: %v", token, err)
-		}
+		wantState(t, e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"), state, "token %s", token)
 	}
+}
+
+// Variants of marks that do harm without losing data, kept to show that the
+// tests detect them.
+
+// sharingTheRow is an enter that takes a lock on the mark's row instead of the
+// advisory lock. It keeps stale writers out as well.
+const sharingTheRow = `CREATE OR REPLACE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
+	RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN
+		PERFORM FROM fencepost.marks WHERE resource = p_resource AND token = p_token AND lease_id = p_lease FOR SHARE;
+		IF NOT FOUND THEN PERFORM fencepost.refuse_entry(p_resource, p_token, p_lease); END IF; END $$`
+
+// overtakes starts transactions of the mark's holder while a raise waits, each
+// before the previous one has ended, and returns how many got in front of the
+// raise; at most three.
+func (e *env) overtakes() (n int) {
+	e.Helper()
+	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+	ctx := context.Background()
+	last := e.holding(claimOf("r", 5))
+	raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
+	for n < 3 {
+		leave := make(chan struct{})
+		late := e.start(func(paused func()) error {
+			return e.db.fenced(ctx, claimOf("r", 5), func(context.Context, testTx) error {
+				paused()
+				<-leave
+				return nil
+			})
+		})
+		before := last
+		last = func() error { close(leave); return <-late }
+		if e.int(blockedSQL) == 2 { // it is behind the raise
+			last = func() error {
+				close(leave)
+				if err := <-late; guard.ReasonOf(err) != guard.ReasonStale {
+					return fmt.Errorf("the one behind the raise: %v, want stale", err)
+				}
+				return nil
+			}
+			noError(e, before())
+			break
+		}
+		n++
+		noError(e, before())
+		e.waitForBlocked(1) // the raise, again: for the newcomer
+	}
+	noError(e, errors.Join(last(), <-raised))
+	return n
+}
+
+// TestRaiseIsNotStarved (P2): the lock's queue is fair: a transaction that
+// arrives while a raise waits is behind it. The control locks the mark's row
+// FOR SHARE: new transactions join those that are in, for as long as any
+// arrive; and lock_timeout does not end the wait, because it applies to each of
+// them.
+func TestRaiseIsNotStarved(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		if n := e.overtakes(); n != 0 {
+			t.Errorf("%d transactions got in front of a raise that waited", n)
+		}
+		e.exec(sharingTheRow)
+		if n := e.overtakes(); n != 3 {
+			t.Errorf("FOR SHARE, the control: %d transactions got in front of the raise, want all 3", n)
+		}
+	})
+}
+
+// TestRaiseDoesNotLower (P1, P3): a raise that arrives while a newer one is not
+// yet committed is refused. The control takes no lock: it has read the mark
+// before, and overwrites the newer one with its own.
+func TestRaiseDoesNotLower(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		overtaken := func() (mark guard.Mark, err error) {
+			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+			tx := e.begin(raiseSQL, "r", 7, "lease-7", 0)
+			raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+			must(t, tx.Commit(t.Context()))
+			err = <-raised
+			mark, markErr := e.db.Mark(t.Context(), "r")
+			if markErr != nil {
+				t.Fatal(markErr)
+			}
+			return mark, err
+		}
+		if mark, err := overtaken(); mark.Token != 7 || guard.ReasonOf(err) != guard.ReasonStale {
+			t.Errorf("the mark is %+v, and the older raise got %v", mark, err)
+		}
+		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		if mark, err := overtaken(); mark.Token != 6 || err != nil {
+			t.Errorf("without the lock, the control: the mark is %+v, and the older raise got %v", mark, err)
+		}
+	})
+}
+
+// TestRaisedAtIsNotTheBegin: a raise that waited is dated when it was done:
+// with now(), which is when its transaction began, it would be retired at once.
+func TestRaisedAtIsNotTheBegin(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		retiredOf := func(older, newer guard.Token) int64 {
+			end := e.holding(claimOf("r", older))
+			raised := make(chan error, 1)
+			go func() { raised <- e.db.Raise(context.Background(), claimOf("r", newer)) }()
+			e.waitForWaiters(1)
+			var before time.Time
+			must(t, e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
+			must(t, end())
+			if err := <-raised; err != nil {
+				t.Fatal(err)
+			}
+			retired, err := e.db.Retire(t.Context(), before)
+			must(t, err)
+			return retired.Count
+		}
+		if n := retiredOf(5, 6); n != 0 {
+			t.Errorf("%d marks were retired", n)
+		}
+		e.mutate("raise", "clock_timestamp()", "now()")
+		if n := retiredOf(7, 8); n != 1 {
+			t.Errorf("with now(), the control: %d marks were retired", n)
+		}
+	})
+}
+
+// TestRetireIsBounded (P5): a retirement does not raise the floor above the last
+// token of the issuer, nor, if that is not known, to where no token is above it;
+// it changes nothing, and names the mark if the driver can. The control is one of
+// the same marks within the bound, after which every resource without a mark
+// refuses what the issuer issues.
+func TestRetireIsBounded(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		admin, ok := e.db.(interface {
+			ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error
+		})
+		if !ok {
+			t.Fatal("no ResetFloor")
+		}
+		retire := func(last guard.Token) (guard.Retired, error) {
+			switch db := e.db.(type) {
+			case pgxFence:
+				return db.RetireUpTo(t.Context(), time.Now().Add(time.Hour), last)
+			case stdFence:
+				return db.RetireUpTo(t.Context(), time.Now().Add(time.Hour), last)
+			}
+			return guard.Retired{}, errors.New("another driver")
+		}
+		const most = guard.Token(math.MaxInt64 - 1)
+		e.exec("INSERT INTO fencepost.marks (resource, token) VALUES ('a', 7), ('b', $1)", int64(most))
+		for what, call := range map[string]func() (guard.Retired, error){
+			"the highest token": func() (guard.Retired, error) { return e.db.Retire(t.Context(), time.Now().Add(time.Hour)) },
+			"above the issuer":  func() (guard.Retired, error) { return retire(8) },
+		} {
+			_, err := call()
+			var rejected *guard.RejectedError
+			if !errors.Is(err, guard.ErrMarkAhead) || !errors.As(err, &rejected) || rejected.Claim.Resource != "b" && e.driver == "pgx" {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		e.wantInt(2, "marks are left", "SELECT count(*) FROM fencepost.marks WHERE resource <> ''")
+		if got, err := retire(most); err != nil || got.Count != 2 || got.Floor != most {
+			t.Errorf("the control: %+v, %v", got, err)
+		}
+		wantReason(t, e.db.Raise(t.Context(), claimOf("c", 8)), guard.ReasonStale, "under the highest floor")
+		// The repair compares, and is recorded.
+		reset := func(from, to, last guard.Token) error {
+			return admin.ResetFloor(t.Context(), from, to, last, "ops", "a made-up token")
+		}
+		for want, err := range map[guard.Reason]error{
+			guard.ReasonStale:   reset(most-1, 7, 8),
+			guard.ReasonInvalid: reset(most, 9, 8),
+		} {
+			if guard.ReasonOf(err) != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		}
+		must(t, reset(most, 7, 8))
+		wantReason(t, reset(most, 7, 8), guard.ReasonConflict, "twice")
+		wantReason(t, e.db.Raise(t.Context(), claimOf("c", 7)), guard.ReasonStale, "at the new floor")
+		noError(t, e.db.Raise(t.Context(), claimOf("c", 8)), "above the new floor")
+		n := 0
+		for r, err := range e.db.Resets(t.Context(), 0) {
+			if n++; err != nil || r.Resource != "" || r.FromToken != most || r.ToToken != 7 || r.Actor != "ops" {
+				t.Errorf("recorded: %+v, %v", r, err)
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d resets were recorded, want 1", n)
+		}
+		e.exec("DELETE FROM fencepost.marks WHERE resource = ''")
+		wantReason(t, reset(7, 8, 8), guard.ReasonNotFound, "without a floor")
+	})
 }

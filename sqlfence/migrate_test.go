@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -15,6 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // catalogSQL describes schema fencepost as pg_dump would see it.
@@ -45,9 +49,7 @@ func TestMigrateConcurrently(t *testing.T) {
 			for range longtest.ByLength(6, 16) {
 				wg.Go(func() {
 					for range 2 {
-						if err := db.Migrate(context.Background()); err != nil {
-							t.Error(err)
-						}
+						noError(t, db.Migrate(context.Background()))
 					}
 				})
 			}
@@ -66,23 +68,17 @@ func TestMigrationSQL(t *testing.T) {
 		want := e.text(catalogSQL)
 		e.exec("DROP SCHEMA fencepost CASCADE")
 		conn, err := e.admin.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Release()
 		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sqladmin.MigrationSQL()+"COMMIT").ReadAll(); err != nil {
 			t.Fatal(err)
 		}
 		before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
-		if err := e.db.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Migrate(t.Context()))
 		if got := e.text(catalogSQL); got != want {
 			t.Errorf("the schema is\n%s\nwant\n%s", got, want)
 		}
-		if after := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations"); after != before {
-			t.Error("Migrate applied it again")
-		}
+		e.wantText(before, "Migrate applied it again", "SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
 	})
 }
 
@@ -101,63 +97,12 @@ func TestMigrateRefusesNewer(t *testing.T) {
 	})
 }
 
-// TestApplicationRole: with the rights that the documentation of Migrate
-// names, and no others, a role can do everything except touch the marks and
-// create objects; without them, nothing.
-func TestApplicationRole(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		role, db := e.as("app")
-		e.exec("REVOKE CREATE ON DATABASE " + pgx.Identifier{e.text("SELECT current_database()")}.Sanitize() + " FROM PUBLIC")
-		everything := func() map[string]error {
-			return map[string]error{
-				"Migrate": db.Migrate(t.Context()),
-				"Raise":   db.Raise(t.Context(), claimOf("r", 5)),
-				"InTx":    db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil }),
-				"Admit":   func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
-				"Mark":    func() error { _, err := db.Mark(t.Context(), "r"); return err }(),
-				"Retire":  func() error { _, err := db.Retire(t.Context(), time2001); return err }(),
-			}
-		}
-		for what, err := range everything() {
-			if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != "42501" {
-				t.Errorf("%s without rights: got %v, want ErrSetup with SQLSTATE 42501", what, err)
-			}
-		}
-		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
-		for _, call := range []string{
-			"fencepost.enter('r', 5, '', 0, 0)", "fencepost.raise('r', 5, '', 0)", "fencepost.retire(now(), 0)",
-			"fencepost.check_level('read committed')", "fencepost.check_claim('r', 5, '')", "fencepost.refuse('SF001', '', 'r', 5, '', 6, '', false)",
-		} {
-			if _, err := db.Exec(t.Context(), "SELECT "+call, nil); pgerr.State(err) != "42501" {
-				t.Errorf("PUBLIC may call %s: %v", call, err)
-			}
-		}
-		e.exec("GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.retire TO " + role +
-			"; GRANT SELECT ON fencepost.marks, fencepost.migrations TO " + role)
-		for what, err := range everything() {
-			if err != nil {
-				t.Errorf("%s with the documented rights: %v", what, err)
-			}
-		}
-		for _, sql := range []string{
-			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)",
-			"TRUNCATE fencepost.marks", "CREATE TABLE fencepost.other (id int)", "SELECT fencepost.check_level('read committed')",
-		} {
-			if _, err := db.Exec(t.Context(), sql, nil); pgerr.State(err) != "42501" {
-				t.Errorf("the role may %s: %v", sql, err)
-			}
-		}
-	})
-}
-
 // TestMigrateCancelled: Migrate waits for another migration and gives
 // the connection back when its context ends meanwhile.
 func TestMigrateCancelled(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		tx, err := e.admin.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tx.Rollback(context.Background())
 		const key = int64(0x66656e6365707374)
 		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", key); err != nil {
@@ -181,4 +126,336 @@ var update = flag.Bool("update", false, "write testdata/schema.txt in place of c
 func TestSchema(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	pgtest.CheckSchema(t, e.admin, "fencepost", "testdata/schema.txt", *update)
+}
+
+// TestSchemaWithoutRows (P5, P6): after a restore of the schema without its data
+// nothing enters or raises, and each error says why and what to do; so does that of
+// Migrate. The way out works.
+func TestSchemaWithoutRows(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("TRUNCATE fencepost.lock_salt, fencepost.migrations, fencepost.marks")
+		db := e.open(nil, func(*pgx.ConnConfig) {}) // sessions without plans
+		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
+		for what, err := range map[string]error{
+			"Raise": db.Raise(t.Context(), claimOf("r", 5)), "InTx": db.fenced(t.Context(), claimOf("r", 5), never),
+		} {
+			if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "restore of the schema without its data") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if err := db.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "DROP SCHEMA fencepost") {
+			t.Errorf("Migrate: %v", err)
+		}
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		must(t, db.Migrate(t.Context()))
+		noError(t, e.open(nil, func(*pgx.ConnConfig) {}).Raise(t.Context(), claimOf("r", 5)), "after the way out")
+	})
+}
+
+// TestKeyTrigger (P1, P9): a trigger that changes the key of a row to be inserted
+// leads Upsert to no other resource's row. The control is the key that it leaves.
+func TestKeyTrigger(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE n (k text PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES ('b', 0, 3);
+			CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.k := lower(NEW.k); RETURN NEW; END';
+			CREATE TRIGGER low BEFORE INSERT ON n FOR EACH ROW EXECUTE FUNCTION low()`)
+		table, err := sqlrow.NewTable([]string{"n"}, []string{"k"}, template("{k}"), nil)
+		must(t, err)
+		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
+			t.Errorf("under the other claim: %v", err)
+		}
+		e.wantText("0 3", "the row of b", "SELECT concat(v, ' ', last_fencing_token) FROM n")
+		noError(t, table.Upsert(t.Context(), e.db, claimOf("b", 4), Key{"b"}, Set{"v": 4}), "the control")
+	})
+}
+
+// TestTriggerOddities (P5): a resource column that a partitioned table generates is
+// refused at the installation, and tokens in another spelling at the write.
+func TestTriggerOddities(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE parts (id int NOT NULL, k text GENERATED ALWAYS AS ('k' || id) STORED NOT NULL) PARTITION BY LIST (id);
+			CREATE TABLE whole (id int NOT NULL, k text GENERATED ALWAYS AS ('k' || 1) STORED NOT NULL)`)
+		install := func(table string) error {
+			return e.db.InstallTrigger(t.Context(), Trigger{Table: []string{table}, Resource: template("{k}"), Columns: map[string]string{"k": "k"}})
+		}
+		if err := install("parts"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "generated") {
+			t.Errorf("a partitioned table: %v", err)
+		}
+		noError(t, install("whole"), "the control")
+		must(t, e.db.Raise(t.Context(), claimOf("k1", 10)))
+		for token, want := range map[string]guard.Reason{"010": guard.ReasonInvalid, " 10 ": guard.ReasonInvalid, "1e1": guard.ReasonInvalid,
+			"9223372036854775806": guard.ReasonUnavailable, "9223372036854775807": guard.ReasonInvalid, "9999999999999999999": guard.ReasonInvalid, "10": guard.ReasonNone} {
+			wantReason(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				claims := `[{"resource":"k1","token":"` + token + `","leaseId":"lease-10"}]`
+				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
+					return err
+				}
+				_, err := tx.exec(ctx, "INSERT INTO whole (id) VALUES (1)")
+				return ErrorFrom(err)
+			}), want, "token %q", token)
+		}
+		// The server runs it as READ COMMITTED, but no other function takes it as that.
+		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			_, err := tx.exec(ctx, `SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+				SELECT fencepost.present('k1', 10, 'lease-10'); INSERT INTO whole (id) VALUES (1)`)
+			return ErrorFrom(err)
+		})
+		if pgerr.State(err) != "SF005" || !strings.Contains(err.Error(), "must be READ COMMITTED or") {
+			t.Errorf("read uncommitted: %v", err)
+		}
+	})
+}
+
+// testRoles belong only to this test: roles are shared by the whole cluster.
+func (e *env) testRoles(t *testing.T) *RoleNames {
+	r := &RoleNames{Enforcer: e.roleName("enforcer"), Operator: e.roleName("oper'a\\tor"), Reader: e.roleName(`read"er`)}
+	t.Cleanup(func() {
+		for _, name := range []string{r.Enforcer, r.Operator, r.Reader} {
+			quoted := pgx.Identifier{name}.Sanitize()
+			e.exec("DROP OWNED BY " + quoted + "; DROP ROLE " + quoted)
+		}
+	})
+	return r
+}
+
+// TestRoles (P1): what the application's role must not do fails with 42501, each
+// with the control that a superuser can do it; the role can do what it needs.
+func TestRoles(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		roles := e.testRoles(t)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				noError(t, e.db.MigrateRoles(context.Background(), roles))
+			})
+		}
+		wg.Wait()
+		role, db := e.as("member")
+		e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
+
+		noError(t, db.Raise(t.Context(), claimOf("a", 6)))
+		err := db.fenced(t.Context(), claimOf("a", 6), running("UPDATE items SET v = 9 WHERE id = 1"))
+		noError(t, err)
+		wantReason(t, ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
+				return err
+			}
+			_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+			return err
+		})), guard.ReasonStale)
+		function := "fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)")
+		for _, sql := range []string{
+			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)", "TRUNCATE fencepost.marks",
+			"SELECT 1 FROM fencepost.marks",
+			"DELETE FROM fencepost.guarded", "UPDATE fencepost.migrations SET name = 'x'",
+			"SELECT fencepost.retire('infinity', 1000)",
+			"ALTER TABLE items DISABLE TRIGGER fencepost_update", "ALTER TABLE items DISABLE TRIGGER ALL", "DROP TRIGGER fencepost_update ON items",
+			"ALTER TABLE items ENABLE TRIGGER fencepost_update", "ALTER TABLE items RENAME tenant TO other", "ALTER TABLE items DROP tenant CASCADE", "DROP TABLE items CASCADE",
+			"ALTER TABLE parts DETACH PARTITION parts_low", "UPDATE parts_low SET v = 1",
+			"CREATE TRIGGER aaa BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION move()",
+			"CREATE OR REPLACE FUNCTION fencepost.require(p_resource text, p_table text, p_report_only boolean) RETURNS void LANGUAGE plpgsql AS 'BEGIN END'",
+			"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+			"ALTER FUNCTION fencepost.enter(text, bigint, text, integer, integer) SECURITY INVOKER", "DROP FUNCTION " + function + "() CASCADE",
+			"CREATE TABLE fencepost.other (id int)", "DROP SCHEMA fencepost CASCADE", "ALTER ROLE " + role + " SUPERUSER",
+			"SET session_replication_role = replica",
+			"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
+			"SELECT fencepost.require('a', 'items')", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items')",
+		} {
+			wantState(t, db.unfenced(t.Context(), sql), "42501", "the role, %s", sql)
+			err := pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error { // the control
+				defer tx.Rollback(context.Background())
+				_, err := tx.Exec(t.Context(), sql)
+				return err
+			})
+			if state := pgerr.State(err); state == "42501" || state != "" && !strings.HasPrefix(state, "SF") {
+				t.Errorf("a superuser, %s: %v", sql, err)
+			}
+		}
+		found, err := e.db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}})
+		if err != nil || len(found) > 0 {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+	})
+}
+
+// TestWhatRolesMayDo: what each of the roles may do, and one without rights; the rest is
+// a setup error.
+func TestWhatRolesMayDo(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		roles := e.testRoles(t)
+		must(t, e.db.MigrateRoles(t.Context(), roles))
+		for name, may := range map[string]string{
+			roles.Reader:   "Mark Marks Triggers Verify Migrate Admit", // admits the claim that is the mark, which is a read
+			roles.Operator: "Mark Marks Triggers Verify Migrate Admit Retire Raise InTx",
+			roles.Enforcer: "Raise InTx",
+			"":             "",
+		} {
+			t.Run(name, func(t *testing.T) {
+				one := *e
+				one.TB = t
+				member, db := one.as("one")
+				if name != "" {
+					e.exec("GRANT " + pgx.Identifier{name}.Sanitize() + " TO " + member)
+				}
+				for what, call := range e.calls(db, claimOf("a", 5), "Mark", "Marks", "Triggers", "Verify", "Migrate", "Admit", "Retire", "Raise", "InTx", "RemoveTrigger") {
+					err := call(t.Context())
+					if slices.Contains(strings.Fields(may), what) {
+						if err != nil && err != errRan {
+							t.Errorf("%s: %v", what, err)
+						}
+					} else if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != pgerr.Privilege {
+						t.Errorf("%s: got %v, want ErrSetup with SQLSTATE 42501", what, err)
+					}
+				}
+			})
+		}
+	})
+}
+
+// TestRolesSQLDefaults: no names are the default ones.
+func TestRolesSQLDefaults(t *testing.T) {
+	got, err := sqladmin.RolesSQL(nil)
+	want, wantErr := sqladmin.RolesSQL(&RoleNames{Enforcer: "fencepost_enforcer", Operator: "fencepost_operator", Reader: "fencepost_reader"})
+	if err != nil || wantErr != nil || got != want {
+		t.Errorf("%v, %v: %s", err, wantErr, got)
+	}
+}
+
+// TestRolesSQLOfAnyName: no role's name ends the text that it is quoted in, by
+// the driver and at psql, which would run the rest of the name as SQL.
+func TestRolesSQLOfAnyName(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE canary (id int)")
+		roles := e.testRoles(t)
+		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer
+		roles.Operator = "$roles0$ '$roles\\" + roles.Operator
+		roles.Reader = "$$ :reader :'x' " + roles.Reader
+		sql, err := sqladmin.RolesSQL(roles)
+		must(t, err)
+		if out, ok := e.psql(t, sql); !ok {
+			t.Errorf("psql: %s", out)
+		}
+		noError(t, e.db.MigrateRoles(t.Context(), roles))
+		e.exec("SELECT FROM canary")
+		e.wantInt(3, "of the roles are there", "SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader)
+	})
+}
+
+// TestMigrateRolesTakesTurns: two that create roles in one database run one after
+// the other, whatever their versions: the key of the lock is part of the schema.
+func TestMigrateRolesTakesTurns(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		roles := e.testRoles(t)
+		tx := e.begin("SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))")
+		migrated := e.start(func(func()) error { return e.db.MigrateRoles(context.Background(), roles) })
+		if len(migrated) != 0 {
+			t.Error("it did not wait for another one")
+		}
+		must(t, tx.Rollback(t.Context()))
+		if err := <-migrated; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRolesSQLRefuses(t *testing.T) {
+	for _, r := range []RoleNames{{Enforcer: "public"}, {Operator: "pg_monitor"}, {Reader: "none"}, {Reader: strings.Repeat("x", 64)}, {Reader: "a\x00"}, {Reader: "x", Operator: "x"}} {
+		wantInvalid(t, "MigrateRoles", new(sqladmin.Admin).MigrateRoles(t.Context(), &r), "RoleNames", "")
+		if sql, err := sqladmin.RolesSQL(&r); guard.ReasonOf(err) != guard.ReasonInvalid || sql != "" || !strings.Contains(err.Error(), "RoleNames") {
+			t.Errorf("%+v: %q, %v", r, sql, err)
+		}
+	}
+}
+
+// TestRolesGrantExactly: each role gets exactly its listed rights, on a schema
+// in which another component and others also have tables and functions, and with
+// objects of the same names in other schemas.
+func TestRolesGrantExactly(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE fencepost.leases (id int); CREATE TABLE fencepost.audit (id int);
+			CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.marks (id int); REVOKE ALL ON ALL TABLES IN SCHEMA elsewhere FROM PUBLIC;
+			CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
+		roles := e.testRoles(t)
+		must(t, e.db.MigrateRoles(t.Context(), roles))
+		const enforces = "enter enter_row enter_snapshot holders join_resource present raise"
+		const reads = "guard_problems guard_status"
+		for _, c := range []struct{ role, functions, tables string }{
+			{roles.Enforcer, enforces, ""},
+			{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource present raise reset retire", "guarded mark_resets marks migrations"},
+			{roles.Reader, reads, "guarded mark_resets marks migrations"},
+		} {
+			if got := e.text(`SELECT coalesce(string_agg(proname, ' ' ORDER BY proname), '') FROM pg_proc
+				WHERE pronamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_function_privilege($1, oid, 'EXECUTE')`, c.role); got != c.functions {
+				t.Errorf("%s may call %s, want %s", c.role, got, c.functions)
+			}
+			if got := e.text(`SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') FROM pg_class WHERE relkind = 'r'
+				AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_table_privilege($1, oid, 'SELECT')`, c.role); got != c.tables {
+				t.Errorf("%s may read %s, want %s", c.role, got, c.tables)
+			}
+			if n := e.int(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace)
+				AND has_table_privilege($1, oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')`, c.role); n != 0 {
+				t.Errorf("%s may write %d tables", c.role, n)
+			}
+		}
+	})
+}
+
+// TestLockKeyIsSecret: a role that may only log in cannot block a raise with a
+// lock on the hash of the resource's name, nor learn the key or its salt. A
+// session that takes the key from pg_locks is distinguished from those that
+// entered. The control is a key without the salt.
+func TestLockKeyIsSecret(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		role, stranger := e.as("stranger")
+		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
+		for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
+			wantState(t, stranger.unfenced(t.Context(), sql), pgerr.Privilege, "%s", sql)
+		}
+		first, again, other := e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('s')")
+		if first != again || first == other {
+			t.Errorf("the keys of r, r and s are %d, %d and %d", first, again, other)
+		}
+		impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
+		raiseUnder := func(lock string, token guard.Token) error {
+			var err error
+			held := stranger.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				if _, err := tx.exec(ctx, "SELECT pg_advisory_xact_lock_shared("+lock+")"); err != nil {
+					return err
+				}
+				if got := e.text("SELECT coalesce(string_agg(entered::text, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "false" {
+					t.Errorf("the session that did not enter is listed as %q", got)
+				}
+				err = impatient.Raise(ctx, claimOf("r", token))
+				return nil
+			})
+			if held != nil {
+				t.Fatal(held)
+			}
+			return err
+		}
+		noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
+		wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
+			return nil
+		}))
+	})
+}
+
+const byName = "hashtextextended('r', 7378697629483820646)"
+
+// TestRolesSQLKeepsThePath: a script keeps its search_path.
+func TestRolesSQLKeepsThePath(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	sql, err := sqladmin.RolesSQL(&RoleNames{Enforcer: e.roleName("e"), Operator: e.roleName("o"), Reader: e.roleName("r")})
+	must(t, err)
+	tx := e.begin("SET LOCAL search_path = application, public")
+	_, err = tx.Exec(t.Context(), sql)
+	must(t, err)
+	var path string
+	if err := tx.QueryRow(t.Context(), "SHOW search_path").Scan(&path); err != nil || path != "application, public" {
+		t.Errorf("search_path is %q, %v", path, err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/DATA-DOG/go-sqlmock"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // mocked returns a DB on a driver with configured answers. It shows how a
@@ -19,24 +21,18 @@ import (
 func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 	t.Helper()
 	pool, m, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool.SetMaxOpenConns(1) // so that a raise does not look for holders while it waits
 	expect(m)
 	t.Cleanup(func() {
 		if n := pool.Stats().InUse; n != 0 {
 			t.Errorf("%d connections were not given back", n)
 		}
-		if err := m.ExpectationsWereMet(); err != nil {
-			t.Error(err)
-		}
+		noError(t, m.ExpectationsWereMet())
 		pool.Close()
 	})
 	db, err := Std(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return db
 }
 
@@ -139,28 +135,185 @@ func TestFailureOfInTx(t *testing.T) {
 	}
 }
 
-// TestFailureOfRaise: the lost answer of a raise's COMMIT is an unknown outcome
-// only for a caller whose work is the raise.
-func TestFailureOfRaise(t *testing.T) {
+// TestInsecureTxEndedByItsHandle (P5): the driver says that the callback ended
+// the transaction through its handle.
+func TestInsecureTxEndedByItsHandle(t *testing.T) {
+	db := mocked(t, func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectRollback() })
+	err := db.Transactor().InsecureTx(t.Context(), func(ctx context.Context) error {
+		tx, _ := db.TxFrom(ctx)
+		return tx.Rollback()
+	})
+	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, errEnded) {
+		t.Errorf("got %v, want ErrOutcomeUnknown that names the cause", err)
+	}
+}
+
+// TestFailureOfLook: what a raise does when it may not look for the sessions
+// that it waits for, and when the look shows that the claim is stale.
+func TestFailureOfLook(t *testing.T) {
+	privilege := state(pgerr.Privilege)
 	for what, c := range map[string]struct {
+		look   error
+		again  func(m sqlmock.Sqlmock) // the raise after the look
 		want   guard.Reason
-		expect func(m sqlmock.Sqlmock)
+		inside []error
 	}{
-		"statement": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
+		"stale": {state(pgerr.Stale), func(sqlmock.Sqlmock) {}, guard.ReasonStale, nil},
+		"raised without a look": {privilege, func(m sqlmock.Sqlmock) {
 			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WithArgs("r", int64(5), "lease-5", sqlmock.AnyArg()).WillReturnError(errInjected)
-			m.ExpectRollback()
-		}},
-		"commit": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
+			m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectExec(raiseSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-			m.ExpectCommit().WillReturnError(errInjected)
-		}},
+			m.ExpectCommit()
+		}, guard.ReasonNone, nil},
+		"not raised": {privilege, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectExec(raiseSQL).WillReturnError(errInjected)
+			m.ExpectRollback()
+		}, guard.ReasonUnavailable, []error{privilege, errInjected}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			if err := mocked(t, c.expect).Raise(t.Context(), claimOf("r", 5)); guard.ReasonOf(err) != c.want || !errors.Is(err, errInjected) {
-				t.Errorf("got %v, want %s", err, c.want)
+			db := mocked(t, func(m sqlmock.Sqlmock) {
+				m.ExpectBegin()
+				m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
+				m.ExpectRollback()
+				m.ExpectBegin()
+				m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+				m.ExpectQuery(holdersSQL).WillReturnError(c.look)
+				m.ExpectRollback()
+				c.again(m)
+			})
+			err := db.Raise(t.Context(), claimOf("r", 5))
+			if guard.ReasonOf(err) != c.want || c.want == guard.ReasonStale && errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			for _, inside := range c.inside {
+				if !errors.Is(err, inside) {
+					t.Errorf("%v has not %v inside", err, inside)
+				}
 			}
 		})
+	}
+}
+
+// TestFailureOfResolve (P5): what the server's answer about a lost COMMIT means.
+func TestFailureOfResolve(t *testing.T) {
+	answer := func(standby bool, timeline, status string) func(m sqlmock.Sqlmock) {
+		return func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(standby, timeline, status))
+		}
+	}
+	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})
+	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, sqlkit.ErrStandby) {
+		t.Errorf("a standby: got %v, %v, want ErrUnavailable", committed, err)
+	}
+	if _, err := mocked(t, answer(false, "00000001", "forgotten")).Resolve(t.Context(), lost); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "the transaction is forgotten") {
+		t.Errorf("an answer that will not change: got %v", err)
+	}
+	for status, want := range map[string]guard.Reason{"committed": guard.ReasonNone, "aborted": guard.ReasonUnavailable, "forgotten": guard.ReasonOutcomeUnknown} {
+		db := mocked(t, func(m sqlmock.Sqlmock) {
+			m.ExpectBegin()
+			m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectQuery(transactionIDSQL).WillReturnRows(sqlmock.NewRows(make([]string, 2)).AddRow("7", "00000001"))
+			m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows(make([]string, 1)).AddRow(true))
+			m.ExpectCommit().WillReturnError(errInjected) // the session may live
+			answer(false, "00000001", status)(m)
+		})
+		err := db.InTxAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, func(context.Context, *sql.Tx) error { return nil })
+		if guard.ReasonOf(err) != want || want == guard.ReasonUnavailable && !strings.Contains(err.Error(), "nothing was committed") {
+			t.Errorf("%s: got %v, want %q", status, err, want)
+		}
+	}
+}
+
+// TestFailureOfEnter (P5, P6): Enter commits nothing, so nothing is unknown.
+func TestFailureOfEnter(t *testing.T) {
+	for want, causes := range map[guard.Reason][]error{
+		guard.ReasonUnavailable: {errInjected, state(pgerr.Serialization), state(pgerr.Deadlock), state(pgerr.LockTimeout), state("57P01"), state("25006")},
+		guard.ReasonSetup:       {state("42883")},
+		guard.ReasonStale:       {state(pgerr.Stale)},
+		guard.ReasonConflict:    {state(pgerr.Conflict)},
+		guard.ReasonInvalid:     {state(pgerr.Subtransaction), state(pgerr.MustRaise)},
+	} {
+		for _, cause := range causes {
+			var db *DB[*sql.Tx]
+			err := func() error {
+				db = mocked(t, func(m sqlmock.Sqlmock) {
+					m.ExpectBegin()
+					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
+					m.ExpectRollback()
+				})
+				tx, err := db.backend.(stdBackend).db.BeginTx(context.Background(), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				return db.Enter(t.Context(), tx, claimOf("r", 5))
+			}()
+			if guard.ReasonOf(err) != want || !errors.Is(err, cause) {
+				t.Errorf("%v: got %v, want %q with the driver's error inside", cause, err, want)
+			}
+		}
+	}
+}
+
+// longWait matches the wait of a raise that does not look again.
+type longWait struct{}
+
+func (longWait) Match(v driver.Value) bool { ms, ok := v.(int64); return ok && ms > 5000 }
+
+// TestRaiseThatEndsNobody: without TerminateAfter a raise looks once whom it waits
+// for, and then waits in one go: at each look it would give up its place in the
+// lock's queue.
+func TestRaiseThatEndsNobody(t *testing.T) {
+	pool := mocked(t, func(m sqlmock.Sqlmock) {
+		m.ExpectBegin()
+		m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
+		m.ExpectRollback()
+		m.ExpectBegin()
+		m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectQuery(holdersSQL).WillReturnRows(sqlmock.NewRows(make([]string, 8)))
+		m.ExpectRollback()
+		m.ExpectBegin()
+		m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectExec(raiseSQL).WithArgs("r", 5, "lease-5", longWait{}).WillReturnResult(sqlmock.NewResult(0, 0))
+		m.ExpectCommit()
+	}).backend.(stdBackend).db
+	db, err := Std(pool, &Options{TerminateAfter: -1})
+	must(t, err)
+	noError(t, db.Raise(t.Context(), claimOf("r", 5)))
+}
+
+// deadServer gives connections that turn out to be dead, and counts them.
+type deadServer struct{ begins int }
+
+func (d *deadServer) Connect(context.Context) (driver.Conn, error) { return deadConn{d}, nil }
+
+func (d *deadServer) Driver() driver.Driver { return nil }
+
+type deadConn struct{ of *deadServer }
+
+func (c deadConn) Prepare(string) (driver.Stmt, error) { return nil, driver.ErrBadConn }
+
+func (c deadConn) Close() error { return nil }
+
+func (c deadConn) Begin() (driver.Tx, error) { return nil, driver.ErrBadConn }
+
+func (c deadConn) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
+	c.of.begins++
+	return nil, driver.ErrBadConn
+}
+
+// TestDeadConnections: two dead connections are replaced, as in database/sql; the
+// third ends the call.
+func TestDeadConnections(t *testing.T) {
+	server := &deadServer{}
+	pool := sql.OpenDB(server)
+	pool.SetMaxOpenConns(1) // so that the raise does not look beside
+	defer pool.Close()
+	db, err := Std(pool, nil)
+	must(t, err)
+	if err := db.Raise(t.Context(), claimOf("r", 5)); guard.ReasonOf(err) != guard.ReasonUnavailable || server.begins != 3 {
+		t.Errorf("got %v after %d connections", err, server.begins)
 	}
 }

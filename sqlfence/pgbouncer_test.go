@@ -61,9 +61,7 @@ func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	}
 	fmt.Fprintf(&b, "[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\nmax_client_conn = 200\n", port)
 	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	if err := os.WriteFile(config, []byte(b.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(b.String()), 0o600))
 	const script = `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`
 	args := []string{"-c", script, "sh", findPgBouncer(t)}
 	if os.Getuid() == 0 { // PgBouncer refuses to run as root
@@ -77,12 +75,8 @@ func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	var log strings.Builder
 	cmd.Stderr, cmd.Stdout = &log, &log
 	alive, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { alive.Close(); <-ended })
@@ -132,23 +126,14 @@ func TestPgBouncer(t *testing.T) {
 				e := newEnv(t, driver)
 				db := e.through(e.pgBouncer(t), "few", mode)
 				ctx := t.Context()
-				acked, lost, stale, backwards := ledgerTorture(t, e, e.byTrigger(db, "", e.guardLedger), campaign(4))
-				if lost != 0 || stale != 0 || backwards != 0 || acked == 0 {
-					t.Errorf("triggers: of %d transactions %d additions were lost, %d inserts were stale, %d backwards", acked, lost, stale, backwards)
-				}
-				e.exec("DROP TABLE counter, entries")
-				if lost, stale := counterTorture(t, e, db.fenced, campaign(2)); lost != 0 || stale != 0 {
-					t.Errorf("InTx: %d updates were lost, %d inserts were stale", lost, stale)
-				}
+				e.ledgerTorture("triggers", e.byTrigger(db, "", e.guardLedger), campaign(4))
+				e.freshLedger()
+				e.ledgerTorture("InTx", db.fenced, campaign(2))
 				e.createPairs()
 				e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
 				pairs := e.table("pairs", []string{"a", "b"}, nil)
-				if err := pairs.Update(ctx, db, claimOf("r", 6), Key{1, "x"}, Set{"v": "new"}); err != nil {
-					t.Error(err)
-				}
-				if err := pairs.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "old"}); guard.ReasonOf(err) != guard.ReasonStale {
-					t.Errorf("a stale statement: %v", err)
-				}
+				noError(t, pairs.Update(ctx, db, claimOf("r", 6), Key{1, "x"}, Set{"v": "new"}))
+				wantReason(t, pairs.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "old"}), guard.ReasonStale, "a stale statement")
 				// A raise waits for a transaction on another connection.
 				open := make(chan error, 1)
 				err := db.fenced(ctx, claimOf("r", 7), func(ctx context.Context, tx testTx) error {
@@ -157,12 +142,8 @@ func TestPgBouncer(t *testing.T) {
 					_, err := tx.exec(ctx, "INSERT INTO pairs (a, b) VALUES (2, 'y')")
 					return err
 				})
-				if err := errors.Join(err, <-open); err != nil {
-					t.Error(err)
-				}
-				if err := db.fenced(ctx, claimOf("r", 7), func(context.Context, testTx) error { return nil }); guard.ReasonOf(err) != guard.ReasonStale {
-					t.Errorf("a stale transaction: %v", err)
-				}
+				noError(t, errors.Join(err, <-open))
+				wantReason(t, db.fenced(ctx, claimOf("r", 7), func(context.Context, testTx) error { return nil }), guard.ReasonStale, "a stale transaction")
 			})
 		}
 	}
@@ -187,25 +168,16 @@ func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 			t.Fatal("the clients do not share their connection")
 		}
 		unclaimed := func() error { return ErrorFrom(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
-		err := a.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+		noError(t, a.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
 				return err
 			}
 			_, err := tx.exec(ctx, "UPDATE items SET v = 8 WHERE id = 1")
 			return err
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		if err := a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }); err != nil {
-			t.Error(err)
-		}
-		if err := unclaimed(); guard.ReasonOf(err) != guard.ReasonMissing {
-			t.Errorf("another client without a claim: %v", err)
-		}
-		if err := a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))); err != nil {
-			t.Fatal(err)
-		}
+		}))
+		noError(t, a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }))
+		wantReason(t, unclaimed(), guard.ReasonMissing, "another client without a claim")
+		must(t, a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))))
 		e.wantWritten("a claim that was set for the session", unclaimed())
 	})
 }
@@ -220,9 +192,7 @@ func TestPgBouncerPreparedStatements(t *testing.T) {
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
 		pairs := e.table("pairs", []string{"a", "b"}, nil)
 		a, b := e.through(port, "one", pgx.QueryExecModeCacheStatement), e.through(port, "one", pgx.QueryExecModeCacheStatement)
-		if err := pairs.Update(t.Context(), a, claimOf("r", 1), Key{1, "x"}, Set{"v": "a"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pairs.Update(t.Context(), a, claimOf("r", 1), Key{1, "x"}, Set{"v": "a"}))
 		err := pairs.Update(t.Context(), b, claimOf("r", 2), Key{1, "x"}, Set{"v": "b"})
 		if err == nil || !strings.Contains(err.Error(), "QueryExecModeExec") {
 			t.Errorf("the second client: %v", err)

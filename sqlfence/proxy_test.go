@@ -44,14 +44,10 @@ const (
 func (e *env) newProxy() (*proxy, func(*pgx.ConnConfig)) {
 	e.Helper()
 	config, err := pgconn.ParseConfig(e.url)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	network, address := pgconn.NetworkAddress(config.Host, config.Port)
 	through, err := faultproxy.New(network, address, &faultproxy.Options{Split: readMessage})
-	if err != nil {
-		e.Fatal(err)
-	}
+	must(e, err)
 	e.Cleanup(through.Close)
 	p := &proxy{Proxy: through, fates: map[*faultproxy.Conn]fate{}}
 	through.Set(p.decide)

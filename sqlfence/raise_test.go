@@ -3,13 +3,15 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // holding runs a fenced transaction in the background that inserts a row, has
@@ -47,10 +49,8 @@ func (e *env) raise(claim guard.Claim) error {
 // the raise waits, such enters cannot pass it forever.
 func TestRaiseWaits(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		e.createWritten()
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		ends := []func() error{e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5)), e.holding(claimOf("r", 5))}
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
 		late := e.start(func(func()) error {
@@ -63,14 +63,12 @@ func TestRaiseWaits(t *testing.T) {
 			if n := e.int(waitersSQL); n != 2 {
 				t.Errorf("%d wait with %d older transactions open, want the raise and the enter", n, len(ends)-i)
 			}
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, end())
 		}
 		if err := <-raised; err != nil {
 			t.Fatal(err)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != int64(len(ends)) {
+		if n := e.written(); n != int64(len(ends)) {
 			t.Errorf("the successor sees %d rows of %d", n, len(ends))
 		}
 		if err := <-late; !errors.Is(err, guard.ErrStale) {
@@ -83,13 +81,11 @@ func TestRaiseWaits(t *testing.T) {
 // and what the older holder commits afterwards is missing in what was read.
 func TestRaiseWaitsControl(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
 		end := e.holding(claimOf("r", 5))
-		if err := e.db.Raise(t.Context(), claimOf("r", 6)); err != nil {
-			t.Fatal(err)
-		}
-		before := e.int("SELECT count(*) FROM written")
+		must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
+		before := e.written()
 		if err := end(); err != nil || before != 0 {
 			t.Errorf("%d rows were seen, then %v", before, err)
 		}
@@ -103,9 +99,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 		var inside sync.WaitGroup
 		inside.Add(2)
 		errs := make(chan error, 2)
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		for range 2 {
 			go func() {
 				errs <- e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
@@ -118,9 +112,7 @@ func TestOneHolderSideBySide(t *testing.T) {
 		for range 2 {
 			select {
 			case err := <-errs:
-				if err != nil {
-					t.Error(err)
-				}
+				noError(t, err)
 			case <-time.After(patience):
 				t.Fatal("two transactions of one holder are not side by side")
 			}
@@ -132,64 +124,38 @@ func TestOneHolderSideBySide(t *testing.T) {
 // the queue it would block the holder's next transactions.
 func TestStaleRaiseDoesNotQueue(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
-		if err := impatient.Raise(t.Context(), claimOf("r", 4)); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("an older token: %v", err)
-		}
-		if err := impatient.Raise(t.Context(), guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}); !errors.Is(err, guard.ErrConflict) {
-			t.Errorf("another lease: %v", err)
-		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		wantReason(t, impatient.Raise(t.Context(), claimOf("r", 4)), guard.ReasonStale, "an older token")
+		wantReason(t, impatient.Raise(t.Context(), guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}), guard.ReasonConflict, "another lease")
+		must(t, end())
 	})
 }
 
-// TestRaiseTimesOut: a holder that does not end makes the successor's raise
-// ErrUnavailable, with the server's lock timeout inside, and no mark.
-func TestRaiseTimesOut(t *testing.T) {
+// TestTimesOut: a holder that does not end makes the successor's raise
+// ErrUnavailable, with the server's lock timeout inside, and no mark. Behind a raise
+// that waits, an enter gives up after Options.LockTimeout.
+func TestTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		end := e.holding(claimOf("r", 5))
-		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
+		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
 		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		for what, err := range map[string]error{
-			"Raise": db.Raise(t.Context(), claimOf("r", 6)),
-			"Admit": func() error { _, err := db.Admit(t.Context(), claimOf("r", 6)); return err }(),
-			"InTx":  db.fenced(t.Context(), claimOf("r", 6), never),
-		} {
-			var pg *pgconn.PgError
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
+		timesOut := func(what string, err error) {
+			t.Helper()
+			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
 				t.Errorf("%s: got %v, want ErrUnavailable with SQLSTATE 55P03", what, err)
 			}
 		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
-		if mark, err := db.Mark(t.Context(), "r"); err != nil || mark.Token != 5 {
-			t.Errorf("the mark is %+v, %v", mark, err)
-		}
-	})
-}
-
-// TestEnterTimesOut: behind a raise that waits, an enter gives up after
-// Options.LockTimeout.
-func TestEnterTimesOut(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
-		end := e.holding(claimOf("r", 5))
+		timesOut("Raise", db.Raise(t.Context(), claimOf("r", 6)))
+		_, err := db.Admit(t.Context(), claimOf("r", 6))
+		timesOut("Admit", err)
+		timesOut("InTx", db.fenced(t.Context(), claimOf("r", 6), never))
+		wantMark(t, db, "r", 5)
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
-		db := e.open(&Options{LockTimeout: 30 * time.Millisecond})
-		err := db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		var pg *pgconn.PgError
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.As(err, &pg) || pg.Code != "55P03" {
-			t.Errorf("got %v, want ErrUnavailable with SQLSTATE 55P03", err)
-		}
-		if err := errors.Join(end(), <-raised); err != nil {
-			t.Error(err)
-		}
+		timesOut("InTx behind a raise", db.fenced(t.Context(), claimOf("r", 5), never))
+		noError(t, errors.Join(end(), <-raised), "the holder and the raise")
 	})
 }
 
@@ -198,22 +164,284 @@ func TestEnterTimesOut(t *testing.T) {
 // own late COMMIT is no success.
 func TestStoppedHolder(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		db := e.open(&Options{IdleTimeout: 200 * time.Millisecond})
 		err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			// It fails if this process was delayed before it, which is just as
 			// good.
 			tx.exec(ctx, "INSERT INTO written VALUES (5)")
-			if err := e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)); err != nil { // the process is stopped meanwhile
-				t.Errorf("the successor's raise: %v", err)
-			}
+			noError(t, e.db.Raise(context.WithoutCancel(ctx), claimOf("r", 6)), "the successor's raise") // the process is stopped meanwhile
 			return nil
 		})
 		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown {
 			t.Errorf("got %v, want ErrStale or, at COMMIT, ErrOutcomeUnknown", err)
 		}
-		if n := e.int("SELECT count(*) FROM written"); n != 0 {
-			t.Error("the stopped holder's write is there")
+		e.wantInt(0, "the stopped holder's write is there", "SELECT count(*) FROM written")
+	})
+}
+
+// TestRaiseKeepsItsPlace (P2): a raise that looks for the sessions in its way while
+// it waits is passed by no younger transaction of the old holder, however long it
+// waits. The control is a pool of one connection, where each look takes the
+// raise's.
+func TestRaiseKeepsItsPlace(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		enough := &Options{TerminateAfter: time.Hour, RaiseTimeout: 2 * time.Hour}
+		for what, c := range map[string]struct {
+			db     fence
+			passed bool
+		}{"a pool": {e.open(enough), false}, "one connection": {e.on(e.connect(1), enough), true}} {
+			e.exec("TRUNCATE fencepost.marks, written")
+			looked := e.countLooks()
+			end := e.holding(claimOf("r", 5))
+			raised := e.start(func(func()) error { return c.db.Raise(context.Background(), claimOf("r", 6)) })
+			younger := make(chan error, 1)
+			go func() {
+				younger <- e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					return write5(ctx, tx)
+				})
+			}()
+			if c.passed {
+				if err := <-younger; err != nil {
+					t.Errorf("%s: the younger transaction: %v", what, err)
+				}
+			} else {
+				looked(3)
+			}
+			noError(t, errors.Join(end(), <-raised), "%s", what)
+			if !c.passed {
+				if err := <-younger; !errors.Is(err, guard.ErrStale) {
+					t.Errorf("%s: the younger transaction: %v, want ErrStale", what, err)
+				}
+			}
 		}
 	})
+}
+
+// countLooks counts the looks of raises from here on; the function waits for some.
+func (e *env) countLooks() (wait func(n int)) {
+	e.Helper()
+	e.exec("DROP SEQUENCE IF EXISTS public.looks; CREATE SEQUENCE public.looks")
+	if !strings.Contains(e.text("SELECT prosrc FROM pg_proc WHERE oid = 'fencepost.holders'::regproc"), "public.looks") {
+		e.mutate("holders", "RETURN QUERY WITH", "PERFORM nextval('public.looks'); RETURN QUERY WITH")
+	}
+	return func(n int) {
+		e.Helper()
+		e.waitFor("looks of a raise", "SELECT is_called AND last_value >= $1 FROM public.looks", n)
+	}
+}
+
+// TestShortRaisesEndAHolder (P2): callers whose contexts are shorter than the time
+// after which an idle holder is ended get past it within 2 s in all, whether it
+// is in InTx or writes under triggers. The control ends none, and gets nowhere.
+func TestShortRaisesEndAHolder(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		e.exec("CREATE TABLE job (id int PRIMARY KEY, v int NOT NULL)")
+		must(t, e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}))
+		holders := map[string]func(idle func() error) error{
+			"InTx": func(idle func() error) error {
+				return e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					if err := write5(ctx, tx); err != nil {
+						return err
+					}
+					return idle()
+				})
+			},
+			"trigger": func(idle func() error) error {
+				return e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+					if err := tx.present(ctx, claimOf("r", 5)); err != nil {
+						return err
+					}
+					if _, err := tx.exec(ctx, "INSERT INTO job VALUES (1, 1)"); err != nil {
+						return err
+					}
+					return idle()
+				})
+			},
+		}
+		for what, hold := range holders {
+			begin := func() (resume chan struct{}, old chan error) {
+				e.exec("TRUNCATE fencepost.marks, written; ALTER TABLE job DISABLE TRIGGER fencepost_truncate; TRUNCATE job; ALTER TABLE job ENABLE ALWAYS TRIGGER fencepost_truncate")
+				must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+				resume = make(chan struct{})
+				return resume, e.start(func(paused func()) error {
+					return hold(func() error { paused(); <-resume; return nil })
+				})
+			}
+			short := func(db fence) error {
+				ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+				defer cancel()
+				return db.Raise(ctx, claimOf("r", 6))
+			}
+			resume, old := begin()
+			for range 4 {
+				wantReason(t, short(e.open(&Options{TerminateAfter: -1})), guard.ReasonUnavailable, "%s, the control", what)
+			}
+			close(resume)
+			if err := <-old; err != nil {
+				t.Errorf("%s, the control's holder: %v", what, err)
+			}
+			for try := 1; ; try++ {
+				resume, old := begin()
+				db, start, err := e.open(&Options{}), time.Now(), errors.New("none")
+				for err != nil && time.Since(start) < 10*time.Second { // less than the timeout of an idle session
+					err = short(db)
+				}
+				took := time.Since(start)
+				close(resume)
+				if holderErr := <-old; err != nil || holderErr == nil || e.written() != 0 {
+					t.Errorf("%s: the raises: %v, the holder: %v", what, err, holderErr)
+				}
+				if took <= 2*time.Second {
+					break
+				}
+				if try == 3 {
+					t.Fatalf("%s: the raises took %v, three times over 2 s", what, took)
+				}
+			}
+		}
+	})
+}
+
+// TestRaiseWithoutASpareConnection (P2): a raise that gets no second connection for
+// its looks, because the pool has one or the others are in use, ends an idle holder
+// all the same.
+func TestRaiseWithoutASpareConnection(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for conns := range 2 {
+			e.exec("TRUNCATE fencepost.marks")
+			pool := e.connect(conns + 1)
+			db := e.on(pool, &Options{TerminateAfter: 1500 * time.Millisecond, RaiseTimeout: patience})
+			resume, release := make(chan struct{}), make(chan struct{})
+			var busy []chan error
+			old := e.start(func(paused func()) error {
+				return e.db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+					paused()
+					<-resume
+					return write5(ctx, tx)
+				})
+			})
+			for range conns {
+				busy = append(busy, e.start(func(paused func()) error {
+					return db.plain(context.Background(), func(context.Context, testTx) error { paused(); <-release; return nil })
+				}))
+			}
+			noError(t, db.Raise(t.Context(), claimOf("r", 6)), "%d connections", conns+1)
+			close(resume)
+			close(release)
+			if err := <-old; !errors.Is(err, guard.ErrStale) {
+				t.Errorf("the holder: %v", err)
+			}
+			for _, b := range busy {
+				if err := <-b; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}
+
+// TestPreparedTransaction (P1, P2, P6): a fenced transaction that is prepared for a
+// two-phase commit keeps its fence until it is committed, across a restart of
+// the server, too: no session holds it, so no session can be ended to release
+// it. The error of a raise that waits for it has its name. So does one that wrote
+// under triggers.
+func TestPreparedTransaction(t *testing.T) {
+	s := mortalServer(t)
+	e := newEnvOn(t, 0, s)
+	e.createWritten()
+	e.exec("CREATE TABLE job (id int PRIMARY KEY, v int NOT NULL)")
+	must(t, e.db.InstallTrigger(t.Context(), Trigger{Table: []string{"job"}, Resource: template("r")}))
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+	prepare := func(ctx context.Context, tx testTx) error {
+		return errors.Join(write5(ctx, tx), running("PREPARE TRANSACTION 'close of april'")(ctx, tx))
+	}
+	wantReason(t, e.db.fenced(t.Context(), claimOf("r", 5), prepare), guard.ReasonOutcomeUnknown, "a callback that prepares its transaction")
+	waits := func(when string) {
+		t.Helper()
+		err := e.open(&Options{RaiseTimeout: 300 * time.Millisecond, TerminateAfter: 100 * time.Millisecond}).Raise(t.Context(), claimOf("r", 6))
+		if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout || !strings.Contains(err.Error(), `the prepared transaction "close of april"`) {
+			t.Errorf("%s: a raise got %v, want that it waits", when, err)
+		}
+	}
+	waits("prepared")
+	must(t, s.StopFast())
+	restart(t, s, e)
+	waits("prepared, after a restart")
+	e.exec("COMMIT PREPARED 'close of april'")
+	e.wantInt(1, "rows of the prepared transaction", "SELECT count(*) FROM written")
+	e.exec("BEGIN; SELECT fencepost.present('r', 5, 'lease-5'); INSERT INTO job VALUES (1, 1); PREPARE TRANSACTION 'close of april'")
+	waits("under triggers")
+	e.exec("ROLLBACK PREPARED 'close of april'")
+	noError(t, e.db.Raise(t.Context(), claimOf("r", 6)), "the control")
+}
+
+// TestP6LooksOfARaise: what a look beside a raise was refused with decides only what
+// it can: a claim that is stale by then is stale, and not unavailable; an unknown
+// outcome stays unknown, and a role that may not look does not make a setup error of
+// a lock timeout.
+func TestP6LooksOfARaise(t *testing.T) {
+	claim := claimOf("r", 5)
+	stale := &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: guard.Mark{Token: 6}}
+	denied := guard.Setup("look", claim, state(pgerr.Privilege))
+	unavailable, unknown := guard.Unavailable("raise", claim, state(pgerr.LockTimeout)), guard.OutcomeUnknown("raise", claim, errInjected)
+	for _, c := range []struct {
+		raise, look error
+		want        guard.Reason
+		never       []error
+	}{
+		{unavailable, stale, guard.ReasonStale, []error{guard.ErrUnavailable}},
+		{unknown, stale, guard.ReasonOutcomeUnknown, []error{guard.ErrStale}},
+		{unavailable, denied, guard.ReasonUnavailable, []error{guard.ErrSetup}},
+		{unknown, denied, guard.ReasonOutcomeUnknown, []error{guard.ErrSetup}},
+		{nil, stale, guard.ReasonNone, nil},
+	} {
+		err := (&waitingRaise[pgx.Tx]{refused: c.look}).explain(c.raise)
+		if guard.ReasonOf(err) != c.want {
+			t.Errorf("%v with a look of %v: got %v, want %s", c.raise, c.look, err, c.want)
+		}
+		for _, never := range c.never {
+			if errors.Is(err, never) {
+				t.Errorf("%v is also %v", err, never)
+			}
+		}
+	}
+}
+
+// TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
+// than the wait for an older holder, and than the look for it, still raises, once
+// that holder has been ended. The control is the statement alone, which is
+// cancelled.
+func TestRaiseUnderStatementTimeout(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
+		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: patience / 2}, hurried) // the holder idles for less than the server allows
+		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH")                // as on a busy server
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			control := context.WithoutCancel(ctx)
+			wantState(t, db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000), pgerr.Canceled, "the statement alone")
+			noError(t, db.Raise(control, claimOf("r", 6)), "the raise")
+			return nil
+		})
+		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown { // at COMMIT, which on pgx says no more
+			t.Errorf("the holder that was ended: got %v", err)
+		}
+		wantMark(t, e.db, "r", 6)
+		if timeout := e.settingOf(db); timeout != 100 {
+			t.Errorf("statement_timeout of the session is %d ms afterwards", timeout)
+		}
+	})
+}
+
+// settingOf returns the statement_timeout of one of the DB's sessions.
+func (e *env) settingOf(db fence) (ms int64) {
+	e.Helper()
+	noError(e, db.plain(e.Context(), func(ctx context.Context, tx testTx) (err error) {
+		ms, err = tx.int(ctx, "SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout'")
+		return err
+	}))
+	return ms
 }

@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/guard/guardtest"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -27,18 +28,12 @@ func TestReset(t *testing.T) {
 		if err := e.db.Raise(t.Context(), claimOf("r", 8)); !errors.Is(err, guard.ErrStale) {
 			t.Fatalf("the mark is not ahead: %v", err)
 		}
-		if err := e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"))
 		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark != repaired {
 			t.Errorf("the mark is %+v, %v", mark, err)
 		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 6)); !errors.Is(err, guard.ErrStale) {
-			t.Errorf("a token below the new mark: %v", err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 8)); err != nil {
-			t.Errorf("a token above the new mark: %v", err)
-		}
+		wantReason(t, e.db.Raise(t.Context(), claimOf("r", 6)), guard.ReasonStale, "a token below the new mark")
+		noError(t, e.db.Raise(t.Context(), claimOf("r", 8)), "a token above the new mark")
 		resets, err := collect(e.db.Resets(t.Context(), 0))
 		if err != nil || len(resets) != 1 {
 			t.Fatalf("%+v, %v", resets, err)
@@ -91,18 +86,14 @@ func TestResetCompares(t *testing.T) {
 		wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := e.db.Reset(over, "r", mark, to, 9, "op", "why"); guard.ReasonOf(err) != guard.ReasonUnavailable {
-			t.Errorf("a context that is over: %v", err)
-		}
-		if e.driver == "pgx" { // on database/sql the operators' pool is another one
+		wantReason(t, e.db.Reset(over, "r", mark, to, 9, "op", "why"), guard.ReasonUnavailable, "a context that is over")
+		if e.driver == "pgx" { // on database/sql the operators\' pool is another one
 			err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
 				return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
 			})
 			wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
 		}
-		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 0 {
-			t.Errorf("%d resets are on record", n)
-		}
+		e.wantInt(0, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
 		if now, err := e.db.Mark(t.Context(), "r"); err != nil || now != mark {
 			t.Errorf("the mark is %+v, %v", now, err)
 		}
@@ -113,7 +104,7 @@ func TestResetCompares(t *testing.T) {
 // the mark. The control takes no lock and does not.
 func TestResetWaits(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE written (token bigint)")
+		e.createWritten()
 		// waited says whether a reset ends only after the transaction.
 		waited := func() bool {
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
@@ -122,9 +113,7 @@ func TestResetWaits(t *testing.T) {
 				return e.db.Reset(context.Background(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
 			})
 			waited := len(reset) == 0
-			if err := errors.Join(end(), <-reset); err != nil {
-				t.Error(err)
-			}
+			noError(t, errors.Join(end(), <-reset))
 			return waited
 		}
 		if !waited() {
@@ -152,33 +141,25 @@ func TestResetsAreKept(t *testing.T) {
 			}
 			return err
 		}
-		if err := as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"))
 		for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
-			if err := e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
+			wantState(t, e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
 				if _, err := tx.exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
 					return err
 				}
 				_, err := tx.exec(ctx, sql)
 				return err
-			}); pgerr.State(err) != "42501" {
-				t.Errorf("%s as a replica: got %v, want 42501", sql, err)
-			}
+			}), "42501", "%s as a replica", sql)
 			for _, who := range []string{role, "CURRENT_USER"} {
 				if who == "CURRENT_USER" {
 					who = e.text("SELECT quote_ident(current_user)")
 				}
-				if err := as(who, sql); pgerr.State(err) != "42501" {
-					t.Errorf("%s: %s: got %v, want 42501", who, sql, err)
-				}
+				wantState(t, as(who, sql), "42501", "%s: %s", who, sql)
 			}
 		}
 		for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
 			"SELECT fencepost.raise('r', 10, '', 1000)"} {
-			if err := as(role, sql); pgerr.State(err) != "42501" {
-				t.Errorf("%s: got %v, want 42501", sql, err)
-			}
+			wantState(t, as(role, sql), "42501", "%s", sql)
 		}
 		// What callers outside this module must not omit either.
 		for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
@@ -186,9 +167,7 @@ func TestResetsAreKept(t *testing.T) {
 				t.Errorf("reset(%s) was carried out", call)
 			}
 		}
-		if n := e.int("SELECT count(*) FROM fencepost.mark_resets"); n != 1 {
-			t.Errorf("%d resets are on record", n)
-		}
+		e.wantInt(1, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
 	})
 }
 
@@ -198,9 +177,7 @@ func TestPages(t *testing.T) {
 		ctx := context.Background()
 		names := []string{"a", "b", "b/1", "b/2", "b/\U0010ffff", "b/\U0010ffffz", "b0", "c", "\ud7ff", "\ue000"}
 		for i, name := range names {
-			if err := e.db.Raise(ctx, claimOf(name, guard.Token(i+1))); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Raise(ctx, claimOf(name, guard.Token(i+1))))
 		}
 		e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
 		for _, c := range []struct {
@@ -209,9 +186,7 @@ func TestPages(t *testing.T) {
 		}{{"", names}, {"b", names[1:7]}, {"b/", names[2:6]}, {"b/\U0010ffff", names[4:6]}, {"\ud7ff", names[8:9]}, {"x", nil}} {
 			var got []string
 			for m, err := range e.db.Marks(ctx, c.prefix) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				got = append(got, m.Resource)
 				if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
 					t.Errorf("%+v", m)
@@ -222,9 +197,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 		for i := range 3 {
-			if err := e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)))
 		}
 		all, err := collect(e.db.Resets(ctx, 0))
 		if err != nil || len(all) != 3 || all[0].Reason != "reset 0" || all[2].Reason != "reset 2" {
@@ -255,13 +228,16 @@ func TestPages(t *testing.T) {
 				t.Errorf("%d marks were listed, want %d", seen, pageSize+extra)
 			}
 		}
-		e.exec("ALTER TABLE fencepost.marks RENAME TO away")
+		// A listing that cannot be read is an error, and not an empty one (P5).
+		e.exec("ALTER TABLE fencepost.marks RENAME TO away; ALTER TABLE fencepost.mark_resets RENAME TO away_resets")
 		for m, err := range e.db.Marks(ctx, "") {
 			if guard.ReasonOf(err) != guard.ReasonSetup || m != (sqladmin.ResourceMark{}) {
 				t.Errorf("without the table: %+v, %v", m, err)
 			}
 		}
-		e.exec("ALTER TABLE fencepost.away RENAME TO marks")
+		_, err = collect(e.db.Resets(ctx, 0))
+		wantReason(t, err, guard.ReasonSetup, "resets without the table")
+		e.exec("ALTER TABLE fencepost.away RENAME TO marks; ALTER TABLE fencepost.away_resets RENAME TO mark_resets")
 	})
 }
 
@@ -274,6 +250,113 @@ func collect[Entry any](all iter.Seq2[Entry, error]) (entries []Entry, err error
 		entries = append(entries, entry)
 	}
 	return entries, nil
+}
+
+// TestStore: the marks of a database are a guard.Store, shared by replicas and
+// kept across a restart of the process.
+func TestStore(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		other := e.connect(poolSize)
+		guardtest.Run(t, guardtest.Harness{
+			New: func(ctx context.Context) (guard.Store, error) {
+				_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
+				return e.open(nil), err
+			},
+			Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
+			Reopen:     func(context.Context, guard.Store) (guard.Store, error) { return e.single(), nil },
+			Operations: longtest.ByLength(12, 40),
+			Steps:      longtest.ByLength(100, 300),
+			Volume:     longtest.ByLength(300, 2500),
+			Margin:     2 * time.Millisecond,
+			Timeout:    2 * patience,
+		})
+	})
+}
+
+// TestStoreControls: the suite detects a broken database function.
+func TestStoreControls(t *testing.T) {
+	type mutation struct{ function, old, new string }
+	for name, mutations := range map[string][]mutation{
+		// All callers that race for a new resource have read that it has no
+		// mark before the first of them writes one.
+		"no lock, read before written": {{"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM ("},
+			{"raise", "INSERT INTO fencepost.marks", "PERFORM pg_sleep(0.2) WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
+		"retire forgets the floor": {{"retire", "ELSIF retired > 0", "ELSIF false"}},
+		"retire lowers the floor":  {{"retire", "greatest(f.token, excluded.token)", "excluded.token"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			someDriver(t, func(t *testing.T, e *env) {
+				for _, m := range mutations {
+					e.mutate(m.function, m.old, m.new)
+				}
+				db := e.open(nil)
+				failures := guardtest.Check(t.Context(), guardtest.Harness{
+					New: func(ctx context.Context) (guard.Store, error) {
+						_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
+						return db, err
+					},
+					Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
+					Operations: 12,
+					Steps:      100,
+					Volume:     300,
+					Margin:     2 * time.Millisecond,
+					Timeout:    2 * patience,
+				})
+				if len(failures) == 0 {
+					t.Error("the suite passed")
+				}
+			})
+		})
+	}
+}
+
+// crossRetire makes two retirements meet the same rows in opposite order: the
+// first sees a before b and waits in front of them; then a is written again and
+// comes after b for the second, which waits between the two.
+func (e *env) crossRetire() (err error) {
+	e.Helper()
+	ctx := context.Background()
+	e.exec(`TRUNCATE fencepost.marks;
+		INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('first', 1, '2000-03-01'), ('a', 2, '2000-01-01'), ('b', 3, '2000-01-01'), ('between', 4, '2000-01-01')`)
+	hold := func(resource string) (release func()) {
+		tx, err := e.admin.Begin(ctx)
+		must(e, err)
+		if _, err := tx.Exec(ctx, "SELECT FROM fencepost.marks WHERE resource = $1 FOR UPDATE", resource); err != nil {
+			e.Fatal(err)
+		}
+		return func() { tx.Rollback(ctx) }
+	}
+	waiting := func(n int) {
+		e.waitFor("the retirements", "SELECT ("+blockedSQL+") = $1", n)
+	}
+	done := make(chan error, 2)
+	retire := func(month time.Month) {
+		_, err := e.db.Retire(ctx, time.Date(2000, month, 2, 0, 0, 0, 0, time.UTC))
+		done <- err
+	}
+	releaseFirst, releaseBetween := hold("first"), hold("between")
+	go retire(time.March)
+	waiting(1)
+	e.exec("UPDATE fencepost.marks SET lease_id = 'x' WHERE resource = 'a'")
+	go retire(time.January)
+	waiting(2)
+	releaseFirst()
+	waiting(2) // the first is at b now, if it may proceed to it
+	releaseBetween()
+	return errors.Join(<-done, <-done)
+}
+
+// TestRetireTogether: two retirements at once do not deadlock. The control takes no
+// lock, and does.
+func TestRetireTogether(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.db = e.serverDefault("deadlock_timeout", "50ms")
+		noError(t, e.crossRetire())
+		e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+		if err := e.crossRetire(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "40P01") {
+			t.Errorf("without the lock, the control: got %v, want a deadlock", err)
+		}
+	})
 }
 
 // TestLostReset (P5): a reset that loses its connection at its statement changed

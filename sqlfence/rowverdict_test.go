@@ -2,14 +2,65 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
-// rowCase is a row and a claim for it; the row's key is its index.
+// Small enough to try all of them, and with both ends of the range.
+var (
+	someTokens = []guard.Token{1, 2, 3, guard.MaxToken - 1, guard.MaxToken}
+	someLeases = []string{"", "a", "b"}
+)
+
+func someMarks() []guard.Mark {
+	marks := []guard.Mark{{}}
+	for _, token := range someTokens {
+		for _, lease := range someLeases {
+			marks = append(marks, guard.Mark{Token: token, LeaseID: lease})
+		}
+	}
+	return marks
+}
+
+func someClaims(resource string) (claims []guard.Claim) {
+	for _, mark := range someMarks()[1:] {
+		claims = append(claims, guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID})
+	}
+	return claims
+}
+
+// createPairs creates a table whose key has two columns, so that a mistake in
+// either shows, and rows that share one of the values.
+func (e *env) createPairs() {
+	e.exec(`CREATE TABLE pairs (a int, b text, v text, n bigint NOT NULL DEFAULT 0,
+		last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
+}
+
+// sameVerdict compares an error with Decide's: the same reason, and the facts.
+func sameVerdict(err, want error, claim guard.Claim, mark guard.Mark) string {
+	if guard.ReasonOf(err) != guard.ReasonOf(want) {
+		return fmt.Sprintf("got %v, want %v", err, want)
+	}
+	if want == nil {
+		return ""
+	}
+	var rejected *guard.RejectedError
+	if !errors.As(err, &rejected) {
+		return fmt.Sprintf("got %T, want a *guard.RejectedError", err)
+	}
+	if rejected.Claim != claim || rejected.Mark != mark || rejected.Reason != guard.ReasonOf(want) {
+		return fmt.Sprintf("got the sqlkit.Facts %+v, want claim %+v, mark %+v", rejected, claim, mark)
+	}
+	return ""
+}
+
+// rowCase is a row and a claim for it; the first column of the row's key is its
+// index, and another row has the same.
 type rowCase struct {
 	absent bool
 	mark   guard.Mark
@@ -31,7 +82,7 @@ func eachCase(write func(*Table, context.Context, Querier, guard.Claim, Key, Set
 	return func(q Querier, table *Table, cases []rowCase) ([]error, error) {
 		verdicts := make([]error, len(cases))
 		for i, c := range cases {
-			verdicts[i] = write(table, context.Background(), q, c.claim, Key{i}, Set{"v": "new"})
+			verdicts[i] = write(table, context.Background(), q, c.claim, Key{i, "x"}, Set{"v": "new"})
 		}
 		return verdicts, nil
 	}
@@ -41,7 +92,7 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 	verdicts := make([]error, len(cases))
 	for i, c := range cases {
 		var v, w string
-		verdicts[i] = table.Raise(context.Background(), q, c.claim, Key{i}, Dest{"v": &v, "w": &w})
+		verdicts[i] = table.Raise(context.Background(), q, c.claim, Key{i, "x"}, Dest{"v": &v, "w": &w})
 		if verdicts[i] == nil && (v != "old" || w != fmt.Sprint("w", i)) {
 			return nil, fmt.Errorf("case %d read %q and %q", i, v, w)
 		}
@@ -49,21 +100,14 @@ func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
 	return verdicts, nil
 }
 
-// fewer leaves out tokens that TestUpdateDecides has and that show nothing
-// more.
-func fewer(token guard.Token) bool { return token != 3 && token != guard.MaxToken-1 }
-
 // rowCases are all small marks and claims on rows that are there or not.
 func rowCases(rule guard.Rule, leases bool) (cases []rowCase) {
 	for _, absent := range []bool{false, true} {
 		for _, mark := range someMarks() {
-			if !leases && mark.LeaseID != "" || absent && mark != (guard.Mark{}) || !fewer(mark.Token) {
+			if !leases && mark.LeaseID != "" || absent && mark != (guard.Mark{}) {
 				continue
 			}
 			for _, claim := range someClaims("r") {
-				if !fewer(claim.Token) {
-					continue
-				}
 				cases = append(cases, rowCase{absent, mark, claim})
 			}
 		}
@@ -79,14 +123,17 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 			if way == "Takeover" && rule == guard.OncePerToken {
 				continue
 			}
-			table := e.table("docs", []string{"id"}, &TableOptions{Rule: rule, LeaseColumn: lease})
+			table := e.table("cases", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
 			cases := rowCases(rule, lease != "")
-			e.fillDocs(cases)
+			e.fillCases(cases)
 			verdicts, err := rowWays[way](q, table, cases)
 			if err != nil {
 				return append(problems, err.Error())
 			}
-			rows := e.docs(len(cases))
+			rows := e.cases(len(cases))
+			if n := e.int("SELECT count(*) FROM cases WHERE b = 'y' AND concat(v, w, last_fencing_token, last_lease_id) = 'oldother0'"); n != int64(len(cases)) {
+				problems = append(problems, fmt.Sprintf("%d other rows were written", int64(len(cases))-n))
+			}
 			for i, c := range cases {
 				if problem := compareRow(way, rule, lease != "", c, verdicts[i], i, rows[i]); problem != "" {
 					problems = append(problems, fmt.Sprintf("%v, lease column %q, %+v: %s", rule, lease, c, problem))
@@ -105,30 +152,34 @@ func (e *env) createDocs() {
 		last_lease_id text NOT NULL DEFAULT '')`)
 }
 
-func (e *env) fillDocs(cases []rowCase) {
-	var b strings.Builder
-	for i, c := range cases {
-		if !c.absent {
-			fmt.Fprintf(&b, ", (%d, 'old', 'w%d', %d, '%s')", i, i, c.mark.Token, c.mark.LeaseID)
-		}
-	}
-	e.exec("DELETE FROM docs")
-	e.exec("INSERT INTO docs VALUES " + b.String()[2:])
+// createCases creates a table whose key has two columns, so that a mistake in
+// either shows.
+func (e *env) createCases() {
+	e.exec(`CREATE TABLE cases (a int, b text, v text NOT NULL, w text DEFAULT 'default', last_fencing_token bigint NOT NULL DEFAULT 0,
+		last_lease_id text NOT NULL DEFAULT '', PRIMARY KEY (a, b))`)
 }
 
-func (e *env) docs(n int) []string {
-	rows := make([]string, n)
-	all, err := e.admin.Query(context.Background(), `SELECT id, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.') FROM docs`)
-	if err != nil {
-		e.Fatal(err)
+func (e *env) fillCases(cases []rowCase) {
+	var b strings.Builder
+	for i, c := range cases {
+		fmt.Fprintf(&b, ", (%d, 'y', 'old', 'other', 0, '')", i)
+		if !c.absent {
+			fmt.Fprintf(&b, ", (%d, 'x', 'old', 'w%d', %d, '%s')", i, i, c.mark.Token, c.mark.LeaseID)
+		}
 	}
+	e.exec("DELETE FROM cases")
+	e.exec("INSERT INTO cases VALUES " + b.String()[2:])
+}
+
+func (e *env) cases(n int) []string {
+	rows := make([]string, n)
+	all, err := e.admin.Query(context.Background(), `SELECT a, concat_ws(' ', v, w, last_fencing_token, last_lease_id || '.') FROM cases WHERE b = 'x'`)
+	must(e, err)
 	defer all.Close()
 	for all.Next() {
 		var id int
 		var row string
-		if err := all.Scan(&id, &row); err != nil {
-			e.Fatal(err)
-		}
+		must(e, all.Scan(&id, &row))
 		rows[id] = row
 	}
 	return rows
@@ -166,12 +217,13 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 	return ""
 }
 
-// TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, on
-// existing and absent rows, each statement admits what guard.Decide
-// admits, gives its reason and facts, and changes the row accordingly.
+// TestRowsDecide (P1, P4, P6): for every small mark, claim and rule, with and without
+// a lease column, on existing and absent rows, each statement admits what
+// guard.Decide admits, gives its reason and facts, and changes the row accordingly,
+// and no other row.
 func TestRowsDecide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.createDocs()
+		e.createCases()
 		for way := range rowWays {
 			for _, problem := range e.compareRows(5, e.db, way) {
 				t.Errorf("%s: %s", way, problem)
@@ -186,29 +238,124 @@ func TestRowsDecideControls(t *testing.T) {
 		return func(s string) string { return strings.ReplaceAll(s, old, new) }
 	}
 	mutants := map[string]map[string]func(string) string{
+		"Update": {
+			"no predicate":        func(s string) string { before, _, _ := strings.Cut(s, `"b" = $2)`); return before + `"b" = $2)` },
+			"equal is admitted":   cut(`::bigint OPERATOR(pg_catalog.>) "last`, `::bigint OPERATOR(pg_catalog.>=) "last`),
+			"equal is refused":    cut(`::bigint OPERATOR(pg_catalog.>=) "last`, `::bigint OPERATOR(pg_catalog.>) "last`),
+			"any lease":           cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"the lease stays":     cut(`, "last_lease_id" = $4::pg_catalog.text`, ""),
+			"the token stays":     cut(`= $3::bigint,`, `= "last_fencing_token",`),
+			"another row as well": cut(`"b" = $2`, `$2::text IS NOT NULL`),
+			"every row as well":   cut(`"a" = $1`, `$1::int IS NOT NULL`),
+		},
 		"Upsert": {
 			"no comparison": func(s string) string { return s[:strings.LastIndex(s, " WHERE ")] },
-			"any lease":     cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "docs"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
-			"equal refused": cut(`OPERATOR(pg_catalog.=) "docs"."last_fencing_token"`, `< "docs"."last_fencing_token"`),
-			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "docs"."v"`),
-			"the token":     cut(`"last_fencing_token" = $2::bigint,`, `"last_fencing_token" = "docs"."last_fencing_token",`),
-		},
-		"Update": {
-			"no comparison": cut(`$2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`, "true"),
+			"any lease":     cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "cases"."last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"equal refused": cut(`OPERATOR(pg_catalog.=) "cases"."last_fencing_token"`, `< "cases"."last_fencing_token"`),
+			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "cases"."v"`),
+			"the token":     cut(`"last_fencing_token" = $3::bigint,`, `"last_fencing_token" = "cases"."last_fencing_token",`),
 		},
 		"Takeover": {
-			"no raise":  cut(`SET "last_fencing_token" = $2::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
-			"any lease": cut(`$3::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
+			"no raise":  cut(`SET "last_fencing_token" = $3::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
+			"any lease": cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 		},
 	}
 	someDriver(t, func(t *testing.T, e *env) {
-		e.createDocs()
+		e.createCases()
 		for way, all := range mutants {
 			for name, mutate := range all {
-				if problems := e.compareRows(1, e.altered(mutate, func() {}), way); len(problems) == 0 {
+				changed := false
+				noticing := func(sql string) string { m := mutate(sql); changed = changed || m != sql; return m }
+				if problems := e.compareRows(1, e.altered(noticing, func() {}), way); len(problems) == 0 || !changed {
 					t.Errorf("%s, %s: the comparison with guard.Decide did not notice", way, name)
 				}
 			}
+		}
+	})
+}
+
+// TestWhere (P1, P6): a predicate with OR does not open the fence, is compared
+// in the statement, and has its own reason, after those of the claim. So do
+// two of them.
+func TestWhere(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		open := table.Where(sqlrow.Raw("docs.v = $2 OR docs.v = $1", "open", "new")).Where(sqlrow.Raw("docs.w IS NULL OR docs.w <> $1", "never"))
+		writes := map[string]func(q Querier, token guard.Token) error{
+			"Update": func(q Querier, token guard.Token) error {
+				return open.Update(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": sqlrow.Raw("$1", "written")})
+			},
+			"Upsert": func(q Querier, token guard.Token) error {
+				return open.Upsert(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
+			},
+			"Takeover": func(q Querier, token guard.Token) error {
+				return open.Raise(t.Context(), q, claimOf("r", token), Key{1}, nil)
+			},
+		}
+		for way, write := range writes {
+			for _, c := range []struct {
+				v, w  any
+				token guard.Token
+				want  guard.Reason
+			}{
+				{"open", nil, 6, guard.ReasonNone},
+				{"new", "w", 7, guard.ReasonNone},
+				{"open", "w", 4, guard.ReasonStale},
+				{"new", nil, 4, guard.ReasonStale},
+				{"closed", nil, 6, guard.ReasonNotFound},
+				{"open", "never", 6, guard.ReasonNotFound},
+				{"closed", nil, 4, guard.ReasonStale},
+			} {
+				e.exec("TRUNCATE docs")
+				e.exec("INSERT INTO docs VALUES (1, $1, $2, 5)", c.v, c.w)
+				err := write(e.db, c.token)
+				if guard.ReasonOf(err) != c.want || errors.Is(err, sqlrow.ErrPredicate) != (c.want == guard.ReasonNotFound) {
+					t.Errorf("%s, %v, %v, token %d: got %v, want %q", way, c.v, c.w, c.token, err, c.want)
+				}
+				var rejected *guard.RejectedError
+				if c.want != guard.ReasonNone && (!errors.As(err, &rejected) || rejected.Claim != claimOf("r", c.token) || rejected.Mark.Token != 5) {
+					t.Errorf("%s, %v, %v, token %d: %v has not the claim and the mark", way, c.v, c.w, c.token, err)
+				}
+				if changed := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 5 OR v = 'written'"); (changed == 1) != (c.want == guard.ReasonNone) {
+					t.Errorf("%s, %v, %v, token %d: %d rows were changed", way, c.v, c.w, c.token, changed)
+				}
+				if err := table.Upsert(t.Context(), e.db, claimOf("r", 7), Key{1}, Set{"v": "any"}); err != nil {
+					t.Errorf("the table itself has a predicate now: %v", err)
+				}
+			}
+		}
+		err := open.Upsert(t.Context(), e.db, claimOf("r", 1), Key{2}, Set{"v": "closed"})
+		if err != nil || e.int("SELECT count(*) FROM docs WHERE id = 2") != 1 {
+			t.Errorf("an insert is not compared: %v", err)
+		}
+		// In an Upsert a bare name means two columns.
+		err = table.Where(sqlrow.Raw("v = 'closed'")).Upsert(t.Context(), e.db, claimOf("r", 2), Key{2}, nil)
+		if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), "ambiguous") {
+			t.Errorf("a bare name in an Upsert: %v", err)
+		}
+	})
+}
+
+// TestWhereControl: a predicate that is not in parentheses lets a
+// stale write through, which is what TestWhere would then see.
+func TestWhereControl(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.createDocs()
+		e.exec("INSERT INTO docs VALUES (1, 'open', NULL, 9)")
+		loose := e.altered(func(sql string) string {
+			return strings.Replace(sql, `AND ((v = $4 OR v = 'new')) IS TRUE`, `AND v = $4 OR v = 'open'`, 1)
+		}, func() {})
+		table := e.table("docs", []string{"id"}, nil).Where(sqlrow.Raw("v = $1 OR v = 'new'", "open"))
+		noError(t, table.Update(context.Background(), loose, claimOf("r", 4), Key{1}, Set{"v": "written"}), "the stale write was refused")
+		for what, predicate := range map[string]sqlrow.Expr{
+			"closes the parenthesis": sqlrow.Raw("true) OR (true"), "a comment": sqlrow.Raw("true --"), "empty": sqlrow.Raw(" "), "another statement": sqlrow.Raw("true; SELECT 1"),
+		} {
+			closed := e.closed()
+			bad := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}).Where(predicate)
+			wantInvalid(t, what, bad.Update(t.Context(), closed, claimOf("r", 1), Key{1}, Set{"v": 1}), "predicate", "")
+			wantInvalid(t, what, bad.Upsert(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
+			wantInvalid(t, what, bad.Raise(t.Context(), closed, claimOf("r", 1), Key{1}, nil), "predicate", "")
 		}
 	})
 }

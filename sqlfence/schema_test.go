@@ -7,149 +7,34 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// TestTableIsNotAsDescribed (P5, P6): the server's error for a missing table or
-// column is ErrInvalid with that error inside, whatever the name of the table.
-func TestTableIsNotAsDescribed(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE plain (id int PRIMARY KEY, v text);
-			CREATE TABLE fencepost_rows (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0);
-			CREATE TABLE texts (id int PRIMARY KEY, v text, last_fencing_token text NOT NULL DEFAULT '0');
-			INSERT INTO plain VALUES (1, 'old'); INSERT INTO fencepost_rows VALUES (1, 'old', 0); INSERT INTO texts VALUES (1, 'old', '0')`)
-		for what, c := range map[string]struct {
-			table string
-			key   any
-			set   Set
-			names string
-		}{
-			"no token column":                 {"plain", 1, Set{"v": "new"}, "must be bigint NOT NULL DEFAULT 0"},
-			"no such table":                   {"fencepost_gone", 1, Set{"v": "new"}, "fencepost_gone"},
-			"no such column":                  {"fencepost_rows", 1, Set{"fencepost": 1}, "fencepost"},
-			"no such function":                {"fencepost_rows", 1, Set{"v": sqlrow.Raw("fencepost_nothing()")}, "fencepost_nothing"},
-			"a token column of another type":  {"texts", 1, Set{"v": "new"}, "bigint"},
-			"a value that no driver can send": {"fencepost_rows", 1, Set{"v": make(chan int)}, "chan int"},
-			"a key that no driver can send":   {"fencepost_rows", struct{}{}, Set{"v": "new"}, "args[0]"},
-		} {
-			err := e.table(c.table, []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{c.key}, c.set)
-			if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), c.names) {
-				t.Errorf("%s: got %v, want ErrInvalid that names %q", what, err, c.names)
-			}
-		}
-		// The statement's own errors are the caller's, with the driver's inside.
-		e.exec(`ALTER TABLE fencepost_rows ADD CHECK (v <> 'bad')`)
-		err := e.table("fencepost_rows", []string{"id"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "bad"})
-		var pg *pgconn.PgError
-		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.Code != "23514" {
-			t.Errorf("a violated constraint: got %v", err)
-		}
-		if n := e.int(`SELECT (SELECT count(*) FROM fencepost_rows WHERE v = 'old' AND last_fencing_token = 0) + (SELECT count(*) FROM texts WHERE v = 'old') + (SELECT count(*) FROM plain WHERE v = 'old')`); n != 3 {
-			t.Error("something was written")
-		}
-	})
-}
-
-// TestKeyIsNotUnique: the fence cannot know before the write; the error must
-// not be one that promises that nothing was written.
-func TestKeyIsNotUnique(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x'), (1, 'y')")
-		err := e.table("pairs", []string{"a"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "new"})
-		if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "2 rows were written") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
-// TestHeldBack: a row that a trigger does not let be written is neither a
-// success nor stale, and no retry helps.
-func TestHeldBack(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec(`INSERT INTO pairs (a, b) VALUES (1, 'x');
-			CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-			CREATE TRIGGER hold BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION hold()`)
-		err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
-		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
 // TestSchemaMissing: without schema fencepost everything that needs it returns
-// ErrUnavailable and says what to do, and a table of the application still
-// works.
+// ErrSetup and says what to do, and a table of the application still works.
 func TestSchemaMissing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		check := func(t *testing.T) {
+		saysMigrate := func(what string, err error) {
 			t.Helper()
-			for what, err := range map[string]error{
-				"InTx":   e.db.fenced(t.Context(), claimOf("r", 1), never),
-				"Raise":  e.db.Raise(t.Context(), claimOf("r", 1)),
-				"Admit":  func() error { _, err := e.db.Admit(t.Context(), claimOf("r", 1)); return err }(),
-				"Mark":   func() error { _, err := e.db.Mark(t.Context(), "r"); return err }(),
-				"Retire": func() error { _, err := e.db.Retire(t.Context(), time.Now()); return err }(),
-			} {
-				if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-					t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
-				}
+			if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
+				t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
 			}
 		}
 		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-			t.Errorf("without the table: %v", err)
-		}
+		saysMigrate("without the table", e.db.Raise(t.Context(), claimOf("r", 1)))
 		e.exec("DROP SCHEMA fencepost CASCADE")
-		check(t)
+		for what, call := range e.calls(e.db, claimOf("r", 1), "InTx", "Raise", "Admit", "Mark", "Retire", "Verify", "Triggers", "RemoveTrigger") {
+			saysMigrate(what, call(t.Context()))
+		}
+		saysMigrate("InstallTrigger", e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)))
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
-		if err := e.table("pairs", []string{"a", "b"}, nil).Update(t.Context(), e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}); err != nil {
-			t.Errorf("a single statement: %v", err)
-		}
-		if err := e.db.Migrate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.db.Raise(t.Context(), claimOf("r", 1)); err != nil {
-			t.Errorf("after Migrate: %v", err)
-		}
-	})
-}
-
-// TestCancelledBefore: a context that is over sends nothing, changes nothing
-// and leaves no mark behind.
-func TestCancelledBefore(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-		cause := errors.New("the lease is lost")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(cause)
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		for what, err := range map[string]error{
-			"InTx":    e.db.fenced(ctx, claimOf("r", 1), never),
-			"Raise":   e.db.Raise(ctx, claimOf("r", 1)),
-			"Admit":   func() error { _, err := e.db.Admit(ctx, claimOf("r", 1)); return err }(),
-			"Mark":    func() error { _, err := e.db.Mark(ctx, "r"); return err }(),
-			"Retire":  func() error { _, err := e.db.Retire(ctx, time.Now()); return err }(),
-			"Migrate": e.db.Migrate(ctx),
-			"Update":  e.table("pairs", []string{"a", "b"}, nil).Update(ctx, e.db, claimOf("r", 1), Key{1, "x"}, Set{"v": "new"}),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s: got %v, want ErrUnavailable", what, err)
-			}
-			if !errors.Is(err, cause) && !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: %v wraps neither the cause nor context.Canceled", what, err)
-			}
-		}
-		if n := e.int("SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')"); n != 0 {
-			t.Error("something was written")
-		}
+		noError(t, e.calls(e.db, claimOf("r", 5))["Update"](t.Context()), "a single statement")
+		must(t, e.db.Migrate(t.Context()))
+		noError(t, e.db.Raise(t.Context(), claimOf("r", 1)), "after Migrate")
 	})
 }
 
@@ -158,19 +43,14 @@ func TestCancelledBefore(t *testing.T) {
 func TestNested(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		other, never := e.open(nil), func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
-		err := e.db.fenced(t.Context(), claimOf("a", 1), func(ctx context.Context, tx testTx) error {
+		must(t, e.db.fenced(t.Context(), claimOf("a", 1), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "nested", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
 			return other.fenced(ctx, claimOf("c", 1), func(ctx context.Context, tx testTx) error {
 				wantInvalid(t, "nested in another's", e.db.fenced(ctx, claimOf("b", 1), never), "InTx", `"b"`)
 				return nil
 			})
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := e.int("SELECT count(*) FROM fencepost.marks WHERE resource = 'b'"); n != 0 {
-			t.Error("a refused call raised the mark")
-		}
+		}))
+		e.wantInt(0, "a refused call raised the mark", "SELECT count(*) FROM fencepost.marks WHERE resource = 'b'")
 	})
 }
 
@@ -223,6 +103,244 @@ func TestErrorsNameTheOperation(t *testing.T) {
 		} {
 			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
 				t.Errorf("%q is not in the error %v", want, err)
+			}
+		}
+	})
+}
+
+type testLease struct {
+	claim guard.Claim
+	valid bool
+}
+
+func (l *testLease) Claim() guard.Claim { return l.claim }
+func (l *testLease) Valid() bool        { return l.valid }
+
+// TestContextIsOver (P5, P6): a context that is over sends nothing and changes
+// nothing, and the error has the cause. If it ended with its lease the error is
+// ErrLeaseLost, not an unavailable store; one whose lease is still valid is the
+// control.
+func TestContextIsOver(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
+		over := errors.New("the hold ended")
+		lease := &testLease{claim: claimOf("r", 5), valid: true}
+		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+		cancel(over)
+		for _, want := range []guard.Reason{guard.ReasonUnavailable, guard.ReasonLeaseLost} {
+			for what, call := range e.calls(e.db, lease.claim) {
+				err := call(ctx)
+				if wantReason(t, err, want, what); !errors.Is(err, over) {
+					t.Errorf("%s: %v has not the cause", what, err)
+				}
+				if strings.Count(err.Error(), "store unavailable") > 1 {
+					t.Errorf("%s says it twice: %v", what, err)
+				}
+				if lost := new(guard.LostError); !lease.valid && (!errors.As(err, &lost) || lost.Claim != lease.claim || !strings.Contains(err.Error(), "nothing was sent")) {
+					t.Errorf("%s: %v does not say which lease was lost and that nothing was sent", what, err)
+				}
+			}
+			lease.valid = false
+		}
+		e.wantInt(0, "something was written", "SELECT (SELECT count(*) FROM fencepost.marks) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
+	})
+}
+
+// TestLeaseLostMeanwhile (P6): an operation that waits when its lease is lost
+// returns ErrLeaseLost with the cause, because nothing was written; if that is
+// not known, ErrOutcomeUnknown, with the cause too. The control is a context
+// that ends under a good lease.
+func TestLeaseLostMeanwhile(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old', 0)`)
+		table, over := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}), errors.New("the hold ended")
+		e.exec("CREATE TABLE work (token bigint, slept text DEFAULT pg_sleep(60)::text)")
+		transactor, insert := e.transactor()
+		e.holding(claimOf("r", 5))
+		sleep := running("SELECT pg_sleep(60)")
+		blocked := func() { e.waitForBlocked(1) }
+		asleep := func() {
+			e.waitFor("asleep", "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+		}
+		for _, lost := range []bool{true, false} {
+			for what, c := range map[string]struct {
+				call func(ctx context.Context) error
+				wait func()
+				want guard.Reason // with a lost lease
+			}{
+				"Raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 6)) }, blocked, guard.ReasonLeaseLost},
+				"Admit": {func(ctx context.Context) error { _, err := e.db.Admit(ctx, claimOf("r", 6)); return err }, blocked, guard.ReasonLeaseLost},
+				"InTx":  {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("r", 6), nil) }, blocked, guard.ReasonLeaseLost},
+				"Transactor": {func(ctx context.Context) error {
+					return transactor.InTx(ctx, claimOf("s", 6), func(ctx context.Context) error { return insert(ctx, 6) })
+				}, asleep, guard.ReasonLeaseLost},
+				"InsecureTx": {func(ctx context.Context) error {
+					return transactor.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 6) })
+				}, asleep, guard.ReasonLeaseLost},
+				"callback": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("s", 6), sleep) }, asleep, guard.ReasonLeaseLost},
+				"Update": {func(ctx context.Context) error {
+					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
+				}, blocked, ""},
+				"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
+			} {
+				row, err := e.admin.Begin(t.Context())
+				must(t, err)
+				if _, err := row.Exec(t.Context(), "UPDATE docs SET v = v"); err != nil {
+					t.Fatal(err)
+				}
+				lease := &testLease{claim: claimOf("r", 6), valid: true}
+				ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+				done := make(chan error, 1)
+				go func() { done <- c.call(ctx) }()
+				c.wait()
+				lease.valid = !lost
+				cancel(over)
+				err = <-done
+				unknown := errors.Is(err, guard.ErrOutcomeUnknown)
+				if !strings.Contains(err.Error(), over.Error()) || errors.Is(err, over) == unknown || errors.Is(err, guard.ErrLeaseLost) != (lost && !unknown) || errors.As(err, new(*guard.LostError)) != (lost && !unknown) {
+					t.Errorf("%s, lease lost %v: %v", what, lost, err)
+				}
+				if got := guard.ReasonOf(err); lost && c.want != "" && got != c.want {
+					t.Errorf("%s: reason %s", what, got)
+				}
+				row.Rollback(t.Context())
+				e.waitFor("nobody asleep", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+			}
+		}
+		// What has another reason keeps it.
+		lease := &testLease{claim: claimOf("r", 6)}
+		ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
+		cancel(over)
+		lost := &guard.LostError{Claim: lease.claim}
+		gone, drop := context.WithCancelCause(t.Context())
+		drop(lost)
+		if err := sqlkit.Interrupted(gone, guard.OutcomeUnknown("a", guard.Claim{}, context.Canceled)); errors.Is(err, guard.ErrLeaseLost) || !errors.Is(err, guard.ErrOutcomeUnknown) || !strings.Contains(err.Error(), lost.Error()) {
+			t.Errorf("an unknown outcome promises that nothing was written: %v", err)
+		}
+		for _, err := range []error{nil, guard.Invalid("a", "b", "c"), state("23505")} {
+			if got := sqlkit.Interrupted(ctx, err); got != err {
+				t.Errorf("%v became %v", err, got)
+			}
+		}
+		if err := sqlkit.Interrupted(t.Context(), guard.Unavailable("a", guard.Claim{}, context.Canceled)); strings.Contains(err.Error(), "lease") {
+			t.Error(err)
+		}
+	})
+}
+
+// TestObserver: each call is one event with the error that the caller gets,
+// the facts and a duration.
+func TestObserver(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		var events []guard.Event
+		db := e.open(&Options{Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) { events = append(events, event) })})
+		e.createPairs()
+		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
+		table := e.table("pairs", []string{"a", "b"}, nil)
+		opts := TableOptions{Rule: guard.SameOrNewer}
+		rows := e.table("pairs", []string{"a", "b"}, &opts)
+		failed := errors.New("failed")
+		nothing := func(context.Context, testTx) error { return nil }
+		ok, mark := claimOf("r", 5), guard.Mark{Token: 5, LeaseID: "lease-5"}
+		old, bad := claimOf("r", 4), guard.Claim{Resource: "r"}
+		update := func(q Querier, c guard.Claim) error {
+			return table.Update(t.Context(), q, c, Key{1, "x"}, Set{"v": "new"})
+		}
+		for what, c := range map[string]struct {
+			op   guard.Op
+			mark guard.Mark
+			call func() error
+			all  int // events, the last of which is meant
+		}{
+			"raise":               {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
+			"stale raise":         {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
+			"invalid raise":       {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
+			"stale InTx":          {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nil) }, 1},
+			"update":              {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
+			"stale update":        {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
+			"invalid update":      {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
+			"upsert":              {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"takeover":            {guard.OpRaise, mark, func() error { return rows.Raise(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Raise(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
+			"InTx": {guard.OpTransaction, mark, func() error {
+				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
+			}, 1},
+			"failed InTx": {guard.OpTransaction, guard.Mark{}, func() error {
+				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return failed })
+			}, 1},
+			"enter":       {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), ok, nothing) }, 1},
+			"stale enter": {guard.OpTransaction, mark, func() error { return entering(db)(t.Context(), old, nothing) }, 1},
+			"update in InTx": {guard.OpTransaction, mark, func() error {
+				return db.fenced(t.Context(), ok, func(_ context.Context, tx testTx) error { return update(tx.in(), ok) })
+			}, 2},
+		} {
+			e.exec("UPDATE pairs SET last_fencing_token = $1", map[bool]int{true: 5, false: 0}[what == "stale update"])
+			must(t, e.db.Raise(t.Context(), ok))
+			events = nil
+			err := c.call()
+			if len(events) != c.all {
+				t.Errorf("%s: %d events", what, len(events))
+				continue
+			}
+			got := events[len(events)-1]
+			if got.Duration <= 0 || got.Duration > time.Minute {
+				t.Errorf("%s took %v", what, got.Duration)
+			}
+			want := guard.Event{Op: c.op, Surface: "sql", Claim: got.Claim, Mark: c.mark, Reason: guard.ReasonOf(err), Duration: got.Duration, Err: err}
+			if got != want || got.Claim.Resource != "r" {
+				t.Errorf("%s: got\n%+v, want\n%+v", what, got, want)
+			}
+		}
+	})
+}
+
+// TestTellingNobodyAllocatesNothing: without an observer an event costs no
+// allocation; with one, the event of a success does not either.
+func TestTellingNobodyAllocatesNothing(t *testing.T) {
+	ctx, start := context.Background(), time.Now()
+	claim := guard.Claim{Resource: "r", Token: 1, LeaseID: "l"}
+	told := 0
+	for name, observer := range map[string]guard.Observer{
+		"nobody": nil, "an observer": guard.ObserverFunc(func(context.Context, guard.Event) { told++ }),
+	} {
+		d := &DB[pgx.Tx]{opts: Options{Observer: observer}}
+		if n := testing.AllocsPerRun(100, func() {
+			d.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: markOf(claim, nil), Duration: time.Since(start)})
+		}); n != 0 {
+			t.Errorf("told to %s: %v allocations", name, n)
+		}
+	}
+	if told == 0 {
+		t.Error("the observer was not told")
+	}
+}
+
+// TestOneConnection (P5): inside InTx on a pool of one connection, every call on the
+// DB that would wait for the connection of its own caller is refused at once, and the
+// error says what to do. The control is the same with two.
+func TestOneConnection(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for conns := 1; conns <= 2; conns++ {
+			db := e.on(e.connect(conns), nil)
+			names := []string{"Mark", "Admit", "Raise", "Retire"}
+			if e.driver == "pgx" { // on database/sql the operators' pool is another one
+				names = append(names, "Verify", "Marks", "Migrate")
+			}
+			calls := e.calls(db, claimOf("s", 5), names...)
+			noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, _ testTx) error {
+				for what, call := range calls {
+					if err := call(ctx); conns == 1 {
+						wantInvalid(t, what, err, "connection", "")
+					} else {
+						noError(t, err, "%s, the control", what)
+					}
+				}
+				return nil
+			}))
+			for what, call := range calls {
+				noError(t, call(t.Context()), "%s outside of InTx", what)
 			}
 		}
 	})

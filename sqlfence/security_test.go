@@ -1,15 +1,20 @@
 package sqlfence
 
 import (
+	"context"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // TestSearchPathPinned: every function of the schema resolves names in
@@ -19,15 +24,11 @@ func TestSearchPathPinned(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		rows, err := e.admin.Query(t.Context(), `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
 			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer rows.Close()
 		for rows.Next() {
 			var name, body string
-			if err := rows.Scan(&name, &body); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rows.Scan(&name, &body))
 			if found := unqualified(body); len(found) != 0 {
 				t.Errorf("function %s has no pinned search_path and leaves to the caller's: %q", name, found)
 			}
@@ -42,42 +43,23 @@ func TestSearchPathPinned(t *testing.T) {
 	})
 }
 
-// evilSQL creates what a caller could put in front of the system's names: each
-// operator on the types in use, each function that the functions call, a type.
-const evilSQL = `CREATE SCHEMA evil;
-	CREATE DOMAIN evil.text AS pg_catalog.text CHECK (pg_catalog.length(VALUE) > 1000);
-	DO $do$ DECLARE o record; BEGIN
-		FOR o IN SELECT oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
-			WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft = ANY ('{text,bigint,integer,boolean,timestamptz}'::regtype[])
-			AND oprright = ANY ('{text,bigint,integer,boolean,timestamptz}'::regtype[]) LOOP
-			EXECUTE format('CREATE FUNCTION evil.op(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN RAISE $$hijacked$$; END $f$', o.l, o.r, o.result);
-			EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.op)', o.oprname, o.l, o.r);
-			EXECUTE format('ALTER FUNCTION evil.op(%s, %s) RENAME TO %I', o.l, o.r, 'op' || o.oprname);
-		END LOOP;
-		FOR o IN SELECT proname, pg_get_function_identity_arguments(oid) AS args, prorettype::regtype AS result FROM pg_proc
-			WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f' AND NOT proretset AND provariadic = 0
-			AND proname IN ('current_setting', 'set_config', 'pg_is_in_recovery', 'clock_timestamp', 'hashtextextended', 'pg_advisory_xact_lock', 'pg_advisory_xact_lock_shared') LOOP
-			EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN RAISE $$hijacked$$; END $f$', o.proname, o.args, o.result);
-		END LOOP;
-	END $do$;`
-
 // TestNotHijacked: functions, operators, types and tables that stand in front
 // of the system's on the caller's search_path, or in pg_temp, are not used.
 func TestNotHijacked(t *testing.T) {
-	const caller = `SET LOCAL search_path = evil, pg_temp, public, pg_catalog;
+	const caller = `SET LOCAL search_path = shared, pg_temp, public, pg_catalog;
 		CREATE TEMP TABLE marks (resource pg_catalog.text, token bigint, lease_id pg_catalog.text) ON COMMIT DROP;`
 	const pinned = "raise retire"
 	calls := map[string]string{
-		"raise":        "SELECT fencepost.raise('r', 6, 'b', 1000)",
-		"enter":        "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
+		"raise":  "SELECT fencepost.raise('r', 6, 'b', 1000)",
+		"enter":  "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
 		"retire": "SELECT fencepost.retire('infinity', 1000, 1000)",
 	}
 	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(evilSQL)
+		e.hijacker()
 		attempt := func(call string) string {
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
 			if _, err := e.admin.Exec(t.Context(), "BEGIN;"+caller+call+";COMMIT"); err != nil {
-				e.admin.Reset() // the session has evil's search_path until its transaction ends
+				e.admin.Reset() // the session has the application's search_path until its transaction ends
 				return err.Error()
 			}
 			return ""
@@ -90,7 +72,7 @@ func TestNotHijacked(t *testing.T) {
 				continue
 			}
 			e.exec("ALTER FUNCTION fencepost." + function + " RESET search_path")
-			if got := attempt(call); !strings.Contains(got, "hijacked") && !strings.Contains(got, "text_check") {
+			if got := attempt(call); !strings.Contains(got, "hijacked") {
 				t.Errorf("%s without a pinned search_path, the control: %q", function, got)
 			}
 			e.exec("ALTER FUNCTION fencepost." + function + " SET search_path = pg_catalog, pg_temp")
@@ -149,9 +131,7 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 		e.exec(fmt.Sprintf("SET SESSION AUTHORIZATION DEFAULT; DROP SCHEMA app CASCADE; DROP OWNED BY %[1]s_migrator, %[1]s_app; DROP ROLE %[1]s_migrator, %[1]s_app", name))
 	})
 	conn, err := e.admin.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
 	run := func(sql string) error {
 		_, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
@@ -207,14 +187,248 @@ func TestNoCodeOfTheApplication(t *testing.T) {
 		t.Errorf("another role's enum: %v", err)
 	}
 	must(fmt.Sprintf("ALTER TYPE app.tenant OWNER TO %s_migrator", name))
-	if err := as("migrator", install); err != nil {
-		t.Errorf("the table owner's own enum: %v", err)
-	}
-	if err := as("app", "ALTER TYPE app.tenant RENAME VALUE 'acme' TO 'b'"); pgerr.State(err) != pgerr.Privilege {
-		t.Errorf("renaming a value of another role's enum: %v", err)
-	}
+	noError(t, as("migrator", install), "the table owner's own enum")
+	wantState(t, as("app", "ALTER TYPE app.tenant RENAME VALUE 'acme' TO 'b'"), pgerr.Privilege, "renaming a value of another role's enum")
 	must(fmt.Sprintf("ALTER TYPE app.tenant OWNER TO %s_app", name))
 	if got := e.text("SELECT string_agg(problem, ';') FROM fencepost.guard_status()"); !strings.Contains(got, "the enum tenant, which must be the table owner's own") {
 		t.Errorf("an enum that changed its owner: %s", got)
+	}
+}
+
+// betterSQL is what an application's role can create if it may create objects in
+// a schema on other roles' search_path: with pg_catalog in front, as it is
+// unless a path names it, overloads that match better than the system's own; for
+// paths that name pg_catalog last, everything that the queries use. Each object
+// reports when it is used.
+const betterSQL = `CREATE FUNCTION shared.hijack() RETURNS boolean LANGUAGE plpgsql AS $f$ BEGIN RAISE 'hijacked, run by %', current_user; END $f$;
+	DO $do$ DECLARE o record; n integer := 0; BEGIN
+		FOR o IN SELECT oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
+			WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft = ANY ('{text,name,oid,bigint,integer,smallint,boolean,"char",timestamptz}'::regtype[])
+			AND oprright = ANY ('{text,name,oid,bigint,integer,smallint,boolean,"char",timestamptz}'::regtype[])
+			UNION ALL SELECT name, lhs, 'varchar', 'boolean' FROM unnest('{=,<>,>,>=}'::name[]) name, unnest('{text,varchar}'::regtype[]) lhs
+			UNION ALL SELECT '=', 'oid', 'regclass', 'boolean' UNION ALL SELECT '=', 'xid8', 'text', 'boolean' UNION ALL SELECT '||', 'text', 'name', 'text' LOOP
+			n := n + 1;
+			EXECUTE format('CREATE FUNCTION shared.op%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN PERFORM shared.hijack(); END $f$', n, o.l, o.r, o.result);
+			EXECUTE format('CREATE OPERATOR shared.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = shared.op%s)', o.oprname, o.l, o.r, n);
+		END LOOP;
+		FOR o IN SELECT proname, pg_get_function_identity_arguments(oid) AS args, prorettype::regtype AS result FROM pg_proc
+			WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f' AND NOT proretset AND provariadic = 0 AND proname = ANY (
+				'{current_setting,set_config,pg_is_in_recovery,clock_timestamp,hashtextextended,pg_advisory_xact_lock,pg_advisory_xact_lock_shared,to_regclass,format_type,left,
+				pg_get_userbyid,pg_has_role,has_schema_privilege,has_table_privilege,gen_random_uuid,pg_terminate_backend,regexp_replace,octet_length}')
+			UNION ALL SELECT 'hashtextextended', 'text, integer', 'bigint' UNION ALL SELECT 'format', 'text', 'text' UNION ALL SELECT 'format', 'text, text', 'text'
+			UNION ALL SELECT 'format', 'text, name', 'text' UNION ALL SELECT 'format', 'text, name, text', 'text' UNION ALL SELECT 'to_regclass', 'varchar', 'regclass' LOOP
+			EXECUTE format('CREATE FUNCTION shared.%I(%s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN PERFORM shared.hijack(); END $f$', o.proname, o.args, o.result);
+		END LOOP;
+		FOR o IN SELECT * FROM unnest('{text,name,oid,regclass,regtype,regnamespace,regprocedure,json,jsonb,timestamptz,xid8}'::text[]) AS type LOOP
+			EXECUTE format('CREATE DOMAIN shared.%I AS pg_catalog.%I CHECK (shared.hijack())', o.type, o.type);
+		END LOOP;
+	END $do$;`
+
+// hijacker sets up an application: a role that owns a schema on the operators'
+// search_path, and nothing of schema fencepost. It returns paths with that
+// schema.
+func (e *env) hijacker() (paths []string) {
+	e.Helper()
+	role := e.roleName("app")
+	e.exec("CREATE ROLE " + role + "; CREATE SCHEMA shared AUTHORIZATION " + role + "; GRANT USAGE ON SCHEMA shared TO PUBLIC")
+	e.Cleanup(func() { e.exec("DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role) })
+	e.exec("SET SESSION AUTHORIZATION " + role + ";" + betterSQL + "SET SESSION AUTHORIZATION DEFAULT")
+	return []string{"shared, public", "shared, public, pg_catalog"}
+}
+
+// along opens a DB whose sessions have a search_path.
+func (e *env) along(path string) fence {
+	return e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["search_path"] = path })
+}
+
+// hijacked runs SQL under a search_path, in a transaction that is rolled back,
+// and reports whether it ran what the application put there.
+func (e *env) hijacked(path, sql string) bool {
+	e.Helper()
+	conn, err := pgx.Connect(e.Context(), e.url)
+	must(e, err)
+	defer conn.Close(e.Context())
+	_, err = conn.PgConn().Exec(e.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+sql+"; ROLLBACK").ReadAll()
+	return err != nil && strings.Contains(err.Error(), "hijacked")
+}
+
+// TestOperatorsRunNoCodeOfOthers: what another role put into a schema on the
+// caller's search_path, in front of the system's names or as a better matching
+// overload, is not run by the calls of operators, migrators and holders. The
+// control is the plain SQL of some of them, under the same path.
+func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		e.guardWriters()
+		e.exec(`CREATE TABLE jobs (id varchar(20) PRIMARY KEY, state text, lease varchar(50) NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', ''), ('2', '');
+			CREATE TABLE verified (id text PRIMARY KEY, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0)`)
+		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
+		role := e.text("SELECT session_user")
+		roles := e.testRoles(t)
+		trigger := triggerOn([]string{"parts"}, `{tenant}`)
+		next := guard.Token(1)
+		for _, path := range e.hijacker() {
+			db := e.along(path)
+			check := func(what string, err error) {
+				if err != nil {
+					t.Errorf("%s under %s: %v", what, path, err)
+				}
+			}
+			check("InstallTrigger", db.InstallTrigger(t.Context(), trigger))
+			found, err := db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{trigger},
+				Tables: []*Table{e.table("verified", []string{"id"}, &TableOptions{LeaseColumn: "lease"})}})
+			check("Verify", err)
+			if !slices.Equal(found, []Finding{{Subject: "role " + role, Problem: "is a superuser, or a member of one, whom nothing stops"}}) {
+				t.Errorf("Verify under %s: %v", path, found)
+			}
+			_, err = db.Triggers(t.Context())
+			check("Triggers", err)
+			for m, err := range db.Marks(t.Context(), "") {
+				check("Marks "+m.Resource, err)
+			}
+			for _, err := range db.Resets(t.Context(), 0) {
+				check("Resets", err)
+			}
+			mark, err := db.Mark(t.Context(), "r")
+			check("Mark", err)
+			to := guard.Mark{Token: mark.Token + 1, LeaseID: "a"}
+			check("Reset", db.Reset(t.Context(), "r", mark, to, 100, "ann", "test"))
+			check("Raise", db.Raise(t.Context(), guard.Claim{Resource: "r", Token: to.Token + 1, LeaseID: "a"}))
+			check("MigrateRoles", db.MigrateRoles(t.Context(), roles))
+			check("InTx", db.fencedAll(t.Context(), []guard.Claim{{Resource: "r", Token: to.Token + 2, LeaseID: "a"}}, &TxOptions{Resolve: true},
+				func(ctx context.Context, tx testTx) error { return tx.present(ctx, claimOf("p", 1)) }))
+			check("RemoveTrigger", db.RemoveTrigger(t.Context(), []string{"parts"}))
+			check("Migrate", db.Migrate(t.Context()))
+			template, err := guard.NewTemplate("job:{id}")
+			check("template", err)
+			jobs, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
+			check("sqlrow.NewTable", err)
+			plain, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
+			check("sqlrow.NewTable", err)
+			for _, table := range []*Table{jobs, plain} {
+				claim := func(id string, token guard.Token) guard.Claim {
+					return guard.Claim{Resource: "job:" + id, Token: token, LeaseID: "l"}
+				}
+				next++
+				check("Update", table.Update(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+				next++
+				check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+				next++
+				check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
+				wantReason(t, table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}), guard.ReasonStale, "a stale Update under %s", path)
+			}
+			for what, sql := range map[string]string{
+				"format":      "SELECT format('%s', 'x'::pg_catalog.text)",
+				"to_regclass": "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('jobs')",
+				"the salt":    "SELECT hashtextextended('', 0)",
+			} {
+				if !e.hijacked(path, sql) {
+					t.Errorf("%s, the control, was not hijacked under %s", what, path)
+				}
+			}
+		}
+	})
+}
+
+// TestMigrationRunsNoCodeOfOthers: the same for the migrations of an empty
+// database, by Migrate and as a script, whose transaction has its search_path
+// back afterwards. The control is the script that does not set one.
+func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
+	someDriver(t, func(t *testing.T, e *env) {
+		for _, path := range e.hijacker() {
+			db := e.along(path)
+			e.exec("DROP SCHEMA fencepost CASCADE")
+			if err := db.Migrate(t.Context()); err != nil {
+				t.Errorf("Migrate under %s: %v", path, err)
+				continue
+			}
+			whole := e.text("SELECT string_agg(pg_get_functiondef(oid), '' ORDER BY oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace")
+			if strings.Contains(whole, "shared.") {
+				t.Errorf("Migrate under %s left a name of the application's", path)
+			}
+			e.exec("DROP SCHEMA fencepost CASCADE")
+			conn, err := pgx.Connect(t.Context(), e.url)
+			must(t, err)
+			defer conn.Close(t.Context())
+			result, err := conn.PgConn().Exec(t.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+sqladmin.MigrationSQL()+"; SHOW search_path; COMMIT").ReadAll()
+			if err != nil {
+				t.Errorf("the script under %s: %v", path, err)
+				continue
+			}
+			if got := string(result[len(result)-2].Rows[0][0]); got != path {
+				t.Errorf("after the script the search_path is %s, want %s", got, path)
+			}
+			e.exec("DROP SCHEMA fencepost CASCADE")
+			if !e.hijacked(path, strings.ReplaceAll(sqladmin.MigrationSQL(), migrate.Pin, "")) {
+				t.Errorf("the script without a search_path of its own, the control, was not hijacked under %s", path)
+			}
+			must(t, e.db.Migrate(t.Context()))
+		}
+	})
+}
+
+var (
+	sqlText     = regexp.MustCompile(`'(?:[^']|'')*'|--[^\n]*`)
+	sqlWords    = regexp.MustCompile(`"[^"]*"|[A-Za-z_][A-Za-z0-9_]*|::|:=|[-+*/<>=~!@#%^&|?]+|\S`)
+	sqlOperator = regexp.MustCompile(`^[-+*/<>=~!@#%^&|?]+$`)
+	sqlName     = regexp.MustCompile(`^[A-Za-z_]`)
+)
+
+// unqualified returns what in the body of a function is looked up on the
+// caller's search_path: operators outside OPERATOR(schema.x), functions, types
+// after ::, collations and tables without a schema, and words of the language
+// that stand for an operator. It knows only as much SQL as such functions may
+// use and reports everything else as unqualified.
+func unqualified(body string) (found []string) {
+	words := sqlWords.FindAllString(sqlText.ReplaceAllString(body, " "), -1)
+	at := func(i int) string {
+		if i < 0 || i >= len(words) {
+			return ""
+		}
+		return words[i]
+	}
+	schema := func(i int) bool { // a qualified name begins at i
+		return (at(i) == "pg_catalog" || at(i) == "fencepost") && at(i+1) == "."
+	}
+	for i, word := range words {
+		bad := false
+		switch upper := strings.ToUpper(word); {
+		case sqlOperator.MatchString(word):
+			bad = !(at(i-1) == "." && at(i-2) == "pg_catalog" && at(i-3) == "(" && at(i-4) == "OPERATOR" && at(i+1) == ")")
+		case word == "::", upper == "COLLATE", upper == "FROM", upper == "JOIN", upper == "INTO", upper == "UPDATE":
+			bad = !schema(i + 1)
+		case upper == "IN", upper == "BETWEEN", upper == "LIKE", upper == "ILIKE", upper == "SIMILAR", upper == "NULLIF", upper == "CAST",
+			upper == "DISTINCT", upper == "ANY", upper == "SOME", upper == "ALL", upper == "USING", upper == "EXECUTE", upper == "DECLARE",
+			upper == "CASE" && strings.ToUpper(at(i+1)) != "WHEN":
+			bad = true
+		case upper == "COALESCE": // grammar: its operands bring no operator
+		case upper == "IF", upper == "AND", upper == "OR", upper == "NOT", upper == "WHEN", upper == "THEN", upper == "OPERATOR":
+		case sqlName.MatchString(word) && at(i+1) == "(":
+			bad = !schema(i - 2)
+		}
+		if bad {
+			found = append(found, word+" "+at(i+1))
+		}
+	}
+	return found
+}
+
+// TestUnqualified: the check finds each kind of name when its schema is
+// removed.
+func TestUnqualified(t *testing.T) {
+	const body = `BEGIN
+		IF (CASE WHEN p OPERATOR(pg_catalog.>) 0 AND pg_catalog.f(p::pg_catalog.text COLLATE pg_catalog."C") IS NULL THEN true END) THEN
+			PERFORM FROM fencepost.marks m; -- a > b
+			RAISE EXCEPTION 'a = b';
+		END IF;
+	END`
+	if found := unqualified(body); len(found) != 0 {
+		t.Fatalf("a qualified body: %q", found)
+	}
+	for _, cut := range [][2]string{{"OPERATOR(pg_catalog.>)", ">"}, {"pg_catalog.f(", "f("}, {"::pg_catalog.", "::"}, {"COLLATE pg_catalog.", "COLLATE "},
+		{"fencepost.marks", "marks"}, {"p OPERATOR(pg_catalog.>) 0", "p IN (1)"}, {"p OPERATOR(pg_catalog.>) 0", "p IS DISTINCT FROM 1"},
+		{"CASE WHEN p OPERATOR(pg_catalog.>) 0", "CASE p WHEN 0"}, {"BEGIN", "DECLARE x text; BEGIN"}, {"pg_catalog.f(", "evil.f("}} {
+		if !strings.Contains(body, cut[0]) || len(unqualified(strings.Replace(body, cut[0], cut[1], 1))) == 0 {
+			t.Errorf("%s in place of %s is not found", cut[1], cut[0])
+		}
 	}
 }

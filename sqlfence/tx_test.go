@@ -2,36 +2,34 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
 )
 
 // written counts what the transactions of a test committed.
 func (e *env) written() int64 { e.Helper(); return e.int("SELECT count(*) FROM written") }
 
 func (e *env) createWritten() {
-	e.exec("CREATE TABLE written (token bigint CHECK (token > 0), CONSTRAINT once UNIQUE (token) DEFERRABLE INITIALLY DEFERRED)")
-}
-
-// TestInTxCommits is the control of the tests below: the same write is there
-// when nothing goes wrong.
-func TestInTxCommits(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		if err := e.db.fenced(t.Context(), claimOf("r", 5), write5); err != nil || e.written() != 1 {
-			t.Errorf("%v, %d rows", err, e.written())
-		}
-	})
+	e.exec("CREATE TABLE written (token bigint)")
 }
 
 // TestInTxRollsBack: an error, a panic and runtime.Goexit roll back and are
-// passed on unchanged; the mark stays raised, and later transactions run.
+// passed on unchanged; the mark stays raised, so that a failed takeover still keeps
+// the predecessor out, and later transactions run. The control is the same write
+// when nothing goes wrong.
 func TestInTxRollsBack(t *testing.T) {
 	failed := errors.New("failed")
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -41,9 +39,7 @@ func TestInTxRollsBack(t *testing.T) {
 			if e.written() != 0 {
 				t.Errorf("%s: the write is there", what)
 			}
-			if mark, err := e.db.Mark(t.Context(), what); err != nil || mark.Token != 5 {
-				t.Errorf("%s: the mark is %+v, %v", what, mark, err)
-			}
+			wantMark(t, e.db, what, 5)
 		}
 		write := func(then func() error) func(context.Context, testTx) error {
 			return func(ctx context.Context, tx testTx) error { return errors.Join(write5(ctx, tx), then()) }
@@ -78,24 +74,8 @@ func TestInTxRollsBack(t *testing.T) {
 		if n := e.db.inUse(); n != 0 {
 			t.Errorf("%d connections are in use", n)
 		}
-	})
-}
-
-// TestInTxConstraintAtCommit: the error of COMMIT itself is the caller's, with
-// the driver's inside, and nothing is committed.
-func TestInTxConstraintAtCommit(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			return errors.Join(write5(ctx, tx), write5(ctx, tx))
-		})
-		var pg *pgconn.PgError
-		if guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "once" {
-			t.Errorf("got %v, want the violated constraint", err)
-		}
-		if e.written() != 0 {
-			t.Error("something was committed")
-		}
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), write5), "the control")
+		e.wantInt(1, "rows of the control", "SELECT count(*) FROM written")
 	})
 }
 
@@ -188,9 +168,7 @@ func TestUpdateInTx(t *testing.T) {
 			if err := update(ctx, tx, 5, "new"); err != nil {
 				return err
 			}
-			if err := update(ctx, tx, 4, "older"); !errors.Is(err, guard.ErrStale) {
-				t.Errorf("an older token in the same transaction: %v", err)
-			}
+			wantReason(t, update(ctx, tx, 4, "older"), guard.ReasonStale, "an older token in the same transaction")
 			return failed
 		})
 		if !errors.Is(err, failed) || e.text("SELECT v || last_fencing_token FROM pairs") != "old0" {
@@ -206,19 +184,167 @@ func TestUpdateInTx(t *testing.T) {
 			"aborted": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "SELECT 1/0"); return nil },
 		} {
 			e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if err := spoil(ctx, tx); err != nil {
-					t.Error(err)
+				noError(t, spoil(ctx, tx))
+				taking := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+				for way, err := range map[string]error{
+					"Update":   update(ctx, tx, 5, "new"),
+					"Upsert":   table.Upsert(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+					"Takeover": taking.Raise(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, nil),
+				} {
+					wantReason(t, err, guard.ReasonUnavailable, "%s in a transaction that was %s", way, what)
 				}
-				err := update(ctx, tx, 5, "new")
-				if guard.ReasonOf(err) != guard.ReasonUnavailable {
-					t.Errorf("a transaction that was %s: got %v, want ErrUnavailable", what, err)
-				}
-				return err
+				return failed
 			})
 		}
 		err = e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error { return update(ctx, tx, 5, "new") })
 		if err != nil || e.text("SELECT v || last_fencing_token FROM pairs") != "new5" {
 			t.Errorf("inside InTx: %v", err)
 		}
+	})
+}
+
+var (
+	_ httpfence.Transactor = Transactor[pgx.Tx]{}
+	_ httpfence.Transactor = Transactor[*sql.Tx]{}
+)
+
+type transactor interface {
+	httpfence.Transactor
+	InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error
+}
+
+// transactor returns the Transactor of either driver, and a function that
+// inserts through the transaction in its context.
+func (e *env) transactor() (t transactor, insert func(ctx context.Context, token guard.Token) error) {
+	const statement = "INSERT INTO work (token) VALUES ($1)"
+	errNone := errors.New("no transaction in the context")
+	switch f := e.db.(type) {
+	case pgxFence:
+		return f.Transactor(), func(ctx context.Context, token guard.Token) error {
+			tx, ok := f.TxFrom(ctx)
+			if !ok {
+				return errNone
+			}
+			_, err := tx.Exec(ctx, statement, int64(token))
+			return err
+		}
+	case stdFence:
+		return f.Transactor(), func(ctx context.Context, token guard.Token) error {
+			tx, ok := f.TxFrom(ctx)
+			if !ok {
+				return errNone
+			}
+			_, err := tx.ExecContext(ctx, statement, int64(token))
+			return err
+		}
+	}
+	panic("unknown driver")
+}
+
+func TestTransactor(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+		tx, insert := e.transactor()
+		ctx := t.Context()
+		work := func(token guard.Token) func(context.Context) error {
+			return func(ctx context.Context) error {
+				if claim, ok := guard.ClaimFrom(ctx); ok && claim.Token != token {
+					t.Errorf("claim %+v in the transaction of token %v", claim, token)
+				}
+				return insert(ctx, token)
+			}
+		}
+		must(t, tx.InTx(ctx, claimOf("r", 10), work(10)))
+		must(t, tx.InTx(ctx, claimOf("r", 11), work(11)))
+		wantReason(t, tx.InTx(ctx, claimOf("r", 10), work(10)), guard.ReasonStale, "stale")
+		// The control: without the fence the stale one gets through.
+		noError(t, tx.InsecureTx(ctx, work(9)), "unfenced")
+		mine := errors.New("mine")
+		for name, run := range map[string]func(func(context.Context) error) error{
+			"fenced":   func(fn func(context.Context) error) error { return tx.InTx(ctx, claimOf("r", 11), fn) },
+			"unfenced": func(fn func(context.Context) error) error { return tx.InsecureTx(ctx, fn) },
+		} {
+			if err := run(func(ctx context.Context) error { return errors.Join(insert(ctx, 12), mine) }); !errors.Is(err, mine) {
+				t.Errorf("%s: %v", name, err)
+			}
+			func() {
+				defer func() {
+					if got := recover(); got != mine {
+						t.Errorf("%s: panic %v", name, got)
+					}
+				}()
+				_ = run(func(ctx context.Context) error { _ = insert(ctx, 12); panic(mine) })
+			}()
+			var pg *pgconn.PgError
+			if err := run(work(11)); guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "work_token_key" { // the deferred one
+				t.Errorf("%s: %v", name, err)
+			}
+			wantReason(t, run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }), guard.ReasonInvalid, "%s, nested", name)
+			wantReason(t, run(func(ctx context.Context) error {
+				return tx.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 12) })
+			}), guard.ReasonInvalid, "%s, nested unfenced", name)
+			// What was rolled back is gone.
+			if n := e.int("SELECT count(*) FROM work WHERE token = 12"); n != 0 {
+				t.Errorf("%s: %d rows were not rolled back", name, n)
+			}
+		}
+		over, cancel := context.WithCancel(ctx)
+		defer cancel()
+		for _, early := range []bool{false, true} { // the context ends inside, and has ended before
+			wantReason(t, tx.InsecureTx(over, func(ctx context.Context) error {
+				if early {
+					t.Error("called although its context has ended")
+				}
+				defer cancel()
+				return insert(ctx, 12)
+			}), guard.ReasonUnavailable, "ended early %v", early)
+		}
+		if n := e.int("SELECT count(*) FROM work"); n != 3 || e.int("SELECT sum(token) FROM work") != 30 {
+			t.Errorf("%d rows", n)
+		}
+		// Another DB's transaction is not this one's.
+		other := &env{TB: e.TB, driver: e.driver, url: e.url, admin: e.admin, opener: e.opener, db: e.open(nil)}
+		foreign, _ := other.transactor()
+		if err := foreign.InTx(ctx, claimOf("r", 11), func(ctx context.Context) error { return insert(ctx, 12) }); err == nil || errors.Is(err, guard.ErrInvalid) {
+			t.Errorf("another DB: %v", err)
+		}
+	})
+}
+
+// TestTransactorBehindHTTP tests the whole chain: a handler that finds its
+// transaction, and whose answer is sent after the COMMIT.
+func TestTransactorBehindHTTP(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+		tx, insert := e.transactor()
+		fence, err := httpfence.NewTx(tx, func(*http.Request) (string, error) { return "enforced", nil }, &httpfence.Options{
+			TokenOnly: true, InsecureAnyResource: true, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
+		})
+		must(t, err)
+		h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			token, err := guard.ParseToken(r.Header.Get(httpfence.TokenHeader))
+			noError(t, err)
+			noError(t, insert(r.Context(), token))
+			if r.URL.Path == "/fails" {
+				w.WriteHeader(http.StatusConflict)
+			}
+			_, _ = io.WriteString(w, "mine")
+		}))
+		for _, c := range []struct {
+			path, token string
+			status      int
+		}{
+			{"/", "20", 200}, {"/", "21", 200}, {"/", "19", 412}, {"/fails", "22", 409}, {"/", "22", 200},
+			{"/", "22", 500}, // COMMIT finds the deferred constraint violated, after the handler's 200
+		} {
+			r := httptest.NewRequest("POST", c.path, nil)
+			r.Header.Set(httpfence.TokenHeader, c.token)
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if w.Code != c.status || (w.Code < 300 || w.Code == 409) != (w.Body.String() == "mine") {
+				t.Errorf("%+v: %d %s", c, w.Code, w.Body)
+			}
+		}
+		e.wantInt(3, "rows", "SELECT count(*) FROM work")
 	})
 }

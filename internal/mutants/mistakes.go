@@ -46,17 +46,17 @@ var mistakes = []mistake{
 	{
 		name: "claim removed", wrong: "the UPDATE compares nothing",
 		edits: []edit{{tableUpdateGo, "\tmark := prefix + t.token\n\tswitch {\n", "\tmark := prefix + t.token\n\tif mark != \"\" {\n\t\treturn \"true\"\n\t}\n\tswitch {\n"}},
-		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+		by:    unitTest("sqlfence", "^TestRowsDecide$"),
 	},
 	{
 		name: "> for >=", wrong: "a holder cannot write twice under SameOrNewer",
 		edits: []edit{{tableUpdateGo, `return token + " OPERATOR(pg_catalog.>=) " + mark`, `return token + " OPERATOR(pg_catalog.>) " + mark`}},
-		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+		by:    unitTest("sqlfence", "^TestRowsDecide$"),
 	},
 	{
 		name: ">= for >", wrong: "a token writes twice under OncePerToken",
 		edits: []edit{{tableUpdateGo, "OncePerToken:\n\t\treturn token + \" OPERATOR(pg_catalog.>) \" + mark", "OncePerToken:\n\t\treturn token + \" OPERATOR(pg_catalog.>=) \" + mark"}},
-		by:    unitTest("sqlfence", "^TestUpdateDecides$"),
+		by:    unitTest("sqlfence", "^TestRowsDecide$"),
 	},
 	{
 		name: "lease ID not compared", wrong: "two holders of one token look the same",

@@ -67,34 +67,6 @@ const (
 	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, true FROM "jobs" WHERE ("id" = $1)`
 )
 
-// TestFailureOfUpdate (P5, P6): what an error of the statement means.
-func TestFailureOfUpdate(t *testing.T) {
-	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
-			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
-		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("26000"), state("SF005")},
-		guard.ReasonSetup:    {state("42501"), state("28P01")},
-		guard.ReasonStale:    {state("SF001")},
-		guard.ReasonConflict: {state("SF002")},
-		guard.ReasonInvalid:  {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601")},
-		guard.ReasonOther:    {state("23505"), state("22P02"), state("42P06"), state("P0001")},
-		guard.ReasonMissing:  {state("SF003")},
-	} {
-		for _, cause := range causes {
-			t.Run(string(want)+"/"+cause.Error(), func(t *testing.T) {
-				db := mocked(t, func(m sqlmock.Sqlmock) {
-					m.ExpectExec(mockUpdate).WithArgs(7, int64(5), "new").WillReturnError(cause)
-				})
-				err := mockTable(t).Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": "new"})
-				if guard.ReasonOf(err) != want || !errors.Is(err, cause) {
-					t.Errorf("got %v, want %s with the driver's error inside", err, want)
-				}
-			})
-		}
-	}
-}
-
 func mockTable(t *testing.T) *Table {
 	table, err := anyTable([]string{"jobs"}, []string{"id"}, nil)
 	if err != nil {
@@ -161,7 +133,7 @@ func TestFailureAroundUpdate(t *testing.T) {
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			err := mockTable(t).Update(t.Context(), mocked(t, c.expect), claimOf("r", 5), Key{7}, Set{"v": "new"})
+			err := rowCalls["Update"].call(t, mocked(t, c.expect))
 			if guard.ReasonOf(err) != c.want {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
@@ -179,14 +151,16 @@ const (
 // rowCalls are the statements on rows against a mocked driver.
 var rowCalls = map[string]struct {
 	sql  string
-	call func(table *Table, q Querier) error
+	call func(t *testing.T, q Querier) error
 }{
-	"Takeover": {mockTake, func(table *Table, q Querier) error {
-		var v int
-		return table.Raise(context.Background(), q, claimOf("r", 5), Key{7}, Dest{"v": &v})
+	"Update": {mockUpdate, func(t *testing.T, q Querier) error {
+		return mockTable(t).Update(t.Context(), q, claimOf("r", 5), Key{7}, Set{"v": "new"})
 	}},
-	"Upsert": {mockUpsert, func(table *Table, q Querier) error {
-		return table.Upsert(context.Background(), q, claimOf("r", 5), Key{7}, Set{"v": 1})
+	"Takeover": {mockTake, func(t *testing.T, q Querier) error {
+		return newer(t).Raise(t.Context(), q, claimOf("r", 5), Key{7}, Dest{"v": new(int)})
+	}},
+	"Upsert": {mockUpsert, func(t *testing.T, q Querier) error {
+		return newer(t).Upsert(t.Context(), q, claimOf("r", 5), Key{7}, Set{"v": "new"})
 	}},
 }
 
@@ -202,38 +176,39 @@ func newer(t *testing.T) *Table {
 // one after rows, when the statement is committed.
 func TestFailureOfRows(t *testing.T) {
 	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded, state("57P01"), state("XX000"), state("25P04")},
-		guard.ReasonUnavailable:    {state("40001"), state("40P01"), state("55P03"), state("25006"), state("SF005")},
-		guard.ReasonSetup:          {state("42501")},
-		guard.ReasonStale:          {state("SF001")},
-		guard.ReasonInvalid:        {state("42P01"), state("42703"), state("42P10"), state("428C9"), state("42601"), state("42804"), state("42702")},
-		guard.ReasonOther:          {state("23505"), state("22P02")},
+		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
+			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
+		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
+			state("25P02"), state("26000"), state("SF005")},
+		guard.ReasonSetup:    {state("42501"), state("28P01")},
+		guard.ReasonStale:    {state("SF001")},
+		guard.ReasonConflict: {state("SF002")},
+		guard.ReasonInvalid: {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601"),
+			state("42P10"), state("428C9"), state("42804"), state("42702")},
+		guard.ReasonOther:   {state("23505"), state("22P02"), state("42P06"), state("P0001")},
+		guard.ReasonMissing: {state("SF003")},
 	} {
 		for way, c := range rowCalls {
 			for _, cause := range causes {
 				db := mocked(t, func(m sqlmock.Sqlmock) {
-					if way == "Upsert" {
-						m.ExpectExec(c.sql).WithArgs(7, int64(5), 1).WillReturnError(cause)
-					} else {
+					if way == "Takeover" {
 						m.ExpectQuery(c.sql).WillReturnError(cause)
+					} else {
+						m.ExpectExec(c.sql).WithArgs(7, int64(5), "new").WillReturnError(cause)
 					}
 				})
-				if err := c.call(newer(t), db); guard.ReasonOf(err) != want || !errors.Is(err, cause) {
+				if err := c.call(t, db); guard.ReasonOf(err) != want || !errors.Is(err, cause) {
 					t.Errorf("%s, %v: got %v, want %s with the driver's error inside", way, cause, err, want)
 				}
 			}
 		}
 	}
-	late := func(m sqlmock.Sqlmock, sql string, columns int, values ...driver.Value) {
-		names := make([]string, columns)
-		m.ExpectQuery(sql).WillReturnRows(sqlmock.NewRows(names).AddRow(values...).AddRow(values...).RowError(1, errInjected))
-	}
-	for way, expect := range map[string]func(m sqlmock.Sqlmock){
-		"Takeover": func(m sqlmock.Sqlmock) { late(m, mockTake, 3, nil, true, 1) },
-	} {
-		if err := rowCalls[way].call(newer(t), mocked(t, expect)); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-			t.Errorf("%s, an error behind the rows: got %v, want ErrOutcomeUnknown", way, err)
-		}
+	db := mocked(t, func(m sqlmock.Sqlmock) {
+		row := []driver.Value{nil, true, 1}
+		m.ExpectQuery(mockTake).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(row...).AddRow(row...).RowError(1, errInjected))
+	})
+	if err := rowCalls["Takeover"].call(t, db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+		t.Errorf("an error behind the rows: got %v, want ErrOutcomeUnknown", err)
 	}
 }
 
@@ -245,7 +220,7 @@ func TestUpsertOfADeletedRow(t *testing.T) {
 		m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)))
 		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 1))
 	})
-	if err := rowCalls["Upsert"].call(newer(t), db); err != nil {
+	if err := rowCalls["Upsert"].call(t, db); err != nil {
 		t.Error(err)
 	}
 }
@@ -291,6 +266,42 @@ func TestWayOut(t *testing.T) {
 		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.HasSuffix(err.Error(), parts) != (c.parts != "") ||
 			strings.HasSuffix(err.Error(), column) != (c.column != "") || strings.Contains(err.Error(), "; ") != (c.parts+c.column != "") {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestKeyValueErrors: the error of a key's value that has no text says why.
+func TestKeyValueErrors(t *testing.T) {
+	table, err := NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id}")), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := mocked(t, func(sqlmock.Sqlmock) {})
+	for why, v := range map[string]any{"injected": unvalued{}, "is not a type whose text": [16]byte{1}} {
+		err := table.Update(t.Context(), db, claimOf("job:x", 5), Key{v}, Set{"v": 1})
+		if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "key column id") || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v", why, err)
+		}
+	}
+}
+
+// unvalued is a value that the driver cannot get.
+type unvalued struct{}
+
+func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
+
+// BenchmarkUpdateSQL: what building the statement costs, beside some tens of
+// microseconds for sending it.
+func BenchmarkUpdateSQL(b *testing.B) {
+	table, err := anyTable([]string{"billing", "closes"}, []string{"tenant", "period"}, &TableOptions{LeaseColumn: "last_lease_id"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil)
+		if err != nil || !strings.HasPrefix(s.sql, "UPDATE") {
+			b.Fatal(err)
 		}
 	}
 }
