@@ -22,7 +22,8 @@
 // P1, no stale write: once a mark is T, no write under a lower token takes effect, by
 // any way that compares with that mark. P2, no lost takeover: a holder that raised
 // before it read, or reads inside InTx, loses no acknowledged update of an older
-// holder. P4, P5, P6 and P9 as the README says.
+// holder. P4: one token under two leases is a conflict. P5: what could not be seen is an
+// error. P6: each refusal has its reason. P9: a claim for another resource is refused.
 //
 // # What it does not
 //
@@ -34,13 +35,15 @@
 //     warning. A pool made with [WatchWarnings] turns it into ErrOutcomeUnknown.
 //   - The fence needs advisory locks that exclude and READ COMMITTED that sees what was
 //     committed, as PostgreSQL 13 to 18 have. sqladmin's Migrate and Verify try them out,
-//     and refuse servers that only speak its protocol; opening a [DB] does not.
+//     and refuse servers that only speak PostgreSQL's protocol; opening a [DB] does not.
 //   - A writer that only presents its claim locks its rows first, and the resource at
 //     the end of each statement. InTx locks the resource first. On the same rows the two
 //     may deadlock; then one of them gets 40P01, ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
-//   - What a callback of InTx does outside its transaction is not fenced.
+//   - What a callback of InTx does outside its transaction is not fenced. What it calls on
+//     the [DB] takes another connection: with as many callbacks as connections, they wait
+//     for each other until their contexts end.
 //
 // # Use
 //
@@ -75,31 +78,37 @@
 // with the mark as it is under the lock. So transactions of one holder run side by
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// enter also sets a marker that lives as long as the transaction, which COMMIT checks
-// for. A callback that ended the transaction in SQL and returns nil gets
-// ErrOutcomeUnknown: what it had written is committed, and what it writes after that
-// is not fenced. A pgx.Tx sends nothing more then, unless the callback began another
-// transaction, which is rolled back; on database/sql a statement after it commits.
+// The same statement sets a marker that lives as long as the transaction, which COMMIT
+// checks for. A callback that ended the transaction in SQL, or took the marker away, gets
+// ErrOutcomeUnknown: it may have committed, and what it writes after that is not fenced.
+// Exec, Query, SendBatch and CopyFrom of the pgx.Tx send nothing more then, unless the
+// callback began another transaction, which is rolled back; on database/sql a statement
+// after it commits.
 //
-// While a raise waits it looks for the sessions in its way, on a second connection,
-// and has the server end those of its own role that are idle for a second or work for
-// 15 ([Options].TerminateAfter). So a stopped holder delays its successor by at most
-// 2 s, even one with short deadlines; it gets ErrStale from its next statement, and
-// ErrOutcomeUnknown if that is COMMIT. Other roles' sessions, and an Enter that itself
-// raised, end by [Options].IdleTimeout; prepared transactions by a person.
+// While a raise waits it looks for the sessions in its way, on a second connection if
+// there is one, and has the server end those of its own role that are idle for a second
+// or work for 15 ([Options].TerminateAfter). So a holder that is stopped between
+// statements delays its successor by at most 2 s, even one with short deadlines. It gets
+// ErrStale from its next statement, and on pgx ErrOutcomeUnknown if that is COMMIT. A
+// raise whose caller gives up may still end a session that it has seen. What it does not
+// end, it waits for: idle transactions of other roles, and an Enter that itself raised, end
+// by [Options].IdleTimeout; writers that only present a claim by their session's own
+// settings, which by default are none; prepared transactions by a person.
 //
 // # Errors and operation
 //
 // A lower token is ErrStale; the same token under another lease ErrConflict. A lost
 // response to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
-// ErrLeaseLost mean that nothing was written. Nothing is retried. A raise survives a
-// crash once it has returned.
+// ErrLeaseLost mean that nothing of the caller's work was written; the mark may have been
+// raised. No callback and no COMMIT is sent twice. A raise survives a crash once it has
+// returned.
 //
 // Until version 1 exported names may change; the schema is migrated forward only.
 //
 // # Where to read on
 //
-// tx.go has InTx; backend.go and pgx.go send what it says; enter and verdict in
-// sqladmin/migrations/0001_marks.sql decide. raise.go raises, wait.go waits and ends
-// sessions. Then enter.go and present.go (transactions of others), store.go, resolve.go.
+// tx.go has InTx, callback.go what its callback runs in; backend.go and pgx.go send what it
+// says; enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide;
+// internal/sqlkit/failure.go and package pgerr make guard's errors. raise.go raises, wait.go
+// waits, look.go finds and ends sessions. Then enter.go, present.go, store.go, resolve.go.
 package sqlfence

@@ -44,8 +44,8 @@ const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::p
 // Any error leaves the transaction aborted; roll it back. The errors:
 // [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid also for no
 // claim, for two claims on one resource, and in the transaction of a [DB.InTx]
-// for a claim that is not one of its own, which is the only check made there;
-// ErrUnavailable.
+// for a claim that is not one of its own, or once the callback has begun another
+// transaction; ErrUnavailable.
 func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
 	start := time.Now()
 	sorted, err := sortClaims(claims)
@@ -53,15 +53,15 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 		err = sqlkit.Ended(ctx, "enter", claims[0])
 	}
 	if err == nil {
-		err = sqlkit.Interrupted(ctx, d.enterAll(ctx, tx, sorted))
+		err = sqlkit.Interrupted(ctx, d.enterForeign(ctx, tx, sorted))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
 }
 
-func (d *DB[Tx]) enterAll(ctx context.Context, tx Tx, sorted []guard.Claim) error {
+func (d *DB[Tx]) enterForeign(ctx context.Context, tx Tx, sorted []guard.Claim) error {
 	if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
-		return d.entered(ctx, own, sorted)
+		return d.checkEntered(ctx, own, sorted)
 	}
 	in, presents := d.backend.in(tx), ", ("+strings.ReplaceAll(presentSQL, "$1", "$7")+")"
 	for _, claim := range sorted {
@@ -74,8 +74,8 @@ func (d *DB[Tx]) enterAll(ctx context.Context, tx Tx, sorted []guard.Claim) erro
 	return nil
 }
 
-// entered checks that the transaction of a callback is still fenced by claims.
-func (d *DB[Tx]) entered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
+// checkEntered checks that the transaction of a callback is still fenced by claims.
+func (d *DB[Tx]) checkEntered(ctx context.Context, own *callback[Tx], claims []guard.Claim) error {
 	for _, claim := range claims {
 		if !slices.Contains(own.claims, claim) {
 			return guard.Invalid("claim", claim.Resource, "is not one of the claims of the InTx that Enter is called in")

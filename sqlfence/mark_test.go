@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -135,6 +136,9 @@ func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 	for _, token := range someTokens {
 		groups = append(groups, []guard.Mark{{Token: token, Floor: true}})
 	}
+	// Where there is a mark, a floor beside it does not count.
+	own := slices.DeleteFunc(slices.Clone(marks), func(m guard.Mark) bool { return m.Token == guard.NoToken })
+	groups = append(groups, append([]guard.Mark{{Token: guard.MaxToken - 1, Floor: true}}, own...))
 	for _, name := range names {
 		for _, group := range groups {
 			problems = append(problems, e.compareMarksOf(group, name, surfaces[name], limit-len(problems))...)

@@ -200,7 +200,7 @@ func TestFailureOfLook(t *testing.T) {
 func TestFailureOfResolve(t *testing.T) {
 	answer := func(standby bool, timeline, status string) func(m sqlmock.Sqlmock) {
 		return func(m sqlmock.Sqlmock) {
-			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(standby, timeline, status))
+			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(standby, timeline, status, false))
 		}
 	}
 	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})

@@ -8,7 +8,7 @@ import (
 )
 
 // Options configures [Pgx] and [Std]. The zero value is the default. A timeout
-// is 1 ms to 24 h.
+// is 1 ms to 24 h, RaiseTimeout up to 48 h.
 type Options struct {
 	// LockTimeout is PostgreSQL's lock_timeout for each fenced transaction. 0
 	// means 5 s; negative leaves the session's own.
@@ -48,8 +48,8 @@ type Options struct {
 	// [guard.ErrMissing]. It costs each transaction some microseconds, so it is
 	// off by default. Set it before triggers refuse, since they see no claim without it.
 	PresentClaims bool
-	// Observer receives an event for every fenced transaction and raise, and for each
-	// raise that has waited for half a second (OpContend); nil means none.
+	// Observer receives an event for every InTx, InTxAll, Enter and Raise, and OpContend
+	// for each raise that has waited for half a second or ends a session; nil means none.
 	Observer guard.Observer
 }
 

@@ -27,7 +27,8 @@ const (
 //
 // The errors: [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid;
 // ErrUnavailable: not raised (also when an older holder's transaction did not
-// end within Options.RaiseTimeout); ErrOutcomeUnknown: call it again.
+// end within Options.RaiseTimeout); ErrOutcomeUnknown: call it again, which shows what
+// the primary has (see [WatchWarnings]).
 func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 	start := time.Now()
 	err := claim.Validate()

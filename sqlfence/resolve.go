@@ -17,7 +17,9 @@ const (
 	transactionIDSQL = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text, " + serverSQL
 	resolveSQL       = `SELECT pg_catalog.pg_is_in_recovery(),
 	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE ` + serverSQL + ` END,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE coalesce(pg_catalog.pg_xact_status($1::pg_catalog.text::pg_catalog.xid8), 'forgotten') END`
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN '' ELSE coalesce(pg_catalog.pg_xact_status($1::pg_catalog.text::pg_catalog.xid8), 'forgotten') END,
+	pg_catalog.current_setting('synchronous_standby_names') OPERATOR(pg_catalog.<>) ''
+		AND pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.<>) ALL (ARRAY['off', 'local'])`
 	// serverSQL is the WAL's timeline, the first eight digits of a file's name
 	// (PostgreSQL documentation, 30.5), and when the statistics were reset, in
 	// microseconds: each recovery from a crash resets them (28.2), also that from
@@ -51,8 +53,10 @@ func (e *lostCommit) Unwrap() error { return e.error }
 // progress, it is so old that the server has forgotten it (PostgreSQL
 // documentation, 9.26, pg_xact_status), or the server has recovered from a crash
 // or was replaced by a standby since the transaction began: then the same ID may be
-// another transaction. A reset of the server's statistics has the same effect.
-// ErrUnavailable means that no server could be reached. A copy that was made of a
+// another transaction. A reset of the server's statistics has the same effect. Where
+// COMMITs wait for a synchronous standby, a committed transaction is
+// ErrOutcomeUnknown, because the standby may not have it. ErrUnavailable means that no
+// primary answered. A copy that was made of a
 // server that was shut down is not detected: do not resolve across one.
 func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ error) {
 	const op = "resolve a lost COMMIT"
@@ -66,9 +70,9 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 		claim = failed.Claim
 	}
 	for end := time.Now().Add(d.opts.CommitTimeout); ; {
-		var standby bool
+		var standby, replicated bool
 		var server, status string
-		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &server, &status); err != nil {
+		if _, err := d.row(ctx, resolveSQL, []any{lost.id.xid}, &standby, &server, &status, &replicated); err != nil {
 			if pgerr.State(err) == pgerr.InvalidParameter { // an ID in the future
 				return false, guard.OutcomeUnknown(op, claim, err)
 			}
@@ -79,6 +83,8 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 			return false, guard.Unavailable(op, claim, sqlkit.ErrStandby)
 		case server != lost.id.server:
 			return false, guard.OutcomeUnknown(op, claim, fmt.Errorf("the server crashed or was replaced since: it is %s (timeline, reset of its statistics), the transaction's was %s", server, lost.id.server))
+		case status == "committed" && replicated: // a driver that gives up has the server stop waiting for the standby
+			return false, guard.OutcomeUnknown(op, claim, pgerr.ErrUnreplicated)
 		case status == "committed" || status == "aborted":
 			return status == "committed", nil
 		case status != "in progress" || time.Now().After(end):

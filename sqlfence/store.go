@@ -41,7 +41,7 @@ func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	if err != nil {
 		return guard.Mark{}, sqlkit.Interrupted(ctx, err)
 	}
-	if claim.Token <= mark.Token { // nothing to raise: marks only grow, so this verdict stands
+	if claim.Token <= mark.Token { // nothing to raise
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
 	if err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -19,8 +18,8 @@ const (
 	enterSQL         = "SELECT fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	// The marker is local to the transaction: however the transaction ends, by
-	// COMMIT AND CHAIN too, it ends with it.
-	// Another DB may have put its own there.
+	// COMMIT AND CHAIN too, it ends with it. The setting may have another DB's marker,
+	// which stays.
 	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', pg_catalog.concat(pg_catalog.replace(" +
 		"pg_catalog.current_setting('fencepost.transaction', true), $6::pg_catalog.text, ''), $6::pg_catalog.text), true)"
 	markedSQL = "SELECT " + isMarkedSQL
@@ -43,44 +42,6 @@ const (
 // server's shared memory.
 const maxClaims = 64
 
-// txKey marks the context of a callback; its value is a *callback. It has the
-// DB in it, so that a nested call is found behind those of other DBs.
-type txKey[Tx any] struct{ of *DB[Tx] }
-
-// callback is what a callback runs in: the transaction and what it entered,
-// nothing if it is not fenced.
-type callback[Tx any] struct {
-	context.Context
-	db     *DB[Tx]
-	tx     Tx
-	claims []guard.Claim
-	over   atomic.Bool // the context may outlive the transaction
-}
-
-// Value has the callback itself, for its DB, and says to other packages that a
-// connection of the pool is in use.
-func (c *callback[Tx]) Value(key any) any {
-	switch key := key.(type) {
-	case txKey[Tx]:
-		if key.of == c.db {
-			return c
-		}
-	case sqlkit.Inside:
-		if key.Pool == c.db.backend.pool() && !c.over.Load() {
-			return c
-		}
-	}
-	return c.Context.Value(key)
-}
-
-// callback returns the callback of ctx, or nil if there is none or it is over.
-func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
-	if c, inside := ctx.Value(txKey[Tx]{d}).(*callback[Tx]); inside && !c.over.Load() {
-		return c
-	}
-	return nil
-}
-
 // InTx runs fn in a fenced transaction: until it ends, no claim above this one
 // can be raised on the resource, and it does not begin unless this claim is the
 // resource's mark. So nothing that fn writes, whether rows, sets of rows,
@@ -95,8 +56,9 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
 // or panic is passed on unchanged, except that an error is wrapped if ctx has ended,
-// and is the cause of the ErrStale if a newer holder's raise ended the session
-// (errors.Is finds it in both). fn must not end the transaction, and must
+// that a trigger's refusal becomes guard's error as by [ErrorFrom], and that it is the
+// cause of the ErrStale if a newer holder's raise ended the session (errors.Is finds it in
+// all of them). fn must not end the transaction, and must
 // return the error of a statement that failed. A nested InTx of the same DB is
 // refused, because it would be a separate transaction.
 //
@@ -157,7 +119,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 		return err
 	}
 	var id transactionID
-	c, err := d.enter(ctx, sorted, opts, &id)
+	c, err := d.beginFenced(ctx, sorted, opts, &id)
 	if err != nil {
 		return err
 	}
@@ -182,23 +144,6 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 	return err
 }
 
-// call runs fn in the transaction of c, commits it and releases c, even if fn
-// panics or calls runtime.Goexit. committing reports that err is the COMMIT's, gone
-// that it is fn's and that the session had ended by then.
-func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing, gone bool, err error) {
-	own := &callback[Tx]{Context: ctx, db: d, tx: c.tx(), claims: claims}
-	defer c.release()
-	defer own.over.Store(true)
-	if err := fn(own, own.tx); err != nil {
-		return false, c.gone(), err
-	}
-	claim, _ := guard.ClaimFrom(ctx)
-	if err := sqlkit.Ended(ctx, op, claim); err != nil {
-		return false, false, err
-	}
-	return true, false, c.commit(ctx, d.commits)
-}
-
 // superseded handles the error of a transaction that committed nothing because
 // its session was ended; gone says that it was, which err may hide, unless the end
 // of ctx explains it. If there is a newer holder's mark, its raise ended the
@@ -211,11 +156,15 @@ func (d *DB[Tx]) superseded(ctx context.Context, claims []guard.Claim, err error
 }
 
 // refusedBy returns the refusal by a mark above one of the claims, if there is
-// one, else err.
+// one, else err. A raise that ended the session may have yet to raise the mark: to
+// enter again waits for it.
 func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	for _, claim := range claims {
+		if c, err := d.begin(ctx, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", "")); err == nil {
+			c.release() // nobody raises
+		}
 		if mark, markErr := d.mark(ctx, "read mark", claim); markErr == nil && mark.Token > claim.Token {
 			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: mark, Cause: err}
 		}
@@ -223,11 +172,11 @@ func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error)
 	return err
 }
 
-// enter begins the fenced transaction, after raising the marks that claims are
+// beginFenced begins the transaction, after raising the marks that claims are
 // above. An unknown outcome of that raise is not an unknown outcome of the
 // caller's work, of which nothing was sent; for the same reason a snapshot that
 // was taken too early is simply taken again.
-func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (conn[Tx], error) {
+func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (conn[Tx], error) {
 	const op = "enter"
 	text, presented := enterSQL+markSetSQL, d.presented(claims)
 	if opts.Isolation != sql.LevelReadCommitted {
@@ -253,7 +202,7 @@ func (d *DB[Tx]) enter(ctx context.Context, claims []guard.Claim, opts TxOptions
 		if pgerr.State(err) != pgerr.MustRaise {
 			return nil, sqlkit.SchemaFailure(op, refusedClaim(claims, err), err)
 		}
-		if tries++; tries == maxEnter { // another raise would be for nobody
+		if tries++; tries == maxEnter { // no enter would follow another raise
 			break
 		}
 		for _, claim := range claims {
@@ -287,8 +236,8 @@ func (d *DB[Tx]) presented(claims []guard.Claim) string {
 	return claimsSetting(claims...)
 }
 
-// sortClaims returns the claims of one transaction in the order in which every
-// transaction takes their locks.
+// sortClaims checks the claims of one transaction and returns them in the order in which
+// every transaction takes their locks.
 func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 	if len(claims) == 0 {
 		return nil, guard.Invalid("claims", "", "must have at least one claim")

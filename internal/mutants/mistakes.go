@@ -114,7 +114,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",
-		edits: []edit{{marksSQL, "  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));\n  FOR tries", "  FOR tries"}},
+		edits: []edit{{marksSQL, "  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));\n  IF fencepost.judge(", "  IF fencepost.judge("}},
 		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
 	},
 	{
@@ -181,7 +181,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "floor admits its own token", wrong: "after a retirement the highest deleted token is admitted again",
-		edits: []edit{{marksSQL, "WHEN p_token < p_mark OR p_floor ", "WHEN p_token < p_mark "}},
+		edits: []edit{{marksSQL, "WHEN (p_token < p_mark OR p_floor) ", "WHEN (p_token < p_mark) "}},
 		by:    unitTest("sqlfence", "^TestMarksDecide$"),
 	},
 	{

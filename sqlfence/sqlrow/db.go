@@ -26,6 +26,7 @@ type DB[Tx any] struct {
 	pool      any
 	acquire   func(ctx context.Context) (q sqlkit.Querier, release func(), err error)
 	in        func(tx Tx) sqlkit.Querier
+	hides     bool // a transaction does not show its session's encoding
 	observer  guard.Observer
 	inspected sync.Map // IDs of the tables that were inspected
 }
@@ -52,13 +53,15 @@ func Std(db *sql.DB, opts *Options) (*DB[*sql.Tx], error) {
 	if db == nil {
 		return nil, guard.Invalid("db", "nil", "must not be nil")
 	}
-	return newDB(db, opts, func(ctx context.Context) (sqlkit.Querier, func(), error) {
+	d := newDB(db, opts, func(ctx context.Context) (sqlkit.Querier, func(), error) {
 		c, err := sqlkit.AcquireStd(ctx, db)
 		if err != nil {
 			return nil, nil, err
 		}
 		return c, func() { c.Pooled.Close() }, nil
-	}, func(tx *sql.Tx) sqlkit.Querier { return sqlkit.Std{On: tx} }), nil
+	}, func(tx *sql.Tx) sqlkit.Querier { return sqlkit.Std{On: tx} })
+	d.hides = true
+	return d, nil
 }
 
 func newDB[Tx any](pool any, opts *Options, acquire func(context.Context) (sqlkit.Querier, func(), error), in func(Tx) sqlkit.Querier) *DB[Tx] {
@@ -121,7 +124,8 @@ func (d *DB[Tx]) usable(ctx context.Context, t *Table) error {
 
 // In returns a [Querier] that runs the statements of a [Table] in tx: they
 // compare with the row's mark as always, and take effect when tx commits. tx
-// may be one that sqlfence's InTx opened or any other transaction of the driver.
+// may be one that sqlfence's InTx opened or any other transaction of the driver. On
+// database/sql each use of a Table in it is preceded by a look at client_encoding.
 func (d *DB[Tx]) In(tx Tx) Querier { return &txQuerier[Tx]{on: d.in(tx), db: d} }
 
 type txQuerier[Tx any] struct {
@@ -141,7 +145,20 @@ func (q *txQuerier[Tx]) observe(ctx context.Context, e guard.Event) { q.db.obser
 
 func (q *txQuerier[Tx]) autocommit() bool { return false }
 
-func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error { return q.db.guardable(ctx, q, t) }
+// usable also refuses a session that takes a key's bytes for other characters.
+func (q *txQuerier[Tx]) usable(ctx context.Context, t *Table) error {
+	if q.db.hides {
+		var encoding string
+		_, err := row(ctx, q, "SELECT "+sqlkit.EncodedSQL, nil, &encoding)
+		if sqlkit.NotEncoded(err) {
+			return sqlkit.ErrEncoding
+		}
+		if err != nil {
+			return t.failure("look at the session", guard.Claim{}, err, false)
+		}
+	}
+	return q.db.guardable(ctx, q, t)
+}
 
 // row reads the one row that a statement returns, if there is one.
 func row(ctx context.Context, q Querier, sql string, args []any, dest ...any) (found bool, err error) {

@@ -3,7 +3,7 @@
 // The row is the resource, and one of its columns is its mark: the highest claim
 // that was admitted so far. A write compares its claim with it in the same statement.
 // pgx ([Pgx]) and database/sql ([Std]) run the same statements; nothing else of
-// sqlfence is needed, no schema and no migration.
+// sqlfence is needed, and nothing in the database but a column.
 //
 //	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
 //
@@ -20,8 +20,9 @@
 //
 // P1, no stale write: once a row's mark is T, no [Table] writes it under a lower
 // token. P2, no lost takeover: a holder that calls [Table.Raise] before it reads loses
-// no acknowledged update of an older holder. P5, P6 and P9 as the README says. P4, one
-// lease for each token, needs [TableOptions].LeaseColumn.
+// no acknowledged update of an older holder. P4, one lease for each token, needs
+// [TableOptions].LeaseColumn. P5: what could not be seen is an error. P6: each refusal has
+// its reason. P9: a claim for another row is refused.
 //
 // # What it does not
 //
@@ -33,7 +34,10 @@
 //     with a column that says that it is deleted. A BEFORE trigger that changes the token column undoes
 //     a row's mark; sqladmin's Verify reports what it can recognise.
 //   - Marks do not survive a failover to a standby that lost them, and reads after a
-//     raise must not go to a replica.
+//     raise must not go to a replica. With synchronous_commit off a crash may lose an
+//     acknowledged update and its mark; it loses no [Table.Raise].
+//   - A table is looked at once for each [DB]. If several have its name, by a search_path
+//     that changes, name the schema.
 //   - If a person or a driver cancels a COMMIT that waits for a synchronous standby, the
 //     server reports success with a warning. A pool made with sqlfence.WatchWarnings
 //     turns it into ErrOutcomeUnknown.
@@ -57,7 +61,8 @@
 // second time ErrSpent, unless the rule is guard.SameOrNewer; no such row ErrNotFound;
 // a claim for another row ErrMisdirected, before anything is sent. A lost response is
 // ErrOutcomeUnknown, and the row's mark shows what happened. ErrUnavailable and
-// ErrLeaseLost mean that nothing was written. Nothing is retried.
+// ErrLeaseLost mean that nothing was written. A statement is repeated only if it is known
+// to have written nothing.
 //
 // # Where to read on
 //

@@ -16,12 +16,12 @@ type statement struct {
 }
 
 // kind is what a statement on one row does.
-type kind byte
+type kind int
 
 const (
-	updates kind = 'u'
-	upserts kind = 'i'
-	raises  kind = 't'
+	updates kind = iota
+	upserts
+	raises
 )
 
 // op names the statement in errors.

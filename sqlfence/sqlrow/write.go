@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -116,8 +117,7 @@ func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, writ
 // untilDecided repeats send, which writes the row and returns how many rows it
 // wrote, until the row is written or its mark says why not.
 func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
-	before := guard.Mark{Token: claim.Token + 1} // which would not admit the claim
-	same := 0                                    // how often the mark was what it had been before
+	var marks []guard.Mark
 	for range maxReplaced {
 		n, err := send()
 		switch {
@@ -134,15 +134,12 @@ func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard
 		if err != nil {
 			return mark, err
 		}
-		if mark == before {
-			same++
-		}
-		before = mark
+		marks = append(marks, mark)
 	}
-	if same < maxReplaced-1 {
+	if len(slices.Compact(marks)) > 1 {
 		return guard.Mark{}, guard.Unavailable(t.op(k), claim, errReplaced)
 	}
-	return guard.Mark{}, guard.Setup(t.op(k), claim, errHeldBack)
+	return guard.Mark{}, guard.Setup(t.op(k), claim, errHeldBack) // the mark was the same each time
 }
 
 var (

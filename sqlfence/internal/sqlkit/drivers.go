@@ -198,13 +198,19 @@ func (c StdConn) Exec(ctx context.Context, query string, args []any) (int64, err
 	return c.Std.Exec(ctx, query, args)
 }
 
-// Query is [Std.Query], whose error says whether anything was sent.
+// Query is [Std.Query], whose error says whether anything was sent. What fails once
+// there are rows was sent, also if it is the end of the context.
 func (c StdConn) Query(ctx context.Context, query string, args []any, each EachRow) error {
-	err := c.Std.Query(ctx, query, args, each)
-	if c.Native != nil {
-		return Replicated(c.Native, PgxSent(c.Native, err))
+	if c.Native == nil {
+		return c.Std.Query(ctx, query, args, each)
 	}
-	return err
+	rows, err := c.On.QueryContext(ctx, query, args...)
+	if err != nil {
+		return PgxSent(c.Native, err)
+	}
+	err = readRows(rows, each)
+	rows.Close()
+	return Replicated(c.Native, err)
 }
 
 // Inside is the key under which the context of a fenced transaction's callback has

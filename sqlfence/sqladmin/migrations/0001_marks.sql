@@ -1,13 +1,13 @@
 -- The part of schema fencepost that belongs to package sqlfence: the marks, and
 -- the functions that raise them and enter under them. 0002_triggers.sql has the
--- triggers that make any writer enter.
+-- triggers that refuse a writer without a current claim.
 --
 -- Reading order: verdict, which is the rule; raise and enter, which give P1 and
--- P2; then the other ways to enter, the operators' functions, and what triggers use:
--- present, and the counters of report-only mode.
+-- P2; then the other ways to enter, what triggers use (present, and the counters of
+-- report-only mode), and the operators' functions.
 --
 -- No function that runs with its owner's rights (SECURITY DEFINER) runs anybody
--- else's code: names are resolved in pg_catalog only.
+-- else's code: names are qualified, or resolved in pg_catalog first.
 
 -- ==== Tables, names and lock keys ====
 
@@ -83,7 +83,8 @@ END $$;
 -- ==== The rule ====
 
 -- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
--- that compares a claim with a mark, except for the first check in enter and enter_row:
+-- that compares a claim with a mark, but for the statements in enter, enter_row and reset
+-- that look for the row that has it:
 -- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
 -- raised). A NULL mark means none. A floor has no lease: a token that equals it
 -- is stale.
@@ -91,9 +92,9 @@ CREATE FUNCTION fencepost.verdict(p_token bigint, p_lease text, p_mark bigint, p
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN CASE
-    WHEN p_mark IS NULL OR p_token > p_mark      THEN 'newer'
-    WHEN p_token < p_mark OR p_floor             THEN 'stale'
-    WHEN p_lease = p_mark_lease COLLATE "C"      THEN 'current'
+    WHEN p_mark IS NULL OR p_token > p_mark                       THEN 'newer'
+    WHEN (p_token < p_mark OR p_floor) IS NOT FALSE               THEN 'stale' -- NULLs too
+    WHEN p_lease = p_mark_lease COLLATE "C"                       THEN 'current'
     ELSE 'conflict'
   END;
 END $$;
@@ -133,7 +134,7 @@ BEGIN
     ELSE
       RETURN v;
   END CASE;
-  RETURN NULL; -- not reached
+  RAISE EXCEPTION 'fencepost: refuse has returned'; -- not reached
 END $$;
 
 -- ==== Checks and settings of a transaction ====
@@ -200,23 +201,20 @@ CREATE FUNCTION fencepost.raise(p_resource text, p_token bigint, p_lease text, p
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
-  -- Marks only grow, so a refusal stands without the lock, and a stale caller
-  -- does not queue in front of the holder's next transactions.
+  -- But for a reset marks only grow, so a refusal stands without the lock, and a stale
+  -- caller does not queue in front of the holder's next transactions.
   IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
     RETURN;
   END IF;
   PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
   PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
-  FOR tries IN 1..10 LOOP -- again if the mark was retired in the meantime
-    IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
-      RETURN;
-    END IF;
-    UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp() WHERE resource = p_resource COLLATE "C";
-    IF NOT FOUND THEN
-      INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (p_resource, p_token, p_lease);
-    END IF;
-  END LOOP;
-  RAISE EXCEPTION 'fencepost: not raised';
+  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
+    RETURN;
+  END IF;
+  UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp() WHERE resource = p_resource COLLATE "C";
+  IF NOT FOUND THEN -- there was none, or it was retired in the meantime
+    INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (p_resource, p_token, p_lease);
+  END IF;
 END $$;
 
 -- enter fences the transaction that calls it: it holds the resource's lock in
@@ -231,9 +229,8 @@ END $$;
 -- the caller's. It uses a single expression, since each is set up anew in each
 -- transaction. Only CASE fixes an order of evaluation (PostgreSQL
 -- documentation, 4.2.14). Call it with one search_path in a session: with another
--- one the server makes its plans again. It is the exception to "only verdict compares": the
--- index tells whether the claim equals the mark, and only if not is judge
--- called. NULLs and tokens out of range equal no mark.
+-- one the server makes its plans again. The index
+-- tells whether the claim equals the mark, and only if not is judge called. NULLs and tokens out of range equal no mark.
 CREATE FUNCTION fencepost.enter(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer, p_idle_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
 BEGIN
@@ -324,6 +321,75 @@ BEGIN
   END IF;
 END $$;
 
+-- ==== For triggers ====
+
+-- present makes a claim known to the triggers for the rest of the transaction.
+-- It decides nothing; the triggers compare the claim when something is written.
+-- It is the same as setting fencepost.claims directly, with is_local true, to a
+-- JSON array of claims. It takes no lock: a writer that only presents locks its
+-- rows first and the resource at the end of its statement.
+CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  others jsonb;
+BEGIN
+  PERFORM fencepost.check_claim(p_resource, p_token, p_lease);
+  SELECT jsonb_agg(c) INTO others
+    FROM jsonb_array_elements(nullif(current_setting('fencepost.claims', true), '')::jsonb) c
+    WHERE c ->> 'resource' <> p_resource COLLATE "C";
+  PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
+    jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
+END $$;
+
+-- presented returns the claim that the transaction presented for a resource.
+CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  claims  text := current_setting('fencepost.claims', true);
+  offered text;
+BEGIN
+  IF claims <> '' THEN
+    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
+      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
+  END IF;
+  IF lease IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'SF003',
+      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
+      DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
+      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
+  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' OR octet_length(offered) = 19 AND offered > '9223372036854775806' COLLATE "C" THEN
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
+  END IF;
+  token := offered::bigint;
+END $$;
+
+-- counters names the sequences of a guard in report-only mode, one for each reason.
+-- A sequence counts without a lock, so that writers do not wait for each other, and
+-- keeps what a transaction counted that is rolled back.
+CREATE FUNCTION fencepost.counters(p_guard text)
+RETURNS TABLE (reason text, name text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT r, format('fencepost.%I', p_guard || '_' || r) FROM unnest(ARRAY['stale', 'conflict', 'missing', 'unavailable', 'other']) r
+$$;
+
+-- count_refusal counts a write that would have been refused, and warns of the first
+-- hundred for each reason and then of each thousandth. It fails for no writer.
+CREATE FUNCTION fencepost.count_refusal(p_guard text, p_table text, p_state text, p_why text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  n bigint;
+BEGIN
+  BEGIN
+    SELECT nextval(to_regclass(name)) INTO n FROM fencepost.counters(p_guard)
+      WHERE reason = CASE p_state WHEN 'SF001' THEN 'stale' WHEN 'SF002' THEN 'conflict' WHEN 'SF003' THEN 'missing' WHEN 'SF004' THEN 'unavailable' ELSE 'other' END;
+  EXCEPTION WHEN OTHERS THEN
+    n := NULL;
+  END;
+  IF n IS NULL OR n <= 100 OR n % 1000 = 0 THEN
+    RAISE WARNING USING ERRCODE = p_state, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, p_why)
+      || CASE WHEN n > 100 THEN format(' (and %s before it)', n - 1) ELSE '' END;
+  END IF;
+END $$;
+
 -- ==== For operators: who is in the way, retirement, resets ====
 
 -- holders lists what keeps a claim above the mark from being raised: sessions and
@@ -333,7 +399,7 @@ END $$;
 -- accident or on purpose. A session that holds the lock exclusively is raising the
 -- mark, perhaps above the claim, and is not listed. The locks of a prepared
 -- transaction have no process; the lock on its own ID names it. A claim that could
--- not be raised gets no list. Ending the sessions is left to the caller's own rights:
+-- not be raised is an error. Ending the sessions is left to the caller's own rights:
 -- this function has its owner's.
 CREATE FUNCTION fencepost.holders(p_resource text, p_token bigint, p_lease text)
 RETURNS TABLE (pid integer, entered boolean, gid text, prepared timestamptz)
@@ -364,8 +430,8 @@ END $$;
 -- floor above the last token of the issuer: every resource without a mark would
 -- refuse every holder until the issuer gets there, if it ever does. Without that
 -- token it leaves one above the floor. A concurrent
--- raise either finds the mark, then finds the row gone in its update and starts
--- over, or does not find it, and then finds the floor; a row that it has
+-- raise either finds the mark, then finds the row gone in its update and
+-- inserts it, or does not find it, and then finds the floor; a row that it has
 -- raised by then is compared again and stays.
 CREATE FUNCTION fencepost.retire(p_before timestamptz, p_lock_timeout_ms integer, p_issuers_last bigint DEFAULT 9223372036854775805, OUT retired bigint, OUT floor bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -445,75 +511,6 @@ BEGIN
   END IF;
   INSERT INTO fencepost.mark_resets (resource, from_token, from_lease, to_token, to_lease, issuers_last, actor, reason)
     VALUES (p_resource, p_from, p_from_lease, p_to, p_to_lease, p_issuers_last, p_actor, p_reason);
-END $$;
-
--- ==== For triggers ====
-
--- present makes a claim known to the triggers for the rest of the transaction.
--- It decides nothing; the triggers compare the claim when something is written.
--- It is the same as setting fencepost.claims directly, with is_local true, to a
--- JSON array of claims. It takes no lock: a writer that only presents locks its
--- rows first and the resource at the end of its statement.
-CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
-RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  others jsonb;
-BEGIN
-  PERFORM fencepost.check_claim(p_resource, p_token, p_lease);
-  SELECT jsonb_agg(c) INTO others
-    FROM jsonb_array_elements(nullif(current_setting('fencepost.claims', true), '')::jsonb) c
-    WHERE c ->> 'resource' <> p_resource COLLATE "C";
-  PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
-    jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
-END $$;
-
--- presented returns the claim that the transaction presented for a resource.
-CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  claims  text := current_setting('fencepost.claims', true);
-  offered text;
-BEGIN
-  IF claims <> '' THEN
-    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
-      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
-  END IF;
-  IF lease IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = 'SF003',
-      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
-      DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
-      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
-  ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' OR octet_length(offered) = 19 AND offered > '9223372036854775806' COLLATE "C" THEN
-    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
-  END IF;
-  token := offered::bigint;
-END $$;
-
--- counters names the sequences of a guard in report-only mode, one for each reason.
--- A sequence counts without a lock, so that writers do not wait for each other, and
--- keeps what a transaction counted that is rolled back.
-CREATE FUNCTION fencepost.counters(p_guard text)
-RETURNS TABLE (reason text, name text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT r, format('fencepost.%I', p_guard || '_' || r) FROM unnest(ARRAY['stale', 'conflict', 'missing', 'unavailable', 'other']) r
-$$;
-
--- count_refusal counts a write that would have been refused, and warns of the first
--- hundred for each reason and then of each thousandth. It fails for no writer.
-CREATE FUNCTION fencepost.count_refusal(p_guard text, p_table text, p_state text, p_why text)
-RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  n bigint;
-BEGIN
-  BEGIN
-    SELECT nextval(to_regclass(name)) INTO n FROM fencepost.counters(p_guard)
-      WHERE reason = CASE p_state WHEN 'SF001' THEN 'stale' WHEN 'SF002' THEN 'conflict' WHEN 'SF003' THEN 'missing' WHEN 'SF004' THEN 'unavailable' ELSE 'other' END;
-  EXCEPTION WHEN OTHERS THEN
-    n := NULL;
-  END;
-  IF n IS NULL OR n <= 100 OR n % 1000 = 0 THEN
-    RAISE WARNING USING ERRCODE = p_state, MESSAGE = format('fencepost: would refuse a write of %s: %s', p_table, p_why)
-      || CASE WHEN n > 100 THEN format(' (and %s before it)', n - 1) ELSE '' END;
-  END IF;
 END $$;
 
 -- Only the owner, who migrates, may use any of this until others are granted

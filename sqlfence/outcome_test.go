@@ -1,0 +1,179 @@
+package sqlfence
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+)
+
+// TestCommitThatNoStandbyHas (P5): a COMMIT that gives up its wait for a synchronous
+// standby is committed on the primary alone, since the driver has the server stop
+// waiting: Resolve does not call that a success. The control is a COMMIT that the
+// standby's setting does not concern.
+func TestCommitThatNoStandbyHas(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), nil)
+	must(t, err)
+	t.Cleanup(func() { server.Stop() })
+	e := newEnvOn(t, 0, server)
+	e.createWritten()
+	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+	local := func(c *pgx.ConnConfig) { c.RuntimeParams["synchronous_commit"] = "local" } // waits for no standby
+	admin, waiting := e.open(nil, local), e.open(&Options{CommitTimeout: 200 * time.Millisecond})
+	set := func(sql string) {
+		must(t, admin.unfenced(t.Context(), sql))
+		must(t, admin.unfenced(t.Context(), "SELECT pg_reload_conf()"))
+	}
+	set("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+	defer set("ALTER SYSTEM RESET synchronous_standby_names")
+	e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
+	claims, opts := []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}
+	for tries := 0; ; tries++ { // until the checkpointer knows the setting, commits do not wait
+		err := waiting.fencedAll(t.Context(), claims, opts, write5)
+		if err == nil && tries < 1000 {
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		wantReason(t, err, guard.ReasonOutcomeUnknown)
+		_, err = waiting.Resolve(t.Context(), err)
+		wantReason(t, err, guard.ReasonOutcomeUnknown, "asked later")
+		break
+	}
+	noError(t, admin.fencedAll(t.Context(), claims, opts, write5), "the control")
+}
+
+// cancelling is a dest whose Scan ends the context.
+type cancelling struct{ cancel func() }
+
+func (c *cancelling) Scan(any) error {
+	c.cancel()
+	time.Sleep(50 * time.Millisecond) // database/sql closes the rows by itself
+	return nil
+}
+
+// TestContextEndsWithTheRow (P5): a write whose context ends when its row has arrived
+// already may be committed, and no error says that it is not.
+func TestContextEndsWithTheRow(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE docs (id int PRIMARY KEY, v int, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 0)")
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		for token := guard.Token(5); token <= 6; token++ {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			dest := Dest{"v": &cancelling{func() { cancel(guard.ErrLeaseLost) }}}
+			err := table.Update(ctx, e.db, claimOf("1", token), Key{1}, Set{"v": int(token)}, dest)
+			if err != nil && (guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || errors.Is(err, guard.ErrLeaseLost)) {
+				t.Errorf("token %d: got %v, want an unknown outcome or success", token, err)
+			}
+			e.wantInt(int64(token), "the row", "SELECT v FROM docs")
+		}
+	})
+}
+
+// TestEndedAndCancelled (P5): a callback that ended its transaction in SQL, and whose
+// context ended, may have committed. The control is one whose context alone ended.
+func TestEndedAndCancelled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for _, ended := range []bool{true, false} {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := e.db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				defer cancel()
+				if err := write5(ctx, tx); err != nil || !ended {
+					return err
+				}
+				_, err := tx.exec(ctx, "COMMIT")
+				return err
+			})
+			want := guard.ReasonUnavailable
+			if ended {
+				want = guard.ReasonOutcomeUnknown
+			}
+			wantReason(t, err, want, "ended %v", ended)
+		}
+	})
+}
+
+// TestShortRaiseTimeout: the shortest RaiseTimeout bounds a raise, and so does one that
+// is over when a raise comes to wait.
+func TestShortRaiseTimeout(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		end := e.holding(claimOf("r", 5))
+		e.exec("DROP FUNCTION fencepost.holders") // a raise on one connection waits on
+		for conns := 1; conns <= 2; conns++ {
+			db := e.on(e.connect(conns), &Options{RaiseTimeout: time.Millisecond, TerminateAfter: -1})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			wantReason(t, db.Raise(ctx, claimOf("r", 6)), guard.ReasonUnavailable, "%d connections", conns)
+			if ctx.Err() != nil {
+				t.Errorf("%d connections: it waited until its context ended", conns)
+			}
+			cancel()
+		}
+		must(t, end())
+	})
+}
+
+// TestEndedAtWork (P6): a holder whose session is ended at work learns that it is stale,
+// although the raise that ended it has yet to raise the mark.
+func TestEndedAtWork(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		db := e.open(&Options{TerminateAfter: 50 * time.Millisecond})
+		for token := guard.Token(10); token < 26; token += 2 {
+			must(t, db.Raise(t.Context(), claimOf("r", token)))
+			inside, done := make(chan struct{}), make(chan error, 1)
+			go func() {
+				done <- db.fenced(context.Background(), claimOf("r", token), func(ctx context.Context, tx testTx) error {
+					close(inside)
+					_, err := tx.exec(ctx, "SELECT pg_sleep(60)")
+					return err
+				})
+			}()
+			<-inside
+			must(t, db.Raise(t.Context(), claimOf("r", token+1)))
+			wantReason(t, <-done, guard.ReasonStale, "token %v", token)
+		}
+	})
+}
+
+// TestEncodingOfATransaction (P9): a Table in a caller's transaction whose encoding was
+// changed writes no other resource's row, though the table was used before.
+func TestEncodingOfATransaction(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec("CREATE TABLE named (b text PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO named VALUES ('ü', ''), ('Ã¼', '')")
+		table, err := sqlrow.NewTable([]string{"named"}, []string{"b"}, guard.Must(guard.NewTemplate("{b}")), nil)
+		must(t, err)
+		must(t, table.Update(t.Context(), e.db, claimOf("ü", 5), Key{"ü"}, Set{"v": "x"}))
+		for _, encoding := range []string{"LATIN1", "UTF8"} {
+			err = e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+				_, err := tx.exec(ctx, "SET LOCAL client_encoding = '"+encoding+"'")
+				must(t, err)
+				return table.Update(ctx, tx.in(), claimOf("ü", 6), Key{"ü"}, Set{"v": "y"})
+			})
+			if encoding == "UTF8" {
+				noError(t, err, "the control")
+			} else {
+				wantReason(t, err, guard.ReasonInvalid)
+			}
+		}
+		e.wantText("Ã¼  0, ü y 6", "the rows", `SELECT string_agg(concat_ws(' ', b, v, last_fencing_token), ', ' ORDER BY b COLLATE "C") FROM named`)
+	})
+}
+
+// TestVerdictOfNothing (P5): the verdict admits nothing that is not there.
+func TestVerdictOfNothing(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	for call, want := range map[string]string{
+		"NULL, 'l', 5, 'l', false": "stale", "5, NULL, 5, 'l', false": "conflict", "5, 'l', 5, NULL, false": "conflict",
+		"5, 'l', 5, 'l', NULL": "stale", "5, 'l', 5, 'l', false": "current",
+	} {
+		e.wantText(want, call, "SELECT fencepost.verdict("+call+")")
+	}
+}
