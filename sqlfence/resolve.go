@@ -56,7 +56,7 @@ func (e *lostCommit) Unwrap() error { return e.error }
 // another transaction. A reset of the server's statistics has the same effect. Where
 // COMMITs wait for a synchronous standby, a committed transaction is
 // ErrOutcomeUnknown, because the standby may not have it. ErrUnavailable means that no
-// primary answered. A copy that was made of a
+// primary responded. A copy that was made of a
 // server that was shut down is not detected: do not resolve across one.
 func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ error) {
 	const op = "resolve a lost COMMIT"
