@@ -37,8 +37,9 @@
 //     another (P7): its deadline counts from before its request was sent, less
 //     0.1 % for drift. A grant whose response arrives after that deadline is not
 //     returned.
-//   - Abandoned means abandoned (P8): an attempt carries its end by the server's
-//     clock and takes no effect later. A release of a grant whose response was
+//   - Abandoned means abandoned (P8): an attempt takes no effect after its own end, by
+//     the server's clock; etcd and ZooKeeper bound it otherwise, as their packages say.
+//     A release of a grant whose response was
 //     lost invalidates the lease ID: an attempt that the network delayed is
 //     refused when it arrives, for an hour, the longest that an attempt may live.
 //   - A renewal never brings back a lease that ended, and a release never frees
@@ -63,10 +64,18 @@
 // # Waiting
 //
 // [Client.Acquire] joins the issuer's queue of waiters. A release notifies the
-// process that has waited longest and keeps the lease for it for a tenth of a
-// second. If that process has died, the next in the queue asks then.
+// process that has waited longest, and PostgreSQL keeps the lease for it for a tenth
+// of a second. If that process has died, the next in the queue asks then.
 // [Client.TryAcquire] may overtake the queue. A waiter whose notification is lost
-// asks on its own after two seconds.
+// asks on its own after two seconds, on ZooKeeper five.
+//
+// # Where to read on
+//
+// acquire.go and wait.go ask and wait, by the queue in internal/waiting, half of which
+// is for the lock server; lease.go and keeper.go renew and notice a loss; hold.go.
+// driver/driver.go is the port. On PostgreSQL a request goes through issuer.go and
+// combine.go of internal/pglease to fencepost.acquire in its migrations/0001_leases.sql;
+// listen.go wakes waiters.
 //
 // # Many leases
 //
