@@ -18,8 +18,10 @@ type request struct {
 	driver.Request
 	// given says that the caller chose the lease ID and may present it again.
 	given bool
-	// lost says that an attempt got no response, so that it may still arrive.
-	lost bool
+	// lost says that an attempt got no response, the last of them at lostAt, so that it
+	// may still arrive.
+	lost   bool
+	lostAt time.Duration
 }
 
 // TryAcquire asks once for the lease on resource. With PostgreSQL, a grant
@@ -35,7 +37,8 @@ type request struct {
 // may yet be made unnoticed, is released in the background, which invalidates its
 // lease ID: an attempt that arrives later is refused. This is not done if the
 // caller chose the lease ID: the caller may present it again, and the release
-// could arrive after that.
+// could arrive after that. Then an attempt whose response was lost makes the outcome
+// unknown for as long as it may arrive, whatever became of the others.
 //
 // Errors: [ErrHeld] (a [*HeldError]); [ErrLeaseIDSpent] (the lease ID was released or
 // abandoned before); guard.ErrInvalid (nothing was granted; also for the ID of
@@ -68,8 +71,12 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	} else {
 		lease, err = c.try(ctx, r)
 	}
-	if err != nil && r.lost && !r.given {
+	switch {
+	case err == nil || !r.lost:
+	case !r.given:
 		c.abandon(ctx, r)
+	case c.clock()-r.lostAt < r.Timeout && !errors.Is(err, ErrLeaseIDSpent) && !errors.Is(err, guard.ErrOutcomeUnknown):
+		err = guard.OutcomeUnknown("acquire", r.Claim(), err) // the lost attempt may be granted yet
 	}
 	c.acquired(ctx, r, lease, err, c.clock()-began)
 	return lease, err
@@ -117,8 +124,13 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 			err = guard.Unavailable("acquire", r.Claim(), errRaced)
 		case errors.Is(err, ErrLeaseIDSpent):
 			return nil, err
-		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
-			lost, since, r.lost = err, c.clock(), true
+		case errors.Is(err, driver.ErrLate) && attempt == 0 && ctx.Err() == nil: // the issuer had to prepare first
+			continue
+		case errors.Is(err, guard.ErrOutcomeUnknown):
+			r.lost, r.lostAt = true, c.clock()
+			if lost == nil {
+				lost, since = err, r.lostAt
+			}
 		}
 		if lost == nil {
 			return nil, pause.WithCause(ctx, err)

@@ -41,6 +41,8 @@
 //     may deadlock; then one of them gets 40P01, ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
+//   - With synchronous_commit off a crash may lose a transaction that was acknowledged. It
+//     loses no mark.
 //   - What a callback of InTx does outside its transaction is not fenced. What it calls on
 //     the [DB] takes another connection: with as many callbacks as connections, they wait
 //     for each other until their contexts end.
@@ -88,8 +90,9 @@
 // While a raise waits it looks for the sessions in its way, on a second connection if
 // there is one, and has the server end those of its own role that are idle for a second
 // or work for 15 ([Options].TerminateAfter). So a holder that is stopped between
-// statements delays its successor by at most 2 s, even one with short deadlines. It gets
-// ErrStale from its next statement, and on pgx ErrOutcomeUnknown if that is COMMIT. A
+// statements delays its successor by at most 2 s, even one with short deadlines, if the
+// pool has a connection to spare. InTx then returns ErrStale, or ErrOutcomeUnknown if the
+// COMMIT was the next statement; code of the caller's gets the server's 57P01. A
 // raise whose caller gives up may still end a session that it has seen. What it does not
 // end, it waits for: idle transactions of other roles, and an Enter that itself raised, end
 // by [Options].IdleTimeout; writers that only present a claim by their session's own

@@ -30,9 +30,9 @@ const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::p
 //     other transaction on the resource waits. Call [DB.Raise] first to avoid
 //     both.
 //   - Under REPEATABLE READ and SERIALIZABLE the claim must have been raised
-//     before the transaction took its snapshot, else ErrInvalid; if it was
-//     raised after that, or another Enter committed since, the result is
-//     ErrUnavailable with SQLSTATE 40001 inside: roll back and begin again.
+//     before the transaction took its snapshot, else ErrInvalid: raise, roll back and
+//     begin again. If another claim was raised since, or another Enter committed, the
+//     result is ErrUnavailable with SQLSTATE 40001 inside: begin again.
 //   - It writes the mark's row, so transactions of one holder that use Enter on
 //     one resource run one after another.
 //   - COMMIT, its lost response and retries are the caller's.

@@ -177,3 +177,61 @@ func TestVerdictOfNothing(t *testing.T) {
 		e.wantText(want, call, "SELECT fencepost.verdict("+call+")")
 	}
 }
+
+// TestStoppedInsideARaise: a client that stops between its raise and the COMMIT delays
+// its successor no longer than a stopped holder does. The control is the setting that
+// ends none.
+func TestStoppedInsideARaise(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		for _, ends := range []bool{true, false} {
+			stopped := statement{sql: raiseSQL, args: []any{"r", int64(5), "lease-5", int32(1000), int32(100)}}
+			if !ends {
+				stopped.args[4] = int32(0)
+			}
+			tx, err := e.admin.Begin(t.Context())
+			must(t, err)
+			_, err = tx.Exec(t.Context(), stopped.sql, stopped.args...)
+			must(t, err)
+			db := e.open(&Options{RaiseTimeout: time.Second})
+			err = db.Raise(t.Context(), claimOf("r", 6))
+			if ends {
+				noError(t, err)
+			} else {
+				wantReason(t, err, guard.ReasonUnavailable)
+			}
+			tx.Rollback(context.Background())
+			e.exec("DELETE FROM fencepost.marks")
+		}
+	})
+}
+
+// TestEnforcerLearns (P6): a holder whose role may not read marks learns that it is
+// stale when its session is ended, and that is all that its error says.
+func TestEnforcerLearns(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		role, db := e.as("enforces")
+		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.holders TO " + role)
+		must(t, db.Raise(t.Context(), claimOf("r", 5)))
+		for _, atCommit := range []bool{false, true} {
+			token := guard.Token(5)
+			if atCommit {
+				token = 6
+			}
+			err := db.fenced(t.Context(), claimOf("r", token), func(ctx context.Context, tx testTx) error {
+				must(t, db.Raise(context.Background(), claimOf("r", token+1))) // which ends this session
+				if atCommit {
+					return nil
+				}
+				_, err := tx.exec(ctx, "SELECT 1")
+				return err
+			})
+			if reason := guard.ReasonOf(err); reason == guard.ReasonOutcomeUnknown && atCommit {
+				continue // the COMMIT was the first to meet it
+			}
+			wantReason(t, err, guard.ReasonStale, "at COMMIT %v", atCommit)
+			if errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("%v is unavailable as well", err)
+			}
+		}
+	})
+}

@@ -29,7 +29,7 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 // WatchWarnings makes the connections of a configuration show this package, sqlrow
 // and sqladmin a warning that changes the outcome of a COMMIT: that the server
 // stopped waiting for its synchronous standby, because a person or a driver
-// cancelled the wait. Then a write or a raise is [guard.ErrOutcomeUnknown], even
+// cancelled the wait or terminated the session. Then a write or a raise is [guard.ErrOutcomeUnknown], even
 // with [TxOptions].Resolve, since only the primary is known to have it; to repeat the
 // raise shows no more than that. Without it
 // such a COMMIT looks like any other. Call it before the pool is opened, with

@@ -157,17 +157,24 @@ func (d *DB[Tx]) superseded(ctx context.Context, claims []guard.Claim, err error
 
 // refusedBy returns the refusal by a mark above one of the claims, if there is
 // one, else err. A raise that ended the session may have yet to raise the mark: to
-// enter again waits for it.
+// enter again waits for it, and needs no other rights than the transaction did.
 func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	for _, claim := range claims {
-		if c, err := d.begin(ctx, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", "")); err == nil {
-			c.release() // nobody raises
+		c, entering := d.begin(ctx, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", ""))
+		if entering == nil {
+			c.release()
+			continue
 		}
-		if mark, markErr := d.mark(ctx, "read mark", claim); markErr == nil && mark.Token > claim.Token {
-			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: mark, Cause: err}
+		if pgerr.State(entering) != pgerr.Stale {
+			continue
 		}
+		refusal := &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: sqlkit.FactsOf(entering).Mark, Cause: err}
+		if failed, is := err.(*guard.FailedError); is {
+			refusal.Cause = failed.Cause // it is stale, and not unavailable
+		}
+		return refusal
 	}
 	return err
 }

@@ -124,7 +124,8 @@ func (d *DB[Tx]) usable(ctx context.Context, t *Table) error {
 
 // In returns a [Querier] that runs the statements of a [Table] in tx: they
 // compare with the row's mark as always, and take effect when tx commits. tx
-// may be one that sqlfence's InTx opened or any other transaction of the driver. On
+// may be one that sqlfence's InTx opened or any other transaction of the driver. Until it
+// ends the row is locked, also against a newer holder's [Table.Raise]. On
 // database/sql each use of a Table in it is preceded by a look at client_encoding.
 func (d *DB[Tx]) In(tx Tx) Querier { return &txQuerier[Tx]{on: d.in(tx), db: d} }
 

@@ -116,8 +116,13 @@ func (s *serverTime) at(now time.Duration) (at time.Time, known bool) {
 
 // Acquire asks for a lease, together with other acquires made at the same time.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if _, known := i.time.at(0); i.Entered() == nil || !known { // separate, since it need not fit into the TTL
-		if err := i.prepare(ctx); err != nil {
+	if _, known := i.time.at(0); i.Entered() == nil || !known {
+		began := driver.Now()
+		err := i.prepare(ctx)
+		if r.Timeout -= driver.Now() - began; err == nil && r.Timeout <= 0 {
+			err = Harmless(driver.ErrLate)
+		}
+		if err != nil {
 			return driver.Grant{}, Failure("acquire", r.Claim(), err)
 		}
 	}
