@@ -16,12 +16,15 @@
 //     repeated.
 //   - Abandoned means abandoned (P8): an acquire takes no effect once Request.Timeout has
 //     passed since Acquire was called, by the issuer's clock, however long the
-//     network delays it. After a Release without a token no acquire under its
+//     network delays it; where an engine can only bound that differently, its issuer's
+//     documentation says how. An acquire whose context has ended before the call sends
+//     nothing. After a Release without a token no acquire under its
 //     lease ID is granted, not even one that was sent before. An issuer may
 //     forget such an ID after an hour, the longest Request.Timeout there is.
 //   - A renewal extends the lease of its claim, token and lease ID alike, and
 //     creates nothing. The later end wins: no renewal and no repeated acquire
-//     shortens a lease (P7). A release frees that lease and no successor's.
+//     shortens a lease (P7). A release frees that lease and no successor's, also
+//     where both have one lease ID.
 //   - From is read before the request leaves. An issuer that dates it later
 //     lets a holder believe in its lease after the issuer has granted it to
 //     another.

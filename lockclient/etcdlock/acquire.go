@@ -116,6 +116,7 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 			clientv3.Compare(clientv3.CreateRevision(leaseKey), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(spentKey), "=", 0),
 			clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", base.modified),
+			clientv3.Compare(clientv3.Value(i.baseKey()), "=", base.text()), // after a restore another may have that revision
 		).Then(
 			clientv3.OpPut(leaseKey, string(l.Text()), clientv3.WithLease(lease)),
 			clientv3.OpPut(i.attemptKey(), "", clientv3.WithLease(attempt)), // refused if that has ended
@@ -161,11 +162,15 @@ func (i *Issuer) put(ctx context.Context, r driver.Request, lease, attempt clien
 		case h != nil:
 			return h, nil
 		}
+		old := base
 		if base, err = storedOf(i.baseKey(), get(2).Kvs); err != nil {
 			return nil, err
 		}
 		if base.modified == 0 { // somebody deleted it
 			return nil, sequence.Unwritten{Err: errors.New("the key " + i.baseKey() + " is gone; call RaiseEpoch")}
+		}
+		if base.value < old.value {
+			return nil, sequence.WentBack("the base was %d and is %d, so the cluster was restored", old.value, base.value)
 		}
 		i.setBase(base)
 	}

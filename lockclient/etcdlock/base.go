@@ -16,6 +16,9 @@ import (
 // none.
 type stored struct{ value, modified int64 }
 
+// text is what is stored.
+func (s stored) text() string { return strconv.FormatInt(s.value, 10) }
+
 // Advance raises the tokens of a resource that nobody holds above the given one, and those
 // of every other resource with them: it raises the base.
 // What it wrote is lost if the data is lost: repeat it after a restore. A token
@@ -48,7 +51,8 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 
 // RaiseEpoch raises all later tokens above those that the cluster issued before:
 // it sets the base from this process's clock, or above the stored one if that is
-// higher. Call it after every restore of a snapshot.
+// higher. Call it after every restore of a snapshot, and restart every process that holds
+// or waits for a lease.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
 	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
 }
@@ -59,7 +63,10 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		done, err := i.putBase(ctx, old, sequence.Raised(old.value))
+		i.mu.Lock()
+		known := i.base // which may be above what was restored
+		i.mu.Unlock()
+		done, err := i.putBase(ctx, old, sequence.Raised(max(old.value, known.value)))
 		if err != nil {
 			return err
 		}
@@ -108,19 +115,26 @@ func (i *Issuer) readBase(ctx context.Context) (stored, error) {
 
 // putBase replaces a base, unless it has changed or a condition does not hold.
 func (i *Issuer) putBase(ctx context.Context, old stored, value int64, also ...clientv3.Cmp) (bool, error) {
-	resp, err := i.client.Txn(ctx).If(append(also, clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified))...).
-		Then(clientv3.OpPut(i.baseKey(), strconv.FormatInt(value, 10))).Commit()
+	also = append(also, clientv3.Compare(clientv3.ModRevision(i.baseKey()), "=", old.modified))
+	if old.modified != 0 {
+		also = append(also, clientv3.Compare(clientv3.Value(i.baseKey()), "=", old.text()))
+	}
+	base := stored{value: value}
+	resp, err := i.client.Txn(ctx).If(also...).Then(clientv3.OpPut(i.baseKey(), base.text())).Commit()
 	if err != nil || !resp.Succeeded {
 		return false, err
 	}
-	i.setBase(stored{value: value, modified: resp.Header.Revision})
+	base.modified = resp.Header.Revision
+	i.setBase(base)
 	return true, nil
 }
 
+// setBase replaces the known base, unless that is higher. The revision may be lower after a
+// restore.
 func (i *Issuer) setBase(base stored) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if base.modified > i.base.modified {
+	if base.value >= i.base.value {
 		i.base = base
 	}
 }

@@ -13,8 +13,9 @@
 //
 // Residual risk: a snapshot that was restored without --bump-revision, or
 // --force-new-cluster, repeats revisions and with them tokens until RaiseEpoch is
-// called. An issuer that keeps running through it notices that the revision went
-// back and refuses (guard.ErrMarkAhead); a new process cannot know.
+// called. An issuer that keeps running through it refuses (guard.ErrMarkAhead) if it
+// asks before the revision is again what it was, or finds a lower base; another process
+// cannot know. So restart every process that holds or waits for a lease after RaiseEpoch.
 //
 // # Use
 //

@@ -2,7 +2,9 @@ package zklock
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -17,14 +19,12 @@ import (
 type held struct {
 	*sequence.Lease
 	version int32
-	written int64         // when it was granted or last renewed, in ms since 1970 by the leader's clock
+	end     int64         // in ms since 1970 by the leader's clock
 	left    time.Duration // as of a look; it ran out unless that is positive
 }
 
 // at returns how long the lease lasts from a moment of the leader's clock.
-func (h *held) at(now int64) time.Duration {
-	return time.Duration(h.written+h.TTL-now)*time.Millisecond + clocksDiffer
-}
+func (h *held) at(now int64) time.Duration { return time.Duration(h.end-now) * time.Millisecond }
 
 // runs reports whether somebody has the lease; h may be nil.
 func (h *held) runs() bool { return h != nil && h.left > 0 }
@@ -63,14 +63,17 @@ func (s *session) holder(ctx context.Context, resource string, now int64) (*held
 	if err != nil {
 		return nil, err
 	}
-	if lease.TTL == 0 || n.stat.EphemeralOwner != 0 {
+	if lease.TTL == 0 || lease.Grant == "" || n.stat.EphemeralOwner != 0 {
 		return nil, sequence.Foreign{Place: path, Value: string(n.value)}
 	}
 	if lease.At == 0 {
 		lease.At = n.stat.Mtime
 	}
-	h := &held{Lease: lease, version: n.stat.Version, written: n.stat.Mtime}
-	h.left = h.at(now)
+	h := &held{Lease: lease, version: n.stat.Version, end: n.stat.Mtime + lease.TTL + clocksDiffer.Milliseconds()}
+	if lease.By != 0 && n.stat.Mtime >= lease.By { // by a renewal that came after the end
+		h.end = lease.By
+	}
+	h.left = h.at(max(now, n.stat.Mtime))
 	return h, nil
 }
 
@@ -108,27 +111,27 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 		}
 		before, base := i.known()
 		lease := sequence.New(r, base.value)
-		lease.TTL = r.TTL.Milliseconds()
+		lease.TTL, lease.Grant = r.TTL.Milliseconds(), rand.Text()
 		id, lock := i.create(i.idPath(r.Resource, r.LeaseID), nil, 0), i.lockPath(r.Resource)
-		sameBase := check(i.basePath(), base.version)
-		ops := []any{s.touch(), sameBase}
+		sameBase := check(i.valuePath(base.value), -1)
+		ops := []any{sameBase, id, deletion(id.Path, -1), i.create(i.grantPath(r.Resource, lease.Grant), nil, 0)}
 		if h == nil {
-			ops = append(ops, id, i.create(lock, lease.Text(), 0))
+			ops = append(ops, i.create(lock, lease.Text(), 0))
 		} else { // it ran out
-			ops = append(ops, deletion(i.idPath(r.Resource, h.ID), 0), id, set(lock, lease.Text(), h.version))
+			ops = append(ops, deletion(i.grantPath(r.Resource, h.Grant), -1), set(lock, lease.Text(), h.version))
 		}
-		responses, refused, err := s.multi(ctx, ops...)
+		stat, refused, err := s.multi(ctx, ops...)
 		switch {
 		case err == nil:
-			return i.granted(ctx, s, r, lease.Base, before, responses[0].Stat)
+			return i.granted(ctx, s, r, lease, before, stat)
 		case refused == nil:
 			return grant, err
 		case refused == id && errors.Is(err, zk.ErrNoNode):
-			err = s.makeNode(ctx, i.container(r.Resource), nil, zk.FlagContainer)
+			err = s.makeNode(ctx, i.container(r.Resource), zk.FlagContainer)
+		case refused == id && errors.Is(err, zk.ErrNodeExists):
+			err = sequence.Refusal{Err: driver.ErrLeaseIDSpent}
 		case refused == sameBase && raced(err):
 			err = i.learnBase(ctx, s)
-		case refused == id && errors.Is(err, zk.ErrNodeExists) && s.spent(ctx, r.Claim()):
-			err = sequence.Refusal{Err: driver.ErrLeaseIDSpent}
 		case raced(err):
 			h, err = s.look(ctx, r.Resource)
 		}
@@ -140,14 +143,18 @@ func (i *Issuer) acquire(ctx context.Context, r driver.Request) (grant driver.Gr
 }
 
 // granted makes a grant from a transaction that was carried out.
-func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, base, before int64, stat *zk.Stat) (driver.Grant, error) {
-	token := sequence.Token(base, stat.Mzxid)
-	err := i.forward(before, stat.Mzxid)
-	if err == nil && token == guard.NoToken {
-		err = sequence.Unwritten{Err: sequence.ErrExhausted}
+func (i *Issuer) granted(ctx context.Context, s *session, r driver.Request, lease *sequence.Lease, before guard.Token, stat *zk.Stat) (driver.Grant, error) {
+	token := sequence.Token(lease.Base, stat.Mzxid)
+	var err error = sequence.Unwritten{Err: sequence.ErrExhausted}
+	if token != guard.NoToken {
+		err = i.forward(before, token)
 	}
 	if err != nil {
-		s.multi(ctx, i.removal(r.Claim())...)
+		// Whoever is first to see the grant's node gone has removed the lease.
+		_, refused, left := s.multi(ctx, i.removal(r.Resource, lease.Grant, -1)...)
+		if left != nil && (refused == nil || !raced(left)) {
+			err = fmt.Errorf("%v; what was granted may be there until its TTL: %v", err, left) // an unknown outcome, whatever the two are
+		}
 		return driver.Grant{}, err
 	}
 	if r.Waiting { // if its turn had not come, those behind it would wait for its place to run out
@@ -215,14 +222,15 @@ func (s *session) renew(ctx context.Context, r driver.Renewal, now int64) (runs 
 }
 
 // extend makes a lease last for the TTL from now. The later end wins: a longer TTL
-// stays, since one holder may rely on it. The error is ErrChanged if the lease has changed.
+// stays, since one holder may rely on it. The error is ErrChanged if the lease has changed,
+// or was over when the request arrived.
 func (s *session) extend(ctx context.Context, resource string, h *held, ttl time.Duration) error {
 	lease := *h.Lease
-	lease.TTL = max(lease.TTL, ttl.Milliseconds())
-	_, refused, err := s.multi(ctx,
-		check(s.i.idPath(resource, h.ID), 0), // a successor's lock may have this version too
+	lease.TTL, lease.By = max(lease.TTL, ttl.Milliseconds()), h.end
+	stat, refused, err := s.multi(ctx,
+		check(s.i.grantPath(resource, h.Grant), -1), // a successor's lock may have this version too
 		set(s.i.lockPath(resource), lease.Text(), h.version))
-	if refused != nil && raced(err) {
+	if refused != nil && raced(err) || err == nil && h.at(stat.Mtime) <= 0 {
 		return sequence.ErrChanged
 	}
 	return err

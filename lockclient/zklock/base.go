@@ -2,7 +2,8 @@ package zklock
 
 import (
 	"context"
-	"strconv"
+	"errors"
+	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -10,11 +11,10 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-// base is the number that every token is above, and the node that it was read
-// from. Created and ctime distinguish one ensemble's data from another's.
+// base is the number that every token is above, and the node that it is below. Created
+// and ctime distinguish one ensemble's data from another's.
 type base struct {
 	value          int64
-	version        int32
 	created, ctime int64
 }
 
@@ -24,35 +24,33 @@ type base struct {
 // that is not below 2^62 is refused (guard.ErrInvalid).
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	s, err := i.session(ctx)
-	lock := i.lockPath(resource)
 	if err == nil {
-		err = s.makeNode(ctx, i.container(resource), nil, zk.FlagContainer)
+		err = s.makeNode(ctx, i.container(resource), zk.FlagContainer)
 	}
 	if err != nil {
 		return guard.NoToken, failed("advance", guard.Claim{Resource: resource}, err)
 	}
 	var h *held
 	var old base
-	reached, err := sequence.Advance(above, func() (sequence.Standing, error) {
+	reached, err := sequence.Advance(above, func() (standing sequence.Standing, err error) {
+		if err := i.learnBase(ctx, s); err != nil {
+			return standing, err
+		}
 		now, err := s.now(ctx)
 		if err == nil {
 			h, err = s.holder(ctx, resource, now.Mtime)
 		}
-		if err == nil {
-			err = i.learnBase(ctx, s)
-		}
 		if err != nil {
-			return sequence.Standing{}, err
+			return standing, err
 		}
 		_, old = i.known()
 		return sequence.Standing{Held: h.holds(resource), Base: old.value, Number: now.Mzxid}, nil
 	}, func(value int64) (raised bool, err error) {
-		// Nobody has been granted the lease since.
-		unchanged := []any{i.create(lock, nil, 0), deletion(lock, -1)}
-		if h != nil {
-			unchanged = []any{check(i.idPath(resource, h.ID), 0), check(lock, h.version)}
+		ops := i.unchanged(resource, h)
+		if h != nil { // it ran out, and a late renewal must not bring it back
+			ops = i.removal(resource, h.Grant, h.version)
 		}
-		return s.setBase(ctx, old, value, unchanged...)
+		return s.setBase(ctx, old.value, value, ops...)
 	})
 	return reached, failed("advance", guard.Claim{Resource: resource}, err)
 }
@@ -60,11 +58,8 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 // RaiseEpoch raises all later tokens above those that the ensemble issued before:
 // it sets the base from this process's clock, or above the stored one if that is
 // higher. Call it after every restore of a snapshot, and after data was lost while
-// workers ran.
+// workers ran, and restart every process that holds or waits for a lease.
 func (i *Issuer) RaiseEpoch(ctx context.Context) error {
-	i.mu.Lock()
-	i.base, i.seen = base{}, 0 // the step back has been handled
-	i.mu.Unlock()
 	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
 }
 
@@ -74,76 +69,109 @@ func (i *Issuer) raiseEpoch(ctx context.Context) error {
 		return err
 	}
 	for range sequence.MaxRetries {
-		if err := i.learnBase(ctx, s); err != nil {
+		old, err := s.readBase(ctx)
+		if err == nil && old.created == 0 {
+			err = s.makeBase(ctx)
+		}
+		if err != nil {
 			return err
 		}
-		_, old := i.known()
-		done, err := s.setBase(ctx, old, sequence.Raised(old.value))
+		seen, known := i.known() // which may be above what was restored
+		raised := old
+		raised.value = sequence.Raised(max(old.value, known.value, int64(seen)))
+		done, err := s.setBase(ctx, old.value, raised.value)
 		if err != nil {
 			return err
 		}
 		if done {
-			return i.learnBase(ctx, s)
+			i.learn(raised)
+			return nil
 		}
 	}
 	return sequence.ErrChanged
 }
 
+// makeBase sets the first base from the clock, unless there is one.
+func (s *session) makeBase(ctx context.Context) error {
+	_, refused, err := s.multi(ctx, s.i.create(s.i.basePath(), nil, 0), s.i.create(s.i.valuePath(sequence.First()), nil, 0))
+	if refused != nil && errors.Is(err, zk.ErrNodeExists) {
+		return nil
+	}
+	return err
+}
+
 // setBase replaces a base, unless it has changed or another operation is refused.
-func (s *session) setBase(ctx context.Context, old base, value int64, also ...any) (done bool, err error) {
-	_, refused, err := s.multi(ctx, append(also, set(s.i.basePath(), strconv.AppendInt(nil, value, 10), old.version))...)
+func (s *session) setBase(ctx context.Context, old, value int64, also ...any) (done bool, err error) {
+	_, refused, err := s.multi(ctx, append(also, deletion(s.i.valuePath(old), -1), s.i.create(s.i.valuePath(value), nil, 0))...)
 	if refused != nil && raced(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// known returns the highest zxid of any grant, which the next is above, and the base.
-func (i *Issuer) known() (int64, base) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.seen, i.base
-}
-
-// forward records a grant's zxid and refuses one that went back.
-func (i *Issuer) forward(before, zxid int64) error {
-	if zxid <= before {
-		return sequence.WentBack("the zxid was %#x and is %#x, so the ensemble was restored", before, zxid)
+// readBase returns the base that is stored; the zero value if there is none.
+func (s *session) readBase(ctx context.Context) (base, error) {
+	n, err := s.get(ctx, s.i.basePath())
+	if err != nil || n == nil {
+		return base{}, err
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.seen = max(i.seen, zxid)
-	return nil
+	values, err := s.children(ctx, s.i.basePath(), "")
+	if err != nil {
+		return base{}, err
+	}
+	value, err := sequence.Number(s.i.basePath(), []byte(strings.Join(values, ","))) // it is one
+	return base{value, n.stat.Czxid, n.stat.Ctime}, err
 }
 
 // learnBase reads the base. If the ensemble has none, it is set from the clock,
 // unless this issuer has seen one before.
 func (i *Issuer) learnBase(ctx context.Context, s *session) error {
-	n, err := s.get(ctx, i.basePath())
-	if _, known := i.known(); err == nil && n == nil && known.created == 0 {
-		if err := s.makeNode(ctx, i.basePath(), strconv.AppendInt(nil, sequence.First(), 10), zk.FlagPersistent); err != nil {
-			return err
-		}
-		n, err = s.get(ctx, i.basePath())
-	}
-	if err != nil {
+	_, before := i.known()
+	if _, err := s.now(ctx); err != nil { // so that nothing older than before is read
 		return err
 	}
-	var read base
-	if n != nil {
-		value, err := sequence.Number(i.basePath(), n.value)
-		if err != nil {
-			return err
+	read, err := s.readBase(ctx)
+	if err == nil && read.created == 0 && before.created == 0 {
+		if err = s.makeBase(ctx); err == nil {
+			read, err = s.readBase(ctx)
 		}
-		read = base{value, n.stat.Version, n.stat.Czxid, n.stat.Ctime}
+	}
+	switch {
+	case err != nil:
+		return err
+	case read.created == 0, before.created != 0 && (read.created != before.created || read.ctime != before.ctime):
+		return sequence.WentBack("the node %q is gone or was recreated, so the data was lost or this is another ensemble", i.basePath())
+	case read.value < before.value:
+		return sequence.WentBack("the base was %d and is %d, so the ensemble was restored", before.value, read.value)
+	}
+	i.learn(read)
+	return nil
+}
+
+// learn replaces the known base, unless that is higher.
+func (i *Issuer) learn(read base) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if read.value >= i.base.value {
+		i.base = read
+	}
+}
+
+// known returns the highest token of any grant, which the next is above, and the base. A
+// base that was not read yet is 0, of which there is no node: nothing is granted from it.
+func (i *Issuer) known() (guard.Token, base) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.seen, i.base
+}
+
+// forward records a grant's token and refuses one that went back.
+func (i *Issuer) forward(before, token guard.Token) error {
+	if token <= before {
+		return sequence.WentBack("the token was %v and is %v, so the ensemble was restored", before, token)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if n == nil || i.base.created != 0 && (i.base.created != read.created || i.base.ctime != read.ctime) {
-		return sequence.WentBack("the node %q is gone or was recreated, so the data was lost or this is another ensemble", i.basePath())
-	}
-	if i.base.created == 0 || read.version > i.base.version {
-		i.base = read
-	}
+	i.seen = max(i.seen, token)
 	return nil
 }

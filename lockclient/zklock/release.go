@@ -11,7 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
 )
 
-// Release deletes the lease's two nodes. One of them is named by the lease ID, so a
+// Release deletes the lease's two nodes. One of them is the grant's own, so a
 // successor's nodes stay. Without a token it leaves a node under which no acquire
 // of this lease ID succeeds.
 func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
@@ -23,7 +23,8 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 }
 
 func (s *session) release(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	path := s.i.idPath(claim.Resource, claim.LeaseID)
+	id := s.i.create(s.i.idPath(claim.Resource, claim.LeaseID), nil, 0)
+	spend := claim.Token == guard.NoToken
 	for range sequence.MaxRetries {
 		h, err := s.holder(ctx, claim.Resource, 0)
 		if err == nil && !h.of(claim) { // or this server is behind
@@ -32,51 +33,53 @@ func (s *session) release(ctx context.Context, claim guard.Claim) (freed bool, e
 		if err != nil {
 			return false, err
 		}
-		mine, spend := h.of(claim), claim.Token == guard.NoToken
+		mine := h.of(claim)
 		var ops []any
-		if mine {
-			ops = s.i.removal(claim)
-		}
-		if spend {
-			ops = append(ops, s.i.create(path, nil, 0), set(path, nil, 0))
-		}
-		if len(ops) == 0 {
+		switch {
+		case mine:
+			ops = s.i.removal(claim.Resource, h.Grant, h.version)
+		case spend: // if its acquire was granted by then, that lease is freed
+			ops = s.i.unchanged(claim.Resource, h)
+		default:
 			return false, nil
 		}
-		responses, refused, err := s.multi(ctx, ops...)
+		if spend {
+			ops = append(ops, id)
+		}
+		stat, refused, err := s.multi(ctx, ops...)
+		creation, _ := refused.(*zk.CreateRequest)
 		switch {
 		case err == nil:
 			if spend {
 				s.i.sweepLater(claim.Resource)
 			}
-			return mine && h.at(responses[0].Stat.Mtime) > 0, nil
+			return mine && h.at(stat.Mtime) > 0, nil
 		case refused == nil || !raced(err):
 			return false, err
-		case mine: // it has changed
-		case errors.Is(err, zk.ErrNoNode):
-			err = s.makeNode(ctx, s.i.container(claim.Resource), nil, zk.FlagContainer)
-			if err != nil {
+		case creation == id && errors.Is(err, zk.ErrNodeExists):
+			spend = false // it is spent
+		case creation != nil && errors.Is(err, zk.ErrNoNode):
+			if err := s.makeNode(ctx, s.i.container(claim.Resource), zk.FlagContainer); err != nil {
 				return false, err
 			}
-		case s.spent(ctx, claim):
-			return false, nil
 		}
 	}
 	return false, sequence.ErrChanged
 }
 
-// removal is the operations that end a lease. The first returns the leader's time.
-func (i *Issuer) removal(claim guard.Claim) []any {
-	lock := i.lockPath(claim.Resource)
-	return []any{set(lock, nil, -1), deletion(i.idPath(claim.Resource, claim.LeaseID), 0), deletion(lock, -1)}
+// removal is the operations that end a lease of that version; -1 is any.
+func (i *Issuer) removal(resource, grant string, version int32) []any {
+	return []any{deletion(i.grantPath(resource, grant), -1), deletion(i.lockPath(resource), version)}
 }
 
-// spent reports whether nothing is granted under the lease ID any more. The node of a spent
-// one was written twice, so that nothing takes it for a lease's. What cannot be seen is
-// asked for again.
-func (s *session) spent(ctx context.Context, claim guard.Claim) bool {
-	id, err := s.get(ctx, s.i.idPath(claim.Resource, claim.LeaseID))
-	return err == nil && id != nil && id.stat.Version > 0
+// unchanged is the operations that are refused if anything was granted since h was seen,
+// which may be nil.
+func (i *Issuer) unchanged(resource string, h *held) []any {
+	if h != nil {
+		return []any{check(i.grantPath(resource, h.Grant), -1)}
+	}
+	lock := i.lockPath(resource)
+	return []any{i.create(lock, nil, 0), deletion(lock, -1)}
 }
 
 // sweepLater deletes the resource's spent lease IDs that are an hour old, once
@@ -98,12 +101,12 @@ func (s *session) sweep(ctx context.Context, resource string) {
 	if err != nil {
 		return
 	}
-	ids, _ := s.children(ctx, resource, "id-")
+	ids, _ := s.children(ctx, s.i.container(resource), "id-")
 	for _, id := range ids {
 		path := s.i.container(resource) + "/" + id
 		id, err := s.get(ctx, path)
-		if err == nil && id != nil && id.stat.Version > 0 && id.stat.Ctime <= now.Mtime-spentFor.Milliseconds() {
-			s.multi(ctx, deletion(path, id.stat.Version))
+		if err == nil && id != nil && id.stat.Ctime <= now.Mtime-spentFor.Milliseconds() {
+			s.multi(ctx, deletion(path, -1))
 		}
 	}
 }

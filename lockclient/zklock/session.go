@@ -94,16 +94,13 @@ func (s *session) begin() error {
 			return sequence.Unwritten{Err: err}
 		}
 	}
-	err = s.makeNode(ctx, s.beat, nil, zk.FlagEphemeral)
+	err = s.makeNode(ctx, s.beat, zk.FlagEphemeral)
 	if errors.Is(err, zk.ErrNoNode) { // there is no root
-		if err = s.makeNode(ctx, opts.Root, nil, zk.FlagPersistent); err == nil {
-			err = s.makeNode(ctx, s.beat, nil, zk.FlagEphemeral)
+		if err = s.makeNode(ctx, opts.Root, zk.FlagPersistent); err == nil {
+			err = s.makeNode(ctx, s.beat, zk.FlagEphemeral)
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return s.i.learnBase(ctx, s)
+	return err
 }
 
 // end ends the session, once. It does not block.
@@ -177,7 +174,7 @@ func (s *session) Printf(_ string, args ...any) {
 }
 
 // wait returns when there is a connection: a request passed to the client without
-// one might be sent at any later time.
+// one might be sent at any later time, as might one whose context has ended.
 func (s *session) wait(ctx context.Context) error {
 	s.i.mu.Lock()
 	up := s.up
@@ -188,7 +185,10 @@ func (s *session) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return s.unconnected(ctx)
 	}
-	if s.over() {
+	switch {
+	case ctx.Err() != nil: // both were ready
+		return s.unconnected(ctx)
+	case s.over():
 		return errOver
 	}
 	return nil
@@ -217,39 +217,39 @@ func call[T any](ctx context.Context, s *session, f func(*zk.Conn) (T, error)) (
 	}
 }
 
-// multi carries out a transaction. refused is the operation that was refused; nothing was
-// written then.
-func (s *session) multi(ctx context.Context, ops ...any) (responses []zk.MultiResponse, refused any, err error) {
-	responses, err = call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
-	if len(responses) == len(ops) {
-		for n, r := range responses {
-			if r.Error == nil {
-				continue
-			}
-			if touch, ok := ops[n].(*zk.SetDataRequest); ok && touch.Path == s.beat && errors.Is(r.Error, zk.ErrNoNode) {
-				s.end() // it is over, or somebody deleted its node
-				return nil, nil, errOver
-			}
+// multi carries out a transaction, in this session only: it also writes the session's
+// node, and stat is that node's, with the zxid of the transaction and the leader's time.
+// refused is the operation that was refused; nothing was written then.
+func (s *session) multi(ctx context.Context, ops ...any) (stat *zk.Stat, refused any, err error) {
+	ops = append([]any{set(s.beat, nil, -1)}, ops...)
+	responses, err := call(ctx, s, func(c *zk.Conn) ([]zk.MultiResponse, error) { return c.Multi(ops...) })
+	if len(responses) != len(ops) {
+		if err == nil {
+			err = errors.New("the servers responded to other operations")
+		}
+		return nil, nil, err
+	}
+	for n, r := range responses {
+		switch {
+		case r.Error == nil:
+		case n == 0 && errors.Is(r.Error, zk.ErrNoNode):
+			s.end() // it is over, or somebody deleted its node
+			return nil, nil, errOver
+		default:
 			return nil, ops[n], sequence.Unwritten{Err: r.Error}
 		}
 	}
-	if err == nil && len(responses) != len(ops) {
-		err = errors.New("the servers responded to other operations")
-	}
-	return responses, nil, err
+	return responses[0].Stat, nil, err
 }
 
-// touch is the operation of a transaction that takes effect in this session only. Its
-// result has the zxid of the transaction and the leader's time.
-func (s *session) touch() *zk.SetDataRequest { return set(s.beat, nil, -1) }
-
-// now returns what touch does. What the session reads next is at least as new.
+// now returns the zxid of a write and the leader's time. What the session reads next is at
+// least as new.
 func (s *session) now(ctx context.Context) (*zk.Stat, error) {
-	responses, _, err := s.multi(ctx, s.touch())
+	stat, _, err := s.multi(ctx)
 	if err != nil {
 		return nil, sequence.Unwritten{Err: err} // it says nothing of a lease
 	}
-	return responses[0].Stat, nil
+	return stat, nil
 }
 
 // read is call for a request that only reads; the zero value if there is no such node.
@@ -280,22 +280,22 @@ func (s *session) get(ctx context.Context, path string) (*node, error) {
 	})
 }
 
-// children returns the names of a resource's nodes that begin with prefix.
-func (s *session) children(ctx context.Context, resource, prefix string) ([]string, error) {
+// children returns the names of the nodes below another that begin with prefix.
+func (s *session) children(ctx context.Context, path, prefix string) ([]string, error) {
 	all, err := read(ctx, s, func(c *zk.Conn) ([]string, error) {
-		all, _, err := c.Children(s.i.container(resource))
+		all, _, err := c.Children(path)
 		return all, err
 	})
 	return slices.DeleteFunc(all, func(child string) bool { return !strings.HasPrefix(child, prefix) }), err
 }
 
 // makeNode creates a node unless it exists. What it leaves behind holds nothing.
-func (s *session) makeNode(ctx context.Context, path string, value []byte, flags int32) error {
+func (s *session) makeNode(ctx context.Context, path string, flags int32) error {
 	_, err := call(ctx, s, func(c *zk.Conn) (string, error) {
 		if flags == zk.FlagContainer {
-			return c.CreateContainer(path, value, flags, s.i.opts.ACL)
+			return c.CreateContainer(path, nil, flags, s.i.opts.ACL)
 		}
-		return c.Create(path, value, flags, s.i.opts.ACL)
+		return c.Create(path, nil, flags, s.i.opts.ACL)
 	})
 	if err == nil || errors.Is(err, zk.ErrNodeExists) {
 		return nil

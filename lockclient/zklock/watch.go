@@ -61,7 +61,7 @@ func (i *Issuer) watch(ctx context.Context, w driver.Watch, wake func()) (out dr
 		case p != nil:
 			s.turn(watching, p)
 		case h != nil:
-			s.change(watching, i.idPath(w.Resource, h.ID))
+			s.change(watching, i.grantPath(w.Resource, h.Grant))
 		default:
 			s.appears(watching, i.lockPath(w.Resource), time.Second)
 		}
@@ -88,7 +88,7 @@ func (s *session) join(ctx context.Context, resource string) (*place, error) {
 		p.left.Stop()
 		return p, nil
 	}
-	if err := s.makeNode(ctx, s.i.container(resource), nil, zk.FlagContainer); err != nil {
+	if err := s.makeNode(ctx, s.i.container(resource), zk.FlagContainer); err != nil {
 		return nil, err
 	}
 	path, err := call(ctx, s, func(c *zk.Conn) (string, error) {
@@ -133,7 +133,7 @@ func (p *place) drop() {
 // waiter knows when.
 func (s *session) turn(ctx context.Context, p *place) {
 	for {
-		all, err := s.children(ctx, p.resource, "wait-")
+		all, err := s.children(ctx, s.i.container(p.resource), "wait-")
 		slices.SortFunc(all, func(a, b string) int { return cmp.Compare(number(a)-number(b), 0) })
 		n := slices.Index(all, p.node)
 		if err != nil || n < 0 {
@@ -141,7 +141,7 @@ func (s *session) turn(ctx context.Context, p *place) {
 		}
 		if n == 0 {
 			if h, err := s.holder(ctx, p.resource, 0); err == nil && h != nil {
-				s.change(ctx, s.i.idPath(p.resource, h.ID))
+				s.change(ctx, s.i.grantPath(p.resource, h.Grant))
 			}
 			return
 		}

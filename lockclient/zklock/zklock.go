@@ -9,7 +9,9 @@
 // fencectl-zookeeper, raises it after a restore; [Issuer.Advance] raises it above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that keeps running through it notices and refuses
-// (guard.ErrMarkAhead), a new process cannot know.
+// (guard.ErrMarkAhead) once it is granted a token that is not above its own, or finds a
+// lower base; another process cannot know. So restart every process that holds or waits
+// for a lease after RaiseEpoch.
 //
 // # What it does not
 //
@@ -40,18 +42,22 @@
 //
 // # Nodes
 //
-// Below the root, by default "/fencepost": base, beat-SESSION (ephemeral), and
-// for each resource a container r-RESOURCE with the children lock and id-LEASE, while the
-// lease runs and until it is taken over, wait-N (ephemeral, sequential), and id-LEASE,
-// written twice, for an hour after a lease ID was spent. A holder that crashed leaves the first two
-// behind until the resource is leased again.
+// Below the root, by default "/fencepost": base with one child, whose name is the base,
+// beat-SESSION (ephemeral), and for each resource a container r-RESOURCE with the children
+// lock and grant-RANDOM, while the lease runs and until it is taken over, wait-N (ephemeral,
+// sequential), and id-LEASE for an hour after a lease ID was spent. A holder that crashed
+// leaves the first two behind until the resource is leased again.
 //
 // # What a late request does
 //
-// An acquire takes effect only in the session that it was sent in. One that is
-// delayed in the network may take effect until that session ends, which is ten seconds
-// and a tick after the servers last heard from it. A lease ID that was
-// released without a token is never granted, however late.
+// What bounds a late attempt is its session, not Request.Timeout: every write takes effect
+// only in the session that it was sent in. An acquire that is delayed in the network may take
+// effect until that session ends, which is ten seconds and a tick after the servers last
+// heard from it. While the process runs and is connected, also over another connection, its session
+// goes on, so that an acquire stuck in an old connection has no other bound; the lease that it
+// is granted then ends with its TTL. A lease ID that was released without a token is never
+// granted, however late. A renewal that arrives after its lease's end, and any request of an
+// earlier grant, has no effect.
 //
 // # Failure by failure
 //
@@ -66,6 +72,7 @@ import (
 	"context"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -108,7 +115,7 @@ type Issuer struct {
 	mu     sync.Mutex
 	latest *session          // nil if it is over
 	base   base              // as last read
-	seen   int64             // the highest zxid of any grant
+	seen   guard.Token       // the highest of any grant
 	places map[string]*place // in the queue, by resource
 }
 
@@ -164,10 +171,24 @@ func (i *Issuer) Close() error {
 }
 
 func (i *Issuer) basePath() string { return i.opts.Root + "/base" }
+
+// valuePath is the node that exists while the base has that value. A transaction checks
+// it: after a restore another value may have the version that a node had.
+func (i *Issuer) valuePath(base int64) string {
+	return i.basePath() + "/" + strconv.FormatInt(base, 10)
+}
 func (i *Issuer) container(resource string) string {
 	return i.opts.Root + "/r-" + url.PathEscape(resource)
 }
 func (i *Issuer) lockPath(resource string) string { return i.container(resource) + "/lock" }
+
+// grantPath is the node of one grant. No two grants have one name, so that what is sent for
+// a grant does nothing to another, whatever their lease IDs and versions.
+func (i *Issuer) grantPath(resource, grant string) string {
+	return i.container(resource) + "/grant-" + grant
+}
+
+// idPath is the node of a lease ID that was spent.
 func (i *Issuer) idPath(resource, id string) string {
 	return i.container(resource) + "/id-" + url.PathEscape(id)
 }

@@ -32,6 +32,8 @@ func Cases() []Case {
 		{"a renewal is of its own lease", "P4", renewOther},
 		{"a release frees its own lease, and once", "", release},
 		{"a late release frees no successor", "P4", lateRelease},
+		{"an earlier lease of the same ID is over", "P4", earlier},
+		{"an acquire whose context has ended is not sent", "P8", unsent},
 		{"an abandoned lease ID is spent", "P8", abandoned},
 		{"a release overtakes an acquire in the network", "P8", overtaken},
 		{"a duplicate in the network resurrects nothing", "P8", duplicate},

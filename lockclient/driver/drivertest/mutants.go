@@ -129,6 +129,25 @@ func Mutants() []Mutant {
 				_, err := i.Release(ctx, claim)
 				return err == nil, err
 			})},
+		{Name: "a renewal is of whatever its lease ID has", CaughtBy: "an earlier lease of the same ID is over",
+			Break: renewing(func(ctx context.Context, i driver.Issuer, renewals []driver.Renewal, results []driver.Renewed) {
+				for n, r := range renewals {
+					renewals[n].Claim = current(ctx, i, r.Claim)
+				}
+				i.Renew(ctx, renewals, results)
+			})},
+		{Name: "a release is of whatever its lease ID has", CaughtBy: "an earlier lease of the same ID is over",
+			Break: releasing(func(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
+				return i.Release(ctx, current(ctx, i, claim))
+			})},
+		{Name: "an acquire goes on when its context has ended", CaughtBy: "an acquire whose context has ended is not sent",
+			Break: acquiring(func(ctx context.Context, i driver.Issuer, r driver.Request) (driver.Grant, error) {
+				if ctx.Err() == nil {
+					return i.Acquire(ctx, r)
+				}
+				i.Acquire(context.WithoutCancel(ctx), r)
+				return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), ctx.Err())
+			})},
 		{Name: "a lease ID that was abandoned is granted", CaughtBy: "an abandoned lease ID is spent", Break: forgetting},
 		{Name: "a release that overtakes does not invalidate", CaughtBy: "a release overtakes an acquire in the network",
 			Break: releasing(func(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, error) {
@@ -314,6 +333,15 @@ func byName(ctx context.Context, i driver.Issuer, claim guard.Claim) (bool, erro
 		return i.Release(ctx, guard.Claim{Resource: claim.Resource, Token: held.Token, LeaseID: held.LeaseID})
 	}
 	return i.Release(ctx, claim)
+}
+
+// current is the claim of the lease that runs under the claim's lease ID, if one does.
+func current(ctx context.Context, i driver.Issuer, claim guard.Claim) guard.Claim {
+	_, err := i.Acquire(ctx, driver.Request{Resource: claim.Resource, LeaseID: name("who"), TTL: grantable(i), Timeout: time.Minute})
+	if held := (*driver.HeldError)(nil); errors.As(err, &held) && held.LeaseID == claim.LeaseID {
+		claim.Token = held.Token
+	}
+	return claim
 }
 
 // forgetting grants a spent lease ID as it would any other.

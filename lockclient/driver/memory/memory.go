@@ -83,6 +83,9 @@ func (i *Issuer) Now() time.Duration { return i.s.clock() }
 
 // Acquire grants or refuses.
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if ctx.Err() != nil { // nothing is sent
+		return driver.Grant{}, guard.Unavailable(string(Acquire), r.Claim(), context.Cause(ctx))
+	}
 	notAfter, from := i.s.Now().Add(r.Timeout), i.s.clock()
 	return carry(ctx, i, Acquire, r.Claim(), func() (driver.Grant, error) {
 		grant, err := i.acquire(r, notAfter)

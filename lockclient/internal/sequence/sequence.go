@@ -40,6 +40,11 @@ type Lease struct {
 	Token guard.Token `json:"token,omitempty"`
 	// At is when the lease was granted, in ms since 1970.
 	At int64 `json:"at,omitempty"`
+	// Grant names what exists while this grant lasts, and By is when a renewal had to be
+	// there, in ms since 1970, so that one that came later counts for nothing; only where
+	// the engine has no leases of its own.
+	Grant string `json:"grant,omitempty"`
+	By    int64  `json:"by,omitempty"`
 }
 
 // New is the lease that a request asks for.

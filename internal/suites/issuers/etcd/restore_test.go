@@ -96,3 +96,76 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 		t.Errorf("token %v after %v and RaiseEpoch", next.Token, lost.Token)
 	}
 }
+
+// TestP3BaseOfARestoredSnapshot: a base is lost with a restored snapshot, and RaiseEpoch
+// replaces it by another at the same revision. A process that has the lost one in memory
+// grants nothing from it: it refuses, or grants above what others were granted since.
+func TestP3BaseOfARestoredSnapshot(t *testing.T) {
+	for name, above := range map[string]guard.Token{
+		"raised above the lost one": 1 << 36,
+		"raised below the lost one": 1 << 50,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
+			addr, stop := startNode(t, data)
+			proxy, err := faultproxy.New("tcp", addr, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(proxy.Close)
+			running := issuer(t, proxy.Addr())
+			first := acquire(t, running, "r", "a")
+			if _, err := running.Release(t.Context(), first); err != nil {
+				t.Fatal(err)
+			}
+			revision := func() int64 {
+				resp, err := connect(t, addr).Get(t.Context(), "fencepost/base")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return resp.Kvs[0].ModRevision
+			}
+			stop()
+			if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
+				t.Fatal(err)
+			}
+			addr, stop = startNode(t, data)
+			proxy.Backend("tcp", addr)
+			if _, err := issuer(t, addr).Advance(t.Context(), "other", first.Token+above); err != nil {
+				t.Fatal(err)
+			}
+			lost := revision()
+			if _, err := running.Release(t.Context(), acquire(t, running, "r", "b")); err != nil { // it learns the base
+				t.Fatal(err)
+			}
+			stop()
+			if err := errors.Join(os.RemoveAll(data), os.CopyFS(data, os.DirFS(backup))); err != nil {
+				t.Fatal(err)
+			}
+			addr, _ = startNode(t, data)
+			proxy.Backend("tcp", addr)
+			fresh := issuer(t, addr)
+			if err := fresh.RaiseEpoch(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if is := revision(); is != lost {
+				t.Errorf("control: the base that was lost has revision %d, the other one %d", lost, is)
+			}
+			var last guard.Claim
+			for range 3 { // so that the revision is above what the running process saw
+				last = acquire(t, fresh, "r", "c")
+				if _, err := fresh.Release(t.Context(), last); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g, err := running.Acquire(t.Context(), ask("r", "d"))
+			if err == nil && g.Token <= last.Token || err != nil && !errors.Is(err, guard.ErrMarkAhead) {
+				t.Errorf("the running process: token %v after %v, %v", g.Token, last.Token, err)
+			}
+			if above > 1<<40 && err == nil {
+				t.Errorf("the base went back, and the running process is granted token %v", g.Token)
+			}
+		})
+	}
+}

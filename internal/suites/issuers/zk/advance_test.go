@@ -2,10 +2,9 @@ package zk_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/go-zookeeper/zk"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -29,12 +28,12 @@ func TestP3AdvanceNearTheHighestToken(t *testing.T) {
 		t.Errorf("token %v after Advance to %v", got.Token, most)
 	}
 	top := (guard.MaxToken - 1).String()
-	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(top), -1))
+	setBase(t, c, top)
 	if reached, err := i.Advance(t.Context(), "full", 1000); err != nil || reached != guard.MaxToken {
 		t.Errorf("Advance(1000) at the top = %v, %v; want %v", reached, err, guard.MaxToken)
 	}
-	if value, _, err := c.Get("/fencepost/base"); err != nil || string(value) != top {
-		t.Errorf("the base was %s and is %s, %v", top, value, err)
+	if is := baseOf(t, z); fmt.Sprint(is) != top {
+		t.Errorf("the base was %s and is %d", top, is)
 	}
 	for range 2 { // also under an ID that has been refused before
 		if g, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {

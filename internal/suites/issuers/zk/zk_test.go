@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -159,13 +160,28 @@ func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
 
 func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
 	t.Helper()
-	value, _, err := client(t, z.Addrs()...).Get("/fencepost/base")
+	values, _, err := client(t, z.Addrs()...).Children("/fencepost/base")
+	if err != nil || len(values) != 1 {
+		t.Fatalf("the base is %q, %v", values, err)
+	}
+	n, err := strconv.ParseInt(values[0], 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var n int64
-	fmt.Sscan(string(value), &n)
 	return n
+}
+
+// setBase replaces the base by another value, which need not be a number.
+func setBase(t testing.TB, c *zk.Conn, value string) {
+	t.Helper()
+	values, _, err := c.Children("/fencepost/base")
+	for _, old := range values {
+		err = errors.Join(err, c.Delete("/fencepost/base/"+old, -1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	must[string](t)(c.Create("/fencepost/base/"+value, nil, 0, zk.WorldACL(zk.PermAll)))
 }
 
 // TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
@@ -216,7 +232,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
 	acquire(t, i, "warm", "a")
 	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
-	must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(fmt.Sprint(ahead)), -1))
+	setBase(t, c, fmt.Sprint(ahead))
 	before := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
 	if err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
@@ -240,8 +256,9 @@ func TestForeignValues(t *testing.T) {
 		"text":      "x",
 		"json":      `{"owner":"x"}`,
 		"version":   `{"v":2,"id":"x","base":"1","ttl":1}`,
-		"endless":   `{"v":1,"id":"x","base":"1"}`,
-		"ephemeral": `{"v":1,"id":"x","base":"1","ttl":1}`,
+		"endless":   `{"v":1,"id":"x","base":"1","grant":"g"}`,
+		"nodeless":  `{"v":1,"id":"x","base":"1","ttl":1}`,
+		"ephemeral": `{"v":1,"id":"x","base":"1","ttl":1,"grant":"g"}`,
 	} {
 		container := "/fencepost/r-" + r
 		must[string](t)(c.Create(container, nil, 0, all))
@@ -259,7 +276,7 @@ func TestForeignValues(t *testing.T) {
 		}
 	}
 	for _, value := range []string{"x", "-7"} {
-		must[*zk.Stat](t)(c.Set("/fencepost/base", []byte(value), -1))
+		setBase(t, c, value)
 		if _, err := issuer(t, nil, z.Addrs()...).Acquire(t.Context(), ask("base", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "/fencepost/base") {
 			t.Errorf("a foreign base: %v", err)
 		}
