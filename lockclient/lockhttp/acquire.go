@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"time"
 
@@ -34,7 +35,7 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 	if err != nil {
 		return err
 	}
-	if q.id.limited() {
+	if q.id.limited() || !a.given && s.releases.full(q.id.key(), releasesMost) {
 		return &httpError{kind: &kindTooMany}
 	}
 	if s.closing() || !s.work.Begin() {
@@ -56,7 +57,11 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 	claim := guard.Claim{Resource: a.Resource, Token: grant.Token, LeaseID: a.LeaseID}
 	s.observe(q.Context(), guard.OpAcquire, claim, a.arrived, err)
 	if err != nil && !refused {
-		return &httpError{kind: kindOf(err), err: err, leaseID: a.LeaseID}
+		id := a.LeaseID
+		if a.lost && !a.given { // its release may come at any time
+			id = ""
+		}
+		return &httpError{kind: kindOf(err), err: err, leaseID: id}
 	}
 	body.ServerTime = time.Now()
 	if refused {
@@ -71,8 +76,8 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 
 // acquiring is what the request asks for, with what it leaves to the server.
 func (q *request) acquiring() (*acquiring, error) {
-	if q.s.opts.Signer != nil && q.id.Audience == "" {
-		return nil, &httpError{kind: &kindInternal, err: errors.New("Identity.Audience is empty, and Options.Signer needs it")}
+	if err := q.mayBeSigned(); err != nil {
+		return nil, err
 	}
 	a := &acquiring{s: q.s, id: q.id, given: q.claim.LeaseID != "", wait: q.wait, notAfter: q.notAfter, arrived: q.s.now()}
 	if !a.notAfter.IsZero() {
@@ -88,7 +93,7 @@ func (q *request) acquiring() (*acquiring, error) {
 
 // name is the waiter's.
 func (a *acquiring) name() waiting.Name {
-	return waiting.Name{Subject: a.id.Subject, LeaseID: a.LeaseID}
+	return waiting.Name{Subject: a.id.key(), LeaseID: a.LeaseID}
 }
 
 // hand puts a grant into the response, unless nobody is left to take it or it would be
@@ -104,7 +109,7 @@ func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBod
 	if body.Proof, err = a.s.sign(a.id, claim, body.ExpiresAt); err != nil {
 		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
 	}
-	a.s.granted.add(a.id.Subject, claim, a.TTL, body.ExpiresAt)
+	a.s.granted.add(a.id.key(), claim, a.TTL, body.ExpiresAt)
 	return nil
 }
 
@@ -126,21 +131,39 @@ func (a *acquiring) abandon() {
 	if a.given || !a.lost {
 		return
 	}
+	// None is left out: acquires are refused before.
+	done, _ := a.s.releases.begin(a.id.key(), math.MaxInt)
 	a.s.work.Go(func() { // the request itself is counted, so Close waits
+		defer done()
 		end := a.from + a.TTL + a.s.opts.Timeout // then there is nothing left to release
-		for attempt := 0; ; attempt++ {
+		closed := a.s.closed                     // ends one pause; nil after that
+		for longest := releasePause; ; longest = min(2*longest, releasePauseMost) {
 			ctx, cancel := context.WithTimeout(a.s.ctx, a.s.opts.Timeout)
 			_, err := a.s.issuer.Release(ctx, a.Claim())
 			cancel()
-			if a.s.closing() {
-				end = min(end, a.s.now()+a.s.opts.Timeout)
+			if closed != nil && a.s.closing() {
+				closed, longest, end = nil, releasePause, min(end, a.s.now()+a.s.opts.Timeout)
 			}
-			if err == nil || !pause.For(a.s.ctx, pause.Backoff(attempt), nil) || a.s.now() > end {
+			left := end - a.s.now()
+			if err == nil || left <= 0 {
+				return
+			}
+			pause.For(a.s.ctx, min(pause.Jitter(longest, 2), left), closed)
+			if a.s.ctx.Err() != nil {
 				return
 			}
 		}
 	})
 }
+
+const (
+	// releasesMost is how many such releases of an identity may be in progress; then its
+	// acquires must have a lease ID of their own.
+	releasesMost = 1000
+	// The pauses between their attempts grow: an issuer that is down has many.
+	releasePause     = 5 * time.Millisecond
+	releasePauseMost = 10 * time.Second
+)
 
 // run asks, and waits if the request allows it. The error of a refusal is a
 // [*driver.HeldError].
@@ -155,7 +178,7 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
 	case a.wait == 0:
 		return a.try(ctx)
 	}
-	done, ok := a.s.waits.begin(a.id.Subject, cmp.Or(a.id.Limits.Waiting, defaultWaiting))
+	done, ok := a.s.waits.begin(a.id.key(), cmp.Or(a.id.Limits.Waiting, defaultWaiting))
 	if !ok {
 		return grant, &httpError{kind: &kindTooMany}
 	}
@@ -227,10 +250,7 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, error) {
 		if errors.Is(err, driver.ErrBusy) && a.wait > 0 {
 			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}
 		}
-		// The client's own faults were checked before, but for an ID in use.
-		if invalid, is := errors.AsType[*guard.InvalidError](err); is && invalid.Field == "LeaseID" {
-			invalid.Field = "leaseId"
-		}
+		err = onTheWire(err) // the client's own faults were checked before, but for an ID in use
 		k := kindOf(err)
 		a.lost = a.lost || k == &kindUnknown || k == &kindInternal || k == &kindBehind
 		return driver.Grant{}, err

@@ -60,6 +60,7 @@ func TestBadInput(t *testing.T) {
 		{"a field twice", a, "POST", "/v1/locks/acquire", acquire(`,"ttlSeconds":5`), 400, "invalid", "ttlSeconds"},
 		{"not UTF-8", a, "POST", "/v1/locks/acquire", acquire(",\"ownerId\":\"\xff\""), 400, "invalid", "body"},
 		{"half a surrogate pair", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"\ud800"`), 400, "invalid", "ownerId"},
+		{"half a surrogate pair beside what it becomes", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"\\ufffd\ud800"`), 400, "invalid", "ownerId"},
 		{"a number for a text", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":7`), 400, "invalid", "ownerId"},
 		{"no resource", a, "POST", "/v1/locks/acquire", `{"ttlSeconds":30}`, 400, "invalid", "resource"},
 		{"a control character", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:a\n","ttlSeconds":30}`, 400, "invalid", "resource"},
@@ -76,6 +77,7 @@ func TestBadInput(t *testing.T) {
 		{"a long wait", a, "POST", "/v1/locks/acquire", acquire(`,"waitSeconds":61`), 400, "invalid", "waitSeconds"},
 		{"no time", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"now"`), 400, "invalid", "notAfter"},
 		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
+		{"too late by two thousand years", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"0001-01-01T00:00:00Z"`), 412, "late", ""},
 		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":30}`, 410, "lease_spent", ""},
 		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 600<<10) + `"`), 413, "too_large", ""},
 		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
@@ -149,6 +151,17 @@ func TestBadInput(t *testing.T) {
 	r.Header.Set("Content-Type", "text/plain")
 	if got := send(t, r); got.status != 415 || got.problem() != "unsupported_media_type" {
 		t.Errorf("as text: %+v", got)
+	}
+}
+
+// TestWholeTexts: what half a surrogate pair would become is a character like others.
+func TestWholeTexts(t *testing.T) {
+	t.Parallel()
+	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
+	for whole, want := range map[string]string{`\\ufffd`: `\ufffd`, `\ufffd`: "\ufffd", `\\\ufffd`: "\\\ufffd", "\ufffd": "\ufffd", `\ud83d\ude00`: "\U0001f600"} {
+		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r`+whole+`","leaseId":"L","ttlSeconds":30}`); got.str("resource") != "r"+want {
+			t.Errorf("%s: %d %s", whole, got.status, got.text)
+		}
 	}
 }
 

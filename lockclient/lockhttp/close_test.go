@@ -120,6 +120,12 @@ func TestCloseBetweenTwo(t *testing.T) {
 			for record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":10}`).Code != http.StatusServiceUnavailable {
 				time.Sleep(time.Millisecond)
 			}
+			if request.method == "GET" { // it is what is asked
+				return
+			}
+			if ready := record(h, "GET", "/readyz", "", ""); ready.Code != http.StatusServiceUnavailable {
+				t.Errorf("it refuses every acquire and is ready: %s", ready.Body)
+			}
 		}}
 		h = guard.Must(lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Timeout: time.Minute, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }}))
 		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {

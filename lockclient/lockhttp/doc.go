@@ -40,17 +40,19 @@
 //
 // GET /openapi.json describes them (OpenAPI 3.1).
 //
-//	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter}
+//	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter, waiting}
 //	POST   /v1/locks/{leaseId}/renew         {ttlSeconds, resource, fencingToken}, or no body: the grant's TTL
 //	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N
 //	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
 //	POST   /v1/locks/release                 likewise
-//	GET    /v1/locks?prefix=P                a page of what the identity may name
-//	GET    /v1/locks/{resource}
+//	GET    /v1/locks?prefix=P                a page of what the identity may name; state, limit, after
+//	GET    /v1/locks/{resource}              who holds it
 //	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
-//	GET    /v1/audit
+//	GET    /v1/audit?prefix=P                a page of what operators did; limit, before
 //	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
-//	GET    /health, /readyz                  the process responds; a lease can be acquired and released
+//	GET    /v1/time                          the server's time, for notAfter
+//	GET    /health, /readyz                  the process responds; a lease can be acquired, signed and released
+//	GET    /openapi.json                     the description
 //	GET    /ui                               the operators' page
 //
 // A granted acquire is 200: acquired is true, with leaseId, the token and expiresAt.
@@ -100,7 +102,8 @@
 //	412 late                    after its notAfter
 //	413 too_large, 415 unsupported_media_type
 //	429 too_many_requests
-//	500 outcome_unknown         it may have been done: repeat it, or release
+//	500 outcome_unknown         it may have been done: repeat it, or release, under the
+//	                            leaseId that it names; if it names none, ask anew
 //	500 internal                likewise
 //	500 setup                   nothing was done, and no retry helps: somebody has to act
 //	501 unsupported             no Options.Admin, or an issuer without notifications

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -25,10 +27,12 @@ type hooked struct {
 	before, after func()
 	granted       func(ctx context.Context) // with the exchange's context
 	calls         atomic.Int64
+	leaseID       atomic.Value // of the last request
 }
 
 func (h *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	h.calls.Add(1)
+	h.leaseID.Store(r.LeaseID)
 	if h.before != nil {
 		h.before()
 	}
@@ -108,7 +112,7 @@ func TestP8IssuerAnswersLate(t *testing.T) {
 	issuer.before = sync.OnceFunc(func() { close(asked); <-answer })
 	web, handler := serve(t, issuer, everybody, &lockhttp.Options{Timeout: 20 * time.Millisecond})
 	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`)
-	if got.status != 500 || got.problem() != "outcome_unknown" || got.str("leaseId") == "" {
+	if got.status != 500 || got.problem() != "outcome_unknown" || got.body["leaseId"] != nil {
 		t.Fatalf("%+v", got)
 	}
 	<-asked
@@ -120,10 +124,102 @@ func TestP8IssuerAnswersLate(t *testing.T) {
 		t.Errorf("held by %+v", h)
 	}
 	// The ID is spent: the request cannot be replayed.
-	_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: got.str("leaseId"), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
+	_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: issuer.leaseID.Load().(string), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
 	if !errors.Is(err, driver.ErrLeaseIDSpent) {
 		t.Errorf("a replay: %v", err)
 	}
+}
+
+// TestP8NamedIDIsNotReleased: the response to a failed acquire names no lease ID that the
+// server releases. Under the ID that it names the acquire can be repeated, and what is
+// granted then stays.
+func TestP8NamedIDIsNotReleased(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		own   string
+		fault memory.Fault
+		named bool
+	}{{"", memory.Lose, false}, {"mine", memory.Lose, true}, {"", memory.Refuse, true}} {
+		server := memory.NewServer()
+		web, handler := serve(t, server.Issuer(), everybody, nil)
+		server.Fail(memory.Acquire, c.fault)
+		acquire := func(leaseID string) response {
+			return ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60,"leaseId":"`+leaseID+`"}`)
+		}
+		failed := acquire(c.own)
+		if id := failed.str("leaseId"); failed.status < 500 || c.named != (id != "") || c.own != "" && id != c.own {
+			t.Errorf("%+v: %s", c, failed.text)
+		}
+		if !c.named {
+			continue
+		}
+		if again := acquire(failed.str("leaseId")); again.status != 200 {
+			t.Errorf("%+v: again: %s", c, again.text)
+		}
+		if err := handler.Close(t.Context()); err != nil || server.Holder("r") == nil { // it waits for releases
+			t.Errorf("%+v: it was released, %v", c, err)
+		}
+	}
+}
+
+// sick is an issuer that grants and does not say so, and releases nothing until it is well.
+type sick struct {
+	*memory.Issuer
+	well  atomic.Bool
+	tries atomic.Int64 // to release
+}
+
+func (s *sick) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	s.Issuer.Acquire(ctx, r)
+	return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("sick"))
+}
+
+func (s *sick) Release(ctx context.Context, claim guard.Claim) (bool, error) {
+	s.tries.Add(1)
+	if !s.well.Load() {
+		return false, guard.Unavailable("release", claim, errors.New("sick"))
+	}
+	return s.Issuer.Release(ctx, claim)
+}
+
+// TestP8ReleasesAreBounded: the releases of what may have been granted to nobody are
+// bounded for each identity, since its acquires are refused before. They do not press an
+// issuer that is sick, and free the lease when it is well again.
+func TestP8ReleasesAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server := memory.NewServer()
+		issuer := &sick{Issuer: server.Issuer()}
+		h := guard.Must(lockhttp.New(issuer, func(r *http.Request) (*lockhttp.Identity, error) {
+			return &lockhttp.Identity{Subject: "a", Tenant: r.Header.Get("Authorization"), AllResources: true}, nil
+		}, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
+		acquire := func(tenant, leaseID string, want int) {
+			t.Helper()
+			if got := record(h, "POST", "/v1/locks/acquire", tenant, `{"resource":"r","ttlSeconds":86400,"leaseId":"`+leaseID+`"}`); got.Code != want {
+				t.Errorf("%s %s: %d %s", tenant, leaseID, got.Code, got.Body)
+			}
+		}
+		for range 1000 {
+			acquire("acme", "", 500)
+		}
+		acquire("acme", "", 429)
+		acquire("acme", "mine", 500)
+		acquire("umbrella", "", 500)
+		time.Sleep(time.Hour)
+		if tries := issuer.tries.Load(); tries > 1001*(3600/5+20) {
+			t.Errorf("%d attempts in an hour", tries)
+		}
+		issuer.well.Store(true)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if held := server.Holder("r"); held != nil {
+			t.Errorf("held by %+v", held)
+		}
+		acquire("acme", "", 500)
+		if err := h.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // stuck is an issuer that does not answer, whatever the context says.

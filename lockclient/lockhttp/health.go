@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 )
@@ -31,8 +33,12 @@ const (
 	probeOwner = "readyz"
 )
 
-// readyz acquires a lease and releases it.
+// readyz signs a claim, if there is a signer, and acquires a lease and releases it.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	if s.closing() { // it refuses every acquire
+		s.fail(w, r, "", errClosing)
+		return
+	}
 	s.ready.mu.Lock() // one at a time; each is bounded
 	if time.Since(s.ready.at) > readyFor {
 		// Not the context of a single request: the response is for all.
@@ -63,6 +69,10 @@ func (s *Server) probe(ctx context.Context) error {
 	released, err := within(ctx, s, "probe", q.Claim(), func(ctx context.Context) (bool, error) {
 		half, cancel := context.WithTimeout(ctx, q.Timeout)
 		defer cancel()
+		claim := guard.Claim{Resource: q.Resource, Token: 1, LeaseID: q.LeaseID} // of no lease
+		if _, err := s.sign(&Identity{Audience: probeOwner}, claim, time.Now().Add(q.TTL)); err != nil {
+			return false, fmt.Errorf("signing: %w", err) // nothing could be granted
+		}
 		_, err := s.issuer.Acquire(half, q)
 		var held *driver.HeldError
 		switch {

@@ -11,11 +11,13 @@ import (
 
 // Identity is who asks and what it may do. The zero value may do nothing.
 type Identity struct {
-	// Subject names the identity, 1 to 128 bytes without control characters.
-	// What Limits bound is counted by it, and the log has it. Required.
+	// Subject names the identity within its Tenant, 1 to 128 bytes without control
+	// characters. The log has it. What Limits bound is counted by both: one subject in
+	// two tenants is two identities. Required.
 	Subject string
 	// Tenant is the value that the variable {tenant} of a template must have.
-	// If empty, no template with that variable matches.
+	// If empty, no template with that variable matches. With Subject it is also what
+	// requests and leases are counted by.
 	Tenant string
 	// Templates define the resources that it may name. It sees nothing else.
 	Templates []*guard.Template
@@ -71,6 +73,9 @@ func (id *Identity) matches(t *guard.Template, resource string) bool {
 	return err == nil && (tenant < 0 || id.Tenant != "" && values[tenant] == id.Tenant)
 }
 
+// key tells identities apart where they are counted. A subject has no control character.
+func (id *Identity) key() string { return id.Tenant + "\n" + id.Subject }
+
 // limited reports whether an acquire, or what counts as one, is one too many.
 func (id *Identity) limited() bool { return id.Limits.Acquire != nil && !id.Limits.Acquire() }
 
@@ -125,25 +130,32 @@ func (id *Identity) pattern(t *guard.Template, asked []string) (string, bool) {
 // counts are how many requests of each identity do something. The zero value is ready.
 type counts struct {
 	mu sync.Mutex
-	by map[string]int // by subject
+	by map[string]int // by Identity.key
 }
 
-// begin counts a request until done; false if the subject has the most already.
-func (c *counts) begin(subject string, most int) (done func(), ok bool) {
+// begin counts a request until done; false if the identity has the most already.
+func (c *counts) begin(key string, most int) (done func(), ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.by[subject] >= most {
+	if c.by[key] >= most {
 		return nil, false
 	}
 	if c.by == nil {
 		c.by = map[string]int{}
 	}
-	c.by[subject]++
+	c.by[key]++
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.by[subject]--; c.by[subject] == 0 {
-			delete(c.by, subject)
+		if c.by[key]--; c.by[key] == 0 {
+			delete(c.by, key)
 		}
 	}, true
+}
+
+// full reports whether the identity has the most.
+func (c *counts) full(key string, most int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.by[key] >= most
 }

@@ -20,32 +20,36 @@ const grantedMost = 1 << 13
 type granted struct {
 	mu sync.Mutex
 	by map[string][]*running // by lease ID; one of a client's own may be that of several
-	of map[string]int        // how many are a subject's
+	of map[string]int        // how many are an identity's, by its key
 }
 
 type running struct {
-	subject, resource string
-	token             guard.Token
-	ttl               time.Duration // of the grant; 0 if another server granted it and the ID does not say
-	until             time.Time
-	end               *time.Timer // forgets it
+	identity, resource string // identity is a key
+	token              guard.Token
+	ttl                time.Duration // of the grant; 0 if another server granted it and the ID does not say
+	until              time.Time
+	end                *time.Timer // forgets it
 }
 
 // add records a grant, or the new end of a lease that was extended, whose TTL is 0. A
 // lease that another server granted is recorded when it is first renewed here, because
 // looking for it costs the issuer more than a renewal does.
-func (g *granted) add(subject string, claim guard.Claim, ttl time.Duration, until time.Time) {
+func (g *granted) add(identity string, claim guard.Claim, ttl time.Duration, until time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	r := g.get(claim)
+	if r != nil && r.token != claim.Token { // that one is over
+		g.forget(claim.LeaseID, r)
+		r = nil
+	}
 	if r == nil {
-		if g.of[subject] >= grantedMost {
+		if g.of[identity] >= grantedMost {
 			return
 		}
 		if g.by == nil {
 			g.by, g.of = map[string][]*running{}, map[string]int{}
 		}
-		r = &running{subject: subject, resource: claim.Resource, ttl: ttlOf(claim.LeaseID)}
+		r = &running{identity: identity, resource: claim.Resource, token: claim.Token, ttl: ttlOf(claim.LeaseID)}
 		r.end = time.AfterFunc(time.Until(until), func() {
 			g.mu.Lock()
 			defer g.mu.Unlock()
@@ -54,9 +58,12 @@ func (g *granted) add(subject string, claim guard.Claim, ttl time.Duration, unti
 			}
 		})
 		g.by[claim.LeaseID] = append(g.by[claim.LeaseID], r)
-		g.of[subject]++
+		g.of[identity]++
 	}
-	r.token, r.until = claim.Token, until
+	if r.until.After(until) { // no renewal shortens a lease
+		until = r.until
+	}
+	r.until = until
 	if ttl > 0 {
 		r.ttl = ttl
 	}
@@ -83,8 +90,8 @@ func (g *granted) forget(leaseID string, r *running) {
 	if g.by[leaseID] = slices.Delete(g.by[leaseID], n, n+1); len(g.by[leaseID]) == 0 {
 		delete(g.by, leaseID)
 	}
-	if g.of[r.subject]--; g.of[r.subject] == 0 {
-		delete(g.of, r.subject)
+	if g.of[r.identity]--; g.of[r.identity] == 0 {
+		delete(g.of, r.identity)
 	}
 }
 
@@ -113,6 +120,14 @@ func (g *granted) knows(claim guard.Claim) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.get(claim) != nil
+}
+
+// others reports whether the claim's lease is known as another identity's.
+func (g *granted) others(claim guard.Claim, identity string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r := g.get(claim)
+	return r != nil && r.token == claim.Token && r.identity != identity
 }
 
 // ttl returns the TTL that a lease was granted for; 0 if that is not known. Of one that
@@ -170,10 +185,15 @@ func (q *request) complete() (guard.Claim, error) {
 }
 
 // match returns the one claim that is as requested; without a token if there is none.
+// Clients may choose the same lease ID: one that is known as another identity's must be
+// named by its resource.
 func (q *request) match(claims []guard.Claim) (found guard.Claim, err error) {
 	want := q.claim
 	for _, c := range claims {
 		if want.Resource != "" && c.Resource != want.Resource || want.Token != guard.NoToken && c.Token != want.Token || !q.id.may(c.Resource) {
+			continue
+		}
+		if want.Resource == "" && q.s.granted.others(c, q.id.key()) {
 			continue
 		}
 		if found.Token != guard.NoToken {
@@ -199,7 +219,7 @@ func (q *request) find() ([]guard.Claim, error) {
 		}
 		return nil, guard.Invalid(field, "", "is required: this server does not know the lease as one that runs, and its issuer cannot find leases by ID")
 	}
-	done, ok := s.finds.begin(q.id.Subject, findsMost)
+	done, ok := s.finds.begin(q.id.key(), findsMost)
 	if !ok {
 		return nil, &httpError{kind: &kindTooMany}
 	}

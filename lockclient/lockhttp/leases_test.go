@@ -44,6 +44,7 @@ func TestGrantedIsBounded(t *testing.T) {
 			t.Errorf("%d leases of one subject, of %d at most", count("one"), grantedMost)
 		}
 		g.add("another", claim(0), 0, time.Now().Add(3*time.Hour)) // extended by another, and still the first one's
+		g.add("another", claim(0), 0, time.Now().Add(time.Minute)) // no renewal shortens it
 		time.Sleep(90 * time.Minute)
 		if !knows(0) || knows(2) || !knows(1) || count("one") != grantedMost/2+1 || g.ttl(claim(0)) != time.Minute {
 			t.Errorf("extended: %t, over: %t, runs: %t; %d leases", knows(0), knows(2), knows(1), count("one"))
@@ -57,6 +58,12 @@ func TestGrantedIsBounded(t *testing.T) {
 		g.remove(claim(1))
 		if knows(1) || count("one") != grantedMost/2+1 {
 			t.Errorf("%d leases after one was removed and one added", count("one"))
+		}
+		newer := claim(0)
+		newer.Token = 2
+		g.add("another", newer, time.Minute, time.Now().Add(time.Hour)) // another lease under the same ID
+		if g.others(newer, "another") || !g.others(newer, "one") || g.others(claim(0), "another") || count("one") != grantedMost/2 {
+			t.Errorf("%d leases after another identity has one", count("one"))
 		}
 		time.Sleep(5 * time.Hour)
 		synctest.Wait()

@@ -69,7 +69,7 @@ type unlockedBody struct {
 
 func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
 	return lockBody{
-		Resource: l.Resource, State: string(l.State), AcquiredAt: l.AcquiredAt, HeldFor: seconds(max(0, l.HeldFor)),
+		Resource: l.Resource, State: string(l.State), AcquiredAt: l.AcquiredAt, HeldFor: seconds(min(max(0, l.HeldFor), secondsMost)),
 		holder: *holderOf(&driver.HeldError{
 			Owner: l.Owner, Metadata: l.Metadata, Token: l.Token, LeaseID: l.LeaseID, ExpiresAt: l.ExpiresAt, Remaining: max(0, l.Remaining),
 		}, id.Operator),
@@ -225,7 +225,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 	}, nil)
 	s.observe(ctx, guard.OpForceUnlock, done.Invalidated, began, err)
 	if err != nil {
-		return &httpError{kind: kindOf(err), err: err, leaseID: opts.RequestID}
+		return &httpError{kind: kindOf(err), err: onTheWire(err), leaseID: opts.RequestID}
 	}
 	body := unlockedBody{
 		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twiceOf(done.Invalidated.Token),

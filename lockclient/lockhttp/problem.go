@@ -33,7 +33,7 @@ type kind struct {
 // first in kinds.
 var (
 	kindUnknown = kind{guard.ErrOutcomeUnknown, "outcome_unknown", http.StatusInternalServerError, guard.OutcomeUnknown, "Outcome unknown",
-		"It is unknown whether it was done. Repeat it with the same leaseId, or release that."}
+		"It is unknown whether it was done. If a leaseId is named here, repeat the request under it, or release it. If none is, what may have been granted is being released: ask anew."}
 	kindBehind = kind{guard.ErrMarkAhead, "issuer_behind", http.StatusServiceUnavailable, behind, "The issuer went back",
 		"The issuer is behind tokens that it issued before, as after a restore. It grants nothing until an operator has raised its tokens; repeating the request does not help."}
 	kindSpent = kind{driver.ErrLeaseIDSpent, "lease_spent", http.StatusGone, guard.Unavailable, "The lease ID is spent",
@@ -63,7 +63,7 @@ var (
 	kindMediaType = kind{nil, "unsupported_media_type", http.StatusUnsupportedMediaType, guard.Setup, "Unsupported media type",
 		"Send JSON, with Content-Type: application/json."}
 	kindTooMany = kind{nil, "too_many_requests", http.StatusTooManyRequests, guard.Unavailable, "Too many requests",
-		"This identity asks more often, or waits for more at once, than it may."}
+		"This identity asks more often than it may, or has too much in progress at once."}
 	kindInternal = kind{nil, "internal", http.StatusInternalServerError, guard.OutcomeUnknown, "Internal error",
 		"The request failed. Whether it was done is not known."}
 	kindUnsupported = kind{nil, "unsupported", http.StatusNotImplemented, guard.Setup, "Not supported",

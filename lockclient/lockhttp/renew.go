@@ -16,6 +16,9 @@ import (
 // renew extends a lease. A claim without a resource or a token is that of a lease that
 // runs; without a TTL it is that of the grant.
 func (s *Server) renew(w http.ResponseWriter, q *request) error {
+	if err := q.mayBeSigned(); err != nil {
+		return err
+	}
 	claim, err := q.complete()
 	if err != nil {
 		return err
@@ -43,7 +46,7 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 		err = guard.OutcomeUnknown("renew", claim, driver.ErrLate)
 	default:
 		body.TTL, body.ExpiresAt = seconds(lasts), at.Add(lasts)
-		s.granted.add(q.id.Subject, claim, 0, body.ExpiresAt)
+		s.granted.add(q.id.key(), claim, 0, body.ExpiresAt)
 		if body.Proof, err = s.sign(q.id, claim, body.ExpiresAt); err != nil {
 			err = guard.OutcomeUnknown("renew", claim, fmt.Errorf("signing: %w", err))
 		}

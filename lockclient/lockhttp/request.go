@@ -56,7 +56,7 @@ var fields = map[string]field{
 	"fencingToken": {func(q *request) any { return (*token)(&q.claim.Token) }, nil},
 	"ttlSeconds":   {func(q *request) any { return (*seconds)(&q.ttl) }, func(q *request) error { return q.mayLast(q.ttl) }},
 	"waitSeconds":  {func(q *request) any { return (*seconds)(&q.wait) }, (*request).mayWait},
-	"notAfter":     {func(q *request) any { return &q.notAfter }, nil},
+	"notAfter":     {func(q *request) any { return &q.notAfter }, (*request).mayBeLate},
 	"waiting":      {func(q *request) any { return &q.waiting }, nil},
 	"ownerId":      {func(q *request) any { return (*text)(&q.owner) }, (*request).mayBe},
 	"metadata":     {func(q *request) any { return (*text)(&q.metadata) }, (*request).maySay},
@@ -93,6 +93,7 @@ type text string
 
 func (t *text) UnmarshalJSON(raw []byte) error {
 	err := json.Unmarshal(raw, (*string)(t))
+	raw = bytes.ReplaceAll(raw, []byte(`\\`), nil) // `\\ufffd` is not U+FFFD
 	if n := strings.Count(string(*t), "\ufffd"); n > 0 && n != bytes.Count(raw, []byte("\ufffd"))+bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`)) {
 		return errors.New("half a surrogate pair")
 	}
@@ -143,6 +144,14 @@ func (q *request) mayLast(ttl time.Duration) error {
 	}
 	if step := q.s.limits.TTLStep; step > time.Microsecond && ttl%step != 0 {
 		return guard.Invalid("ttlSeconds", ttl.String(), "must be a multiple of "+step.String())
+	}
+	return nil
+}
+
+// mayBeLate checks the one time that means that there is none.
+func (q *request) mayBeLate() error {
+	if q.notAfter.IsZero() {
+		return driver.ErrLate
 	}
 	return nil
 }
@@ -212,7 +221,7 @@ func (q *request) read(w http.ResponseWriter, inPath, names string) error {
 }
 
 // parse decodes and then checks the fields that a request may have; those with "!" must
-// be there. null and the empty text count as not given.
+// be there. null counts as not given, and so does the empty text of a field that is a text.
 func (q *request) parse(in members, place, names string) error {
 	given := map[string]bool{}
 	for name := range strings.FieldsSeq(strings.ReplaceAll(names, "!", "")) {

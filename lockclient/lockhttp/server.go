@@ -22,10 +22,9 @@ import (
 )
 
 // Authenticate returns who sent a request: by its bearer token, its client
-// certificate, its cookie. An error becomes a 401, one that is
-// guard.ErrUnavailable with 503; its text is logged and not shown. It is called
-// once for every request but those for health and the description, from many
-// goroutines.
+// certificate, its cookie. An error becomes a 401, one that is guard.ErrSetup a 500
+// and one that is guard.ErrUnavailable a 503; its text is logged and not shown. It is
+// called once for every request below /v1, and for no other, from many goroutines.
 type Authenticate func(*http.Request) (*Identity, error)
 
 // Admin is what the operators' requests need. An Operator of package lockadmin without a
@@ -45,8 +44,8 @@ type Signer interface {
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Admin lists, force-unlocks and reads the audit; if nil, these requests
-	// get a 501, and /ui shows nothing.
+	// Admin lists, force-unlocks and reads the audit; if nil, these requests get a 501,
+	// and /ui says so. One lease is read without it, by a watch.
 	Admin Admin
 	// Signer signs each claim that is granted or extended, for the identity's
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
@@ -101,6 +100,7 @@ type Server struct {
 	opts         Options
 	router       chi.Router
 	waits, finds counts // of the requests that wait, and of look-ups of lease IDs
+	releases     counts // of what acquires may have left behind
 	granted      granted
 	waiters      waiting.Queues
 	ready        readiness
@@ -262,6 +262,21 @@ func renamed(err error, field string) error {
 	return err
 }
 
+// onTheWire renames the field that an issuer or an operator's call found wrong.
+func onTheWire(err error) error {
+	if invalid, is := errors.AsType[*guard.InvalidError](err); is {
+		switch invalid.Field {
+		case "LeaseID", "ExpectedLeaseID":
+			invalid.Field = "leaseId"
+		case "RequestID":
+			invalid.Field = "requestId"
+		case "actor":
+			invalid.Field = "actorId"
+		}
+	}
+	return err
+}
+
 // within carries out one exchange with the issuer and returns in time even if
 // the issuer does not. abandoned gets what arrives later; it may be nil.
 func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (v T, err error) {
@@ -321,6 +336,14 @@ func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs .
 	if logger := input.Logger(s.opts.Logger, level); logger != nil {
 		logger.LogAttrs(ctx, level, name, append(attrs, slog.String("event", name))...)
 	}
+}
+
+// mayBeSigned checks that the identity's claims can be signed, if there is a signer.
+func (q *request) mayBeSigned() error {
+	if q.s.opts.Signer != nil && q.id.Audience == "" {
+		return &httpError{kind: &kindSetup, err: errors.New("Identity.Audience is empty, and Options.Signer needs it")}
+	}
+	return nil
 }
 
 // sign adds a proof of the claim, if there is a signer.

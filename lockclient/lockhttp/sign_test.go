@@ -51,7 +51,7 @@ func TestSigned(t *testing.T) {
 
 	sign.err = errors.New("the key is gone")
 	got = ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"unsigned","ttlSeconds":60}`)
-	if got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil {
+	if got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil || got.body["leaseId"] != nil {
 		t.Errorf("%+v", got)
 	}
 	if got = ask(t, web.URL, "", "POST", "/v1/locks/L/renew", ""); got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil {
@@ -62,6 +62,23 @@ func TestSigned(t *testing.T) {
 	}
 	if server.Last("unsigned") != 1 || server.Holder("unsigned") != nil {
 		t.Errorf("held by %+v", server.Holder("unsigned"))
+	}
+}
+
+// TestReadySigns: a server that can sign nothing is not ready, even where another server's
+// probe holds the lease.
+func TestReadySigns(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+	}{{nil, 200}, {errors.New("the key is gone"), 503}} {
+		server := memory.NewServer()
+		server.Steal("fencepost-readyz", "readyz", time.Minute)
+		web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{c.err}})
+		if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != c.status {
+			t.Errorf("%v: %d %s", c.err, got.status, got.text)
+		}
 	}
 }
 
@@ -141,8 +158,11 @@ func TestNoAudience(t *testing.T) {
 	server, log := memory.NewServer(), &strings.Builder{}
 	web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{}, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`)
-	if got.status != 500 || got.problem() != "internal" || server.Last("r") != 0 {
+	if got.status != 500 || got.problem() != "setup" || server.Last("r") != 0 {
 		t.Errorf("%+v, last token %v", got, server.Last("r"))
+	}
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":60}`); got.status != 500 || got.problem() != "setup" {
+		t.Errorf("%+v", got)
 	}
 	web.Close() // wait until the log is written
 	if !strings.Contains(log.String(), "Identity.Audience") {

@@ -184,7 +184,7 @@ func TestLimits(t *testing.T) {
 		case "Bearer rate":
 			id.Limits.Acquire = func() bool { allowed--; return allowed >= 0 }
 		case "Bearer waiting":
-			id.Limits.Waiting = 1
+			id.Tenant, id.Limits.Waiting = r.Header.Get("Tenant"), 1
 		case "Bearer ttl":
 			id.Limits.MinTTL, id.Limits.MaxTTL = 5*time.Second, 10*time.Second
 		}
@@ -227,6 +227,41 @@ func TestLimits(t *testing.T) {
 	defer resp.Body.Close()
 	if got := ask(t, web.URL, "waiting", "GET", "/v1/watch?resource=r", ""); got.status != 429 || got.problem() != "too_many_requests" {
 		t.Errorf("%+v", got)
+	}
+	// The same subject of another tenant is another identity.
+	r.Header.Set("Tenant", "another")
+	if resp, err = http.DefaultClient.Do(r); err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	defer resp.Body.Close()
+}
+
+// TestLeaseIDOfAnother: a request by a lease ID alone does not reach the lease of another
+// identity that has chosen the same one. With the resource it does.
+func TestLeaseIDOfAnother(t *testing.T) {
+	t.Parallel()
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), people, nil)
+	const one, two = "acme:billing-close:1", "acme:billing-close:2"
+	for who, resource := range map[string]string{"acme-1": one, "acme-2": two} {
+		if got := ask(t, web.URL, who, "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600,"leaseId":"job"}`); got.status != 200 {
+			t.Fatal(got.text)
+		}
+	}
+	for _, c := range []struct {
+		who, method, path string
+		status            int
+	}{
+		{"acme-1", "DELETE", "/v1/locks/job", 200}, // its own, of the two
+		{"acme-1", "DELETE", "/v1/locks/job", 404}, // repeated
+		{"acme-1", "POST", "/v1/locks/job/renew", 404},
+		{"acme-2", "POST", "/v1/locks/job/renew", 200},
+		{"acme-1", "DELETE", "/v1/locks/job?resource=" + two, 200},
+	} {
+		got := ask(t, web.URL, c.who, c.method, c.path, "")
+		if got.status != c.status || (server.Holder(two) == nil) != strings.HasSuffix(c.path, two) {
+			t.Errorf("%+v: %d %s", c, got.status, got.text)
+		}
 	}
 }
 

@@ -134,12 +134,54 @@ func TestReadyTTL(t *testing.T) {
 	}
 }
 
+// TestHeldForDecades: a refusal is read as one however long the lease lasts.
+func TestHeldForDecades(t *testing.T) {
+	t.Parallel()
+	server := memory.NewServer()
+	web, _ := serve(t, server.Issuer(), everybody, nil)
+	client := connect(t, web.URL)
+	server.Steal("r", "x", 100*365*24*time.Hour)
+	_, err := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
+	if held, is := errors.AsType[*driver.HeldError](err); !is || held.Remaining < 10*365*24*time.Hour {
+		t.Errorf("%v", err)
+	}
+	watching, err := client.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watching.Stop()
+}
+
+// TestFieldsOfAForceUnlock: what the operators' call finds wrong has its name on the wire.
+func TestFieldsOfAForceUnlock(t *testing.T) {
+	t.Parallel()
+	issuer, operator, _ := postgres(t, 4)
+	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	for _, resource := range []string{"r", "s"} {
+		ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600}`)
+	}
+	for _, c := range [][3]string{
+		{"r", `{"actorId":"a\u0007","reason":"x"}`, "actorId"},
+		{"r", `{"actorId":" ","reason":"x"}`, "actorId"},
+		{"r", `{"actorId":"a","reason":"x\u0007"}`, "reason"},
+		{"r", `{"actorId":"a","reason":"x","leaseId":"\u0007"}`, "leaseId"},
+		{"r", `{"actorId":"a","reason":"x","requestId":"\u0007"}`, "requestId"},
+		{"r", `{"actorId":"a","reason":"x","requestId":"once"}`, ""},
+		{"s", `{"actorId":"a","reason":"x","requestId":"once"}`, "requestId"},
+	} {
+		if got := ask(t, web.URL, "", "POST", "/v1/locks/"+c[0]+"/force-unlock", c[1]); got.str("field") != c[2] {
+			t.Errorf("%s: %d for %q, want %q: %s", c[1], got.status, got.str("field"), c[2], got.text)
+		}
+	}
+}
+
 // TestPageIsAClient: the page is the same for everybody, runs no script but its own, and
 // identifies nobody; what it shows comes from requests that do.
 func TestPageIsAClient(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, memory.NewServer().Issuer(), people, nil)
-	for path, part := range map[string]string{"/ui": `src="ui/page.js"`, "/ui/page.js": "use strict", "/ui/page.css": "color-scheme"} {
+	for path, part := range map[string]string{"/ui": `src="ui/page.js"`, "/ui?": "fencectl marks raise RESOURCE TOKEN --lease-id ID", // and not how to cut the next holder
+		"/ui/page.js": "use strict", "/ui/page.css": "color-scheme"} {
 		got := ask(t, web.URL, "", "GET", path, "")
 		policy := got.header.Get("Content-Security-Policy")
 		if got.status != 200 || !strings.Contains(got.text, part) || !strings.HasPrefix(policy, "default-src 'none'; script-src 'self';") || got.header.Get("Set-Cookie") != "" {

@@ -55,7 +55,7 @@ func (s *Server) watchIssuer(ctx context.Context, w driver.Watch, wake func()) (
 // names its lease ID, queues with the others of this server; a watcher does not.
 func (s *Server) watch(w http.ResponseWriter, q *request) error {
 	asked := driver.Watch{Resource: q.claim.Resource, LeaseID: q.claim.LeaseID}
-	done, ok := s.waits.begin(q.id.Subject, cmp.Or(q.id.Limits.Waiting, defaultWaiting))
+	done, ok := s.waits.begin(q.id.key(), cmp.Or(q.id.Limits.Waiting, defaultWaiting))
 	if !ok {
 		return &httpError{kind: &kindTooMany}
 	}
@@ -96,7 +96,7 @@ func (s *Server) watch(w http.ResponseWriter, q *request) error {
 			}
 		}
 	}
-	name := waiting.Name{Subject: q.id.Subject, LeaseID: asked.LeaseID}
+	name := waiting.Name{Subject: q.id.key(), LeaseID: asked.LeaseID}
 	var place *waiting.Place // a waiter's
 	if asked.LeaseID != "" {
 		place, _ = s.waiters.Join(asked.Resource, name)

@@ -15,6 +15,9 @@ import (
 // A float is: there are fifteen digits at most.
 type seconds time.Duration
 
+// secondsMost is the most that is read. What an issuer says may be more.
+const secondsMost = 1e9 * time.Second
+
 // String writes all significant digits.
 func (s seconds) String() string {
 	text := strconv.FormatFloat(time.Duration(s).Truncate(time.Microsecond).Seconds(), 'f', 6, 64)
@@ -27,7 +30,7 @@ func (s seconds) MarshalJSON() ([]byte, error) { return []byte(s.String()), nil 
 // UnmarshalJSON reads a number from 0 to a billion.
 func (s *seconds) UnmarshalJSON(b []byte) error {
 	n, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || !(n >= 0 && n <= 1e9) {
+	if err != nil || !(n >= 0 && n <= secondsMost.Seconds()) {
 		return fmt.Errorf("%q is not a number of seconds", b)
 	}
 	*s = seconds(time.Duration(math.Round(n*1e6)) * time.Microsecond)
@@ -77,7 +80,7 @@ func holderOf(h *driver.HeldError, all bool) *holder {
 	}
 	out := &holder{Owner: h.Owner, Metadata: h.Metadata, ExpiresAt: h.ExpiresAt, Remaining: seconds(h.Remaining)}
 	if h.Remaining > 0 {
-		out.Remaining = seconds(max(h.Remaining, time.Microsecond)) // 0 means free
+		out.Remaining = seconds(min(max(h.Remaining, time.Microsecond), secondsMost)) // 0 means free
 	}
 	if all {
 		out.LeaseID, out.twice = h.LeaseID, twiceOf(h.Token)

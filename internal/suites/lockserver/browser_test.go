@@ -252,12 +252,13 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 	var bodies []string // of the force unlocks
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
-		defer mu.Unlock()
+		fault := fault
 		if strings.HasSuffix(r.URL.Path, "/force-unlock") {
 			body, _ := io.ReadAll(r.Body)
 			bodies = append(bodies, string(body))
 			r.Body = io.NopCloser(bytes.NewReader(body))
 		}
+		mu.Unlock()
 		if !fault(w, r) {
 			handler.ServeHTTP(w, r)
 		}
@@ -300,8 +301,8 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 	works()
 	shows(t, page, "#locks", "Not up to date", false)
 
+	wait := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 	choose := func(seen string) {
-		wait := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 		do(t, page, chromedp.Evaluate(`choose({ resource: "`+resource+`", leaseId: "`+seen+`" })`, nil, wait), chromedp.WaitVisible("#confirm", chromedp.ByQuery))
 	}
 	choose("before")
@@ -331,6 +332,18 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 			t.Errorf("%s: %s", body, got)
 		}
 	}
+	// A later refusal, by the server or by the page, does not say that nothing was done.
+	fails("/force-unlock", http.StatusServiceUnavailable, unavailable)
+	fill(t, page, "it hangs", resource)
+	shows(t, page, "#confirm", "try again", true)
+	if got := visible(t, page); strings.Contains(got, "Nothing was done") || !strings.Contains(got, "not known whether it was done") {
+		t.Errorf("after an unknown outcome: %s", got)
+	}
+	fill(t, page, "it hangs", "mistyped")
+	shows(t, page, "#confirm", "what you typed is not", true)
+	if got := visible(t, page); strings.Contains(got, "Nothing was done") {
+		t.Errorf("after an unknown outcome: %s", got)
+	}
 	// The control, and the repetition: the same request, carried out once.
 	works()
 	fill(t, page, "it hangs", resource)
@@ -347,5 +360,76 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 	shows(t, page, "#confirm", "nothing to cut", true)
 	if got := visible(t, page); strings.Contains(got, "Type the resource") {
 		t.Errorf("a free lease can be cut: %s", got)
+	}
+
+	// A lease whose ID the page does not see is not cut without it.
+	acquire("third")
+	set(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasPrefix(r.URL.Path, "/v1/locks/") {
+			r.Header.Set("Authorization", "Bearer demo-worker") // no operator any more
+		}
+		return false
+	})
+	do(t, page, chromedp.Evaluate(`choose({ resource: "`+resource+`" })`, nil, wait))
+	shows(t, page, "#confirm", "does not show you the lease's ID", true)
+	if got := visible(t, page); strings.Contains(got, "Type the resource") {
+		t.Errorf("it can be cut without its ID: %s", got)
+	}
+
+	// A response that arrives while another lease's form is shown is not about that one.
+	works()
+	choose("third")
+	sent, answer, answered := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	set(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/force-unlock") {
+			return false
+		}
+		defer close(answered)
+		close(sent)
+		<-answer
+		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, unknown)
+		return true
+	})
+	do(t, page, chromedp.Evaluate(`for (const id of ["actor", "reason"]) byId(id).value = "x"; byId("typed").value = cutting.resource; window.late = cut(); 0`, nil))
+	<-sent
+	choose("third")
+	close(answer)
+	<-answered
+	do(t, page, chromedp.Evaluate(`window.late`, nil, wait))
+	if got := visible(t, page); strings.Contains(got, "not known whether it was done") || !strings.Contains(got, "Type the resource") {
+		t.Errorf("a late response: %s", got)
+	}
+
+	// A filter whose second look-up fails is not "no lock".
+	works()
+	do(t, page, chromedp.Evaluate(`look()`, nil, wait))
+	set(func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.URL.Path != "/v1/locks":
+			return false
+		case r.URL.Query().Get("prefix") == "":
+			io.WriteString(w, `{"locks":[],"next":"demo:a"}`) // of more than one page
+		default:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			io.WriteString(w, unavailable)
+		}
+		return true
+	})
+	do(t, page, chromedp.SendKeys(`input[name=filter]`, "demo:billing-close", chromedp.ByQuery))
+	shows(t, page, "#locks", "Not up to date: try again", true)
+	if got := text(t, page, "#lock-rows"); !strings.Contains(got, "owner of third") {
+		t.Errorf("while the look-up fails: %s", got)
+	}
+
+	// Who signs in next sees nothing of who signed out, and does not act under that name.
+	do(t, page, chromedp.Evaluate(`byId("sign-out").click()`, nil), chromedp.WaitVisible("#token", chromedp.ByQuery))
+	fails("/v1/locks", http.StatusServiceUnavailable, unavailable)
+	do(t, page, chromedp.SendKeys("#token", "umbrella-worker\r", chromedp.ByQuery), chromedp.WaitVisible("#filter", chromedp.ByQuery))
+	shows(t, page, "#locks", "Not up to date: try again", true)
+	var left, typed string
+	do(t, page, chromedp.Evaluate(`document.body.textContent`, &left), chromedp.Evaluate(`byId("actor").value + byId("reason").value + filter.elements.filter.value`, &typed))
+	if strings.Contains(left, "owner of") || strings.Contains(left, "demo:") || typed != "" {
+		t.Errorf("the next person sees %q in %s", typed, left)
 	}
 }

@@ -51,5 +51,5 @@ func (c *call) advanceFloor(ctx context.Context) error {
 }
 
 func (c *call) printAdvanced(v object, reached guard.Token) error {
-	return c.print(v, "every later token is above %s\n", reached)
+	return c.changed(v, "every later token is above %s", reached)
 }

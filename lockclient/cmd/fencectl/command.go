@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -148,8 +150,10 @@ func atLeast[T int | time.Duration](least T) func(T) error {
 
 // confirm asks the operator. It asks on standard error, so that redirected
 // output does not hide the question, and only where standard input is a
-// terminal: a script must say --yes.
+// terminal: a script must say --yes. What changes something then goes on although
+// nobody reads its output any more, and says on standard error what was done.
 func (c *call) confirm(ctx context.Context, question string) error {
+	signal.Ignore(syscall.SIGPIPE)
 	if c.cmd.Bool("yes") {
 		return nil
 	}

@@ -46,8 +46,8 @@
 //
 // Scripts branch on them: "fencectl help exit-codes" prints them all. 0 means
 // done; after 6 it is safe to try again; after 7 look first, the change may have
-// been made; after 11 a part was done. "fencectl help runbook" says which command
-// to run when, and what to do.
+// been made; after 11 a part was done, or all of it and it could not be printed.
+// "fencectl help runbook" says which command to run when, and what to do.
 //
 // # Rights
 //

@@ -83,6 +83,9 @@ func (c *call) doctor(ctx context.Context) error {
 	} else {
 		f.add("end to end", checkWarn, "not tried without the schema")
 	}
+	if ctx.Err() != nil { // what failed then says nothing about the server
+		return ctx.Err()
+	}
 	if err := c.printFindings(f); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"regexp"
 	"strings"
 	"testing"
@@ -33,6 +34,27 @@ func TestDoctorTriesTheServer(t *testing.T) {
 	})
 	if r := fencectl(t, at, "doctor"); r.code != opcmd.ExitUnhealthy || !lack.MatchString(r.out) {
 		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
+	}
+}
+
+// TestDoctorInterrupted: an interrupt in the middle is no finding.
+func TestDoctorInterrupted(t *testing.T) {
+	t.Parallel()
+	direct, _ := database(t)
+	for _, word := range []string{"fencepost.acquire", "fencepost.migrations", "pg_control_system"} {
+		at, proxy := proxied(t, direct)
+		ctx, interrupt := context.WithCancel(t.Context())
+		proxy.Set(func(m *faultproxy.Message) {
+			if !m.Answer && bytes.Contains(m.Data, []byte(word)) {
+				interrupt()
+			}
+		})
+		var out, errOut strings.Builder
+		code := run(ctx, onDatabase(at, []string{"doctor", "--timeout", "1m"}), nil, &out, &errOut)
+		if ctx.Err() == nil || code != opcmd.ExitInterrupted {
+			t.Errorf("%s: %v, exit code %d\n%s%s", word, ctx.Err(), code, out.String(), errOut.String())
+		}
+		interrupt()
 	}
 }
 

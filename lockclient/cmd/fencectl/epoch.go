@@ -49,7 +49,7 @@ func (c *call) raiseEpoch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.printEpoch(epoch)
+	return notPrinted(c.printEpoch(epoch), "the epoch is %d", epoch.Number)
 }
 
 func (c *call) printEpoch(e lockadmin.Epoch) error {

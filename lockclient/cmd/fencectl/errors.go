@@ -23,6 +23,15 @@ func partial(ctx context.Context, err error, format string, args ...any) error {
 	return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: err}
 }
 
+// notPrinted is the error of a change that was made and whose result could not be
+// printed; nil if it was.
+func notPrinted(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: fmt.Errorf(format+", which could not be printed: %w", append(args, err)...)}
+}
+
 func notFound(format string, args ...any) error {
 	return &opcmd.Error{Code: opcmd.ExitNotFound, Reason: "not_found", Err: fmt.Errorf(format, args...)}
 }

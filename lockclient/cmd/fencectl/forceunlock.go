@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
@@ -78,7 +79,7 @@ func (c *call) forceUnlock(ctx context.Context) error {
 		return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: fmt.Errorf(
 			"the token is invalidated and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
 	}
-	return printing
+	return notPrinted(printing, "token %s of %s is invalidated%s", done.Invalidated.Token, shown(c.resource), orNothing(result.Warning != "", "; "+result.Warning))
 }
 
 // stillWrites says who may still write until the mark is raised to the invalidated claim, unless
@@ -181,5 +182,8 @@ func withRequest(err error) error {
 
 // raiseCommand returns the command that raises a claim, to be copied.
 func raiseCommand(claim guard.Claim) string {
+	if strings.HasPrefix(claim.Resource, "-") || strings.HasPrefix(claim.LeaseID, "-") { // else they would be flags
+		return fmt.Sprintf("fencectl marks raise --lease-id=%s -- %s %s", quoted(claim.LeaseID), quoted(claim.Resource), claim.Token)
+	}
 	return fmt.Sprintf("fencectl marks raise %s %s --lease-id %s", quoted(claim.Resource), claim.Token, quoted(claim.LeaseID))
 }

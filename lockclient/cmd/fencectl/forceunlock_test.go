@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -139,6 +141,26 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 	w.over.Wait()
 	if after := written(t, pool); after != cut || !errors.Is(w.err(), guard.ErrStale) {
 		t.Errorf("%d writes landed after the raise, the writer ended with %v", after-cut, w.err())
+	}
+}
+
+// The printed command can be pasted, whatever the names begin with.
+func TestPastedRaise(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	for _, claim := range []guard.Claim{
+		{Resource: "plain", LeaseID: "l"}, {Resource: "-y", LeaseID: "l"}, {Resource: "--above-issuer", LeaseID: "-l"}, {Resource: "-", LeaseID: "--yes"},
+		{Resource: "it's", LeaseID: "a b"}, {Resource: "r", LeaseID: "-x"},
+	} {
+		claim.Token = 7
+		words, err := exec.Command("sh", "-c", `printf '%s\n' `+strings.TrimPrefix(raiseCommand(claim), "fencectl ")).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		must(t, url, slices.Insert(strings.Split(strings.TrimSpace(string(words)), "\n"), 2, "--yes")...)
+		if mark, err := fenced(t, pool).Mark(t.Context(), claim.Resource); err != nil || mark.Token != 7 || mark.LeaseID != claim.LeaseID {
+			t.Errorf("%+v: the mark is %+v, %v", claim, mark, err)
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ func (c *call) marksRaise(ctx context.Context) error {
 	if err := c.raise(ctx, claim); err != nil {
 		return err
 	}
-	return c.print(markJSON(claim), "the mark of %s is %s\n", shown(claim.Resource), claim.Token)
+	return c.changed(markJSON(claim), "the mark of %s is %s", shown(claim.Resource), claim.Token)
 }
 
 // refuseAboveIssuer prevents a typing error from becoming a mark that refuses

@@ -55,7 +55,7 @@ func (r *reset) run(c *call, ctx context.Context) error {
 		}
 		return err
 	}
-	return c.print(markJSON{c.resource, r.to.Token, r.to.LeaseID}, "the mark of %s is %s, was %s\n", shown(c.resource), r.to.Token, r.from.Token)
+	return c.changed(markJSON{c.resource, r.to.Token, r.to.LeaseID}, "the mark of %s is %s, was %s", shown(c.resource), r.to.Token, r.from.Token)
 }
 
 // complete takes what is not given from the database: the lease IDs of the mark and

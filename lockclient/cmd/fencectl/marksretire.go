@@ -39,7 +39,7 @@ func (c *call) marksRetire(ctx context.Context) error {
 		return err
 	}
 	if old == 0 {
-		return c.printRetired(guard.Retired{})
+		return c.print(object{"retired": 0, "floor": guard.NoToken}, "no mark is that old\n")
 	}
 	question := fmt.Sprintf("Retire %s raised before %s. Every later token, on any resource, will be above %s.", count(old, "mark"), clockTime(before), top)
 	if err := c.confirm(ctx, question); err != nil {
@@ -61,7 +61,7 @@ func (c *call) marksRetire(ctx context.Context) error {
 	if err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
-	return c.printRetired(retired)
+	return c.changed(object{"retired": retired.Count, "floor": retired.Floor}, "%s retired, the floor is %s", count(retired.Count, "mark"), retired.Floor)
 }
 
 const retirableSQL = `SELECT b.before, count(m.resource), coalesce(max(m.token), 0)
@@ -99,12 +99,4 @@ func (c *call) outwait(ctx context.Context, floor guard.Token, wait time.Duratio
 		case <-ctx.Done():
 		}
 	}
-}
-
-func (c *call) printRetired(r guard.Retired) error {
-	said := "no mark is that old"
-	if r.Count > 0 {
-		said = fmt.Sprintf("%s retired, the floor is %s", count(r.Count, "mark"), r.Floor)
-	}
-	return c.print(object{"retired": r.Count, "floor": r.Floor}, "%s\n", said)
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -43,12 +45,13 @@ func (c *call) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	signal.Ignore(syscall.SIGPIPE) // see confirm
 	if err := lockadmin.Migrate(ctx, c.pool); err != nil {
 		return err
 	}
 	after, err := c.versions(ctx)
 	if err != nil {
-		return fmt.Errorf("migrated, and then: %w", err)
+		return partial(ctx, err, "the schema is migrated, and its version could not be read")
 	}
 	for _, name := range components {
 		was, is := before[name].applied, after[name].applied
@@ -56,7 +59,7 @@ func (c *call) migrate(ctx context.Context) error {
 		if was != is {
 			said = fmt.Sprintf("was %d", was)
 		}
-		if err := c.print(object{"component": name, "before": was, "version": is}, "%s: version %d, %s\n", name, is, said); err != nil {
+		if err := c.changed(object{"component": name, "before": was, "version": is}, "%s: version %d, %s", name, is, said); err != nil {
 			return err
 		}
 	}

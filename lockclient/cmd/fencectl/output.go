@@ -37,6 +37,11 @@ func (c *call) print(v any, format string, args ...any) error {
 	return err
 }
 
+// changed prints the result of a change. If it cannot be printed, the error says it.
+func (c *call) changed(v any, format string, args ...any) error {
+	return notPrinted(c.print(v, format+"\n", args...), format, args...)
+}
+
 // fields prints one result: v for programs, names and values below each other for
 // people.
 func (c *call) fields(v any, pairs ...string) error {

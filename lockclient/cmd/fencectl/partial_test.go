@@ -1,15 +1,54 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
+
+// unwritable is a standard output that nobody reads.
+type unwritable struct{}
+
+func (unwritable) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+// A reader that goes away does not keep a command that cuts from raising, or from saying
+// that it could not.
+func TestReaderGoesAway(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
+	tried := false
+	_ = fenced(t, pool).InTx(t.Context(), lease.Claim(), func(context.Context, pgx.Tx) error { // the raise waits for it
+		tried = true
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		r.Close()
+		cmd := program(t, []string{"FENCECTL_DATABASE_URL=" + url}, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--raise-timeout", "200ms", "--yes")
+		var errOut strings.Builder
+		cmd.Stdout, cmd.Stderr = w, &errOut
+		if cmd.Run(); cmd.ProcessState.ExitCode() != opcmd.ExitPartial || !strings.Contains(errOut.String(), "go on with") {
+			t.Errorf("%v: %s", cmd.ProcessState, errOut.String())
+		}
+		return nil
+	})
+	if !tried {
+		t.Error("there was no transaction")
+	}
+}
 
 // TestPartialExitCode: a command that fails after it has changed something does not
 // exit with a code that says that nothing was changed, and its message says what
@@ -35,6 +74,44 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 			if r.code != c.code || left != 2 || strings.Contains(r.errOut, "1 row deleted") != (c.code == opcmd.ExitPartial) {
 				t.Errorf("exit code %d, want %d, with %d of %d rows left: %s", r.code, c.code, left, 3-c.first, r.errOut)
 			}
+		}
+	})
+	t.Run("nothing can be printed", func(t *testing.T) {
+		t.Parallel()
+		url, pool := database(t)
+		hold(t, pool, "w", "held", time.Hour)
+		raise := func(token guard.Token) {
+			if err := fenced(t, pool).Raise(t.Context(), guard.Claim{Resource: "marked", Token: token, LeaseID: "x"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		raise(7000)
+		for _, c := range []struct{ line, done string }{
+			{"force-unlock held --actor a --reason r --yes", "may still write until a higher token arrives"},
+			{"force-unlock held --actor a --reason r --raise --yes", "is invalidated, which"},
+			{"marks raise other 5 --lease-id l --yes", "the mark of other is 5"},
+			{"marks reset marked --from 7000 --to 6000 --issuers-last 6000 --actor a --reason r --yes", "the mark of marked is 6000, was 7000"},
+			{"marks retire --older-than 1us --yes", "marks retired, the floor is"},
+			{"advance other 8000 --yes", "every later token is above 8000"},
+			{"advance --floor 9000 --yes", "every later token is above 9000"},
+			{"purge --older-than 1ms --yes", "deleted"},
+			{"epoch raise --yes", "the epoch is"},
+			{"migrate", "version"},
+		} {
+			for _, format := range []string{"table", "json"} {
+				if strings.HasPrefix(c.line, "marks re") && format == "json" { // done before
+					break
+				}
+				var errOut strings.Builder
+				code := run(t.Context(), onDatabase(url, append(strings.Fields(c.line), "-o", format)), nil, unwritable{}, &errOut)
+				if code != opcmd.ExitPartial || !strings.Contains(errOut.String(), c.done) || !strings.Contains(errOut.String(), "could not be printed") {
+					t.Errorf("%s: exit code %d, %s", c.line, code, errOut.String())
+				}
+			}
+		}
+		// The control: what changes nothing is no part.
+		if code := run(t.Context(), onDatabase(url, []string{"show", "held"}), nil, unwritable{}, io.Discard); code != opcmd.ExitOther {
+			t.Errorf("show: exit code %d", code)
 		}
 	})
 	t.Run("marks retire", func(t *testing.T) {

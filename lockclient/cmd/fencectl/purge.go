@@ -40,5 +40,5 @@ func (c *call) purge(ctx context.Context) error {
 	}
 	result := object{"purged": purged.Count, "floor": purged.Floor, "blocked": purged.Blocked}
 	above := orNothing(purged.Floor != guard.NoToken, ", every later token is above "+purged.Floor.String())
-	return c.print(result, "%s deleted%s\n", count(purged.Count, "row"), above)
+	return c.changed(result, "%s deleted%s", count(purged.Count, "row"), above)
 }

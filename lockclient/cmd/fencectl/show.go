@@ -44,10 +44,11 @@ type view struct {
 	Verdict string `json:"verdict"`
 	// Audit are the last records, the latest first.
 	Audit []lockadmin.AuditRecord `json:"audit"`
-	// AuditPartial: the search ended before there were enough of the resource's own.
+	// AuditPartial: the search ended before there were enough of the resource's own, or
+	// this role may not read the audit.
 	AuditPartial bool `json:"auditPartial"`
 
-	unread error // why the mark could not be read
+	unread, auditUnread error // why the mark and the audit could not be read
 }
 
 // The verdicts: what mark and lease say together. Each sentence is tested by
@@ -87,7 +88,9 @@ func (s *session) look(ctx context.Context, resource string) (*view, error) {
 	if v.Floor, err = s.issued(ctx, ""); err != nil {
 		return nil, err
 	}
-	v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource)
+	if v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource); sqlState(err) == "42501" {
+		v.AuditPartial, v.auditUnread, err = true, err, nil
+	}
 	v.Verdict = v.verdict()
 	return v, err
 }
@@ -105,9 +108,6 @@ func noSuchLease(err error, resource string) error {
 func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, partial bool, err error) {
 	looked := 0
 	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
-		if sqlState(err) == "42501" {
-			return last, false, nil
-		}
 		if err != nil {
 			return last, false, err
 		}
@@ -207,7 +207,10 @@ func (c *call) printView(v *view) error {
 	if err != nil || c.asJSON() {
 		return err
 	}
-	if v.AuditPartial {
+	switch {
+	case v.auditUnread != nil:
+		fmt.Fprintf(c.out, "\nthe audit was not read: %s\n", oneLine(v.auditUnread.Error()))
+	case v.AuditPartial:
 		fmt.Fprintf(c.out, "\nthe last %d records of the audit under this name were searched: there may be more; see fencectl audit\n", searchedMost)
 	}
 	if len(v.Audit) == 0 {

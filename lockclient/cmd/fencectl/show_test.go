@@ -71,6 +71,27 @@ func TestPartialAudit(t *testing.T) {
 	}
 }
 
+// TestAuditNotRead: show says so to a role that may not read the audit.
+func TestAuditNotRead(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	hold(t, pool, "w", "r", time.Hour)
+	must(t, url, "force-unlock", "r", "--actor", "a", "--reason", "it hangs", "--yes")
+	at := as(t, url, pool)
+	login, _, _ := strings.Cut(strings.TrimPrefix(at, "postgres://"), ":")
+	t.Cleanup(func() { exec1(t, pool, "DROP OWNED BY "+login); exec1(t, pool, "DROP ROLE "+login) })
+	exec1(t, pool, "GRANT USAGE ON SCHEMA fencepost TO "+login)
+	exec1(t, pool, "GRANT SELECT ON fencepost.leases, fencepost.marks, fencepost.migrations TO "+login)
+	for at, partial := range map[string]bool{url: false, at: true} {
+		if out := must(t, at, "show", "r"); strings.Contains(out, "the audit was not read: ") != partial || strings.Contains(out, "it hangs") == partial {
+			t.Errorf("partial: %v: %s", partial, out)
+		}
+		if out := must(t, at, "show", "r", "-o", "json"); strings.Contains(out, `"auditPartial":true`) != partial {
+			t.Errorf("partial: %v: %s", partial, out)
+		}
+	}
+}
+
 // shows prints a view for people.
 func shows(v *view, out io.Writer) error {
 	return (&call{app: &app{out: out}, cmd: &cli.Command{}}).printView(v)

@@ -39,7 +39,7 @@ type ExitCode struct {
 var ExitCodes = []ExitCode{
 	{ExitOK, []string{}, "done"},
 	{ExitOther, []string{"other"}, "an error of none of the kinds below"},
-	{ExitUsage, []string{"usage", "invalid"}, "the command line or a value in it is malformed, or a confirmation is needed and there is no terminal to ask at: nothing was sent"},
+	{ExitUsage, []string{"usage", "invalid"}, "the command line or a value in it is malformed, or a confirmation is needed and there is no terminal to ask at: nothing was changed"},
 	{ExitNotFound, []string{"not_found"}, "there is no such resource"},
 	{ExitRefused, []string{"held", "lease_changed", "stale", "spent", "conflict", "mark_ahead", "unfenced", "lease_lost"}, "the state is not what the command expects, such as the lease ID of a successor: nothing was changed"},
 	{ExitNoRights, []string{"no_rights"}, "the server does not let this role do it"},
@@ -48,8 +48,8 @@ var ExitCodes = []ExitCode{
 	{ExitSetup, []string{"schema_missing", "schema_older", "schema_newer", "setup"}, "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
 	{ExitCancelled, []string{"cancelled"}, "the operator did not confirm: nothing was sent"},
 	{ExitUnhealthy, []string{"unhealthy"}, "doctor found something that must be repaired"},
-	{ExitPartial, []string{"partial"}, "a part was done and the rest was not: the message says how to go on"},
-	{ExitInterrupted, []string{"interrupted"}, "Ctrl-C or SIGTERM before the command was done; where a change may have been made it is outcome_unknown"},
+	{ExitPartial, []string{"partial"}, "a part was done and the rest was not, or what was done could not be printed: the message says what was done and how to go on"},
+	{ExitInterrupted, []string{"interrupted"}, "Ctrl-C or SIGTERM before the command was done: if a part was done, the message says which; if a change may have been made, it is outcome_unknown and not this code"},
 }
 
 // byReason is total over guard's reasons.

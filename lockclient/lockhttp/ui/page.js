@@ -12,7 +12,7 @@ const filter = byId("filter");
 let loadedAt = 0; // when the tables were loaded
 let turn = 0; // of the last refresh: a slower one that is overtaken shows nothing
 let operator = true; // until the server says otherwise
-let cutting = null; // the request that the form of a force unlock sends
+let cutting = null; // the request that the form of a force unlock sends; what belongs to another is late
 
 // show shows one view, with a problem if there is one.
 function show(view, problem = "") {
@@ -151,6 +151,7 @@ async function list(words, state) {
   const first = await page("");
   if (first.ok && first.answer.next && words) {
     const narrow = await page(words);
+    if (!narrow.ok && narrow.status !== 400) return narrow;
     if (narrow.ok && narrow.answer.locks.length > 0) return narrow;
   }
   return first;
@@ -196,8 +197,12 @@ function look() {
 function signedOut(problem) {
   const had = sessionStorage.getItem(tokenKey);
   sessionStorage.removeItem(tokenKey);
+  // Nothing of this person's is left for the next one, and what is in flight is late.
+  turn++;
+  cutting = null;
+  for (const id of ["lock-rows", "audit-rows", "status", "chosen", "typed-hint", "result", "invalidated"]) byId(id).replaceChildren();
+  for (const form of document.forms) form.reset();
   show("sign-in", had ? problem : "");
-  byId("token").value = "";
   byId("token").focus();
 }
 
@@ -229,6 +234,8 @@ function describe(list, facts) {
 
 // choose looks again at the lease that is about to be cut, and asks.
 async function choose(chosen) {
+  const mine = {};
+  cutting = mine;
   let now;
   let problem = "";
   try {
@@ -236,14 +243,17 @@ async function choose(chosen) {
     if (!response.ok) throw refused(response);
     now = response.answer;
   } catch (error) {
-    show("locks", `Nothing was done: the lease could not be read. ${error.message}`);
+    if (mine === cutting) show("locks", `The lease could not be read: ${error.message}`);
     return;
   }
+  if (mine !== cutting) return;
   if (now.state === "free") problem = "Nobody has the lease any more: there is nothing to cut.";
+  else if (!now.leaseId) problem = "The server does not show you the lease's ID, without which another one could be cut.";
   else if (now.leaseId !== chosen.leaseId) problem = "The lease is another one than you chose: look again before you cut it.";
-  cutting = { resource: now.resource, leaseId: now.leaseId, requestId: [...crypto.getRandomValues(new Uint32Array(4))].map((n) => n.toString(16)).join("-") };
+  const requestId = [...crypto.getRandomValues(new Uint32Array(4))].map((n) => n.toString(16)).join("-");
+  Object.assign(mine, { resource: now.resource, leaseId: now.leaseId, requestId, doubtful: false });
   describe(byId("chosen"), { Resource: now.resource, State: now.state, Owner: now.ownerId, Metadata: now.metadata, Token: now.token, "Lease ID": now.leaseId });
-  byId("cutting").hidden = now.state === "free";
+  byId("cutting").hidden = now.state === "free" || !now.leaseId;
   byId("typed").value = "";
   byId("typed-hint").textContent = now.resource;
   show("confirm", problem);
@@ -251,25 +261,32 @@ async function choose(chosen) {
 }
 
 // cut sends the force unlock: of the lease that was shown and of no other, and under one
-// request ID however often it is sent, so that it is carried out once.
+// request ID however often it is sent, so that it is carried out once. After an attempt
+// that may have been carried out, no refusal of a later one says that nothing was done.
 async function cut() {
-  if (byId("typed").value !== cutting.resource) {
-    show("confirm", "Nothing was done: what you typed is not the resource's name.");
+  const mine = cutting;
+  const notDone = (why) => show("confirm", mine.doubtful ? `It is not known whether it was done. Send the form again: it is carried out once. Now: ${why}` : `Nothing was done: ${why}`);
+  if (byId("typed").value !== mine.resource) {
+    notDone("what you typed is not the resource's name.");
     return;
   }
   let response = { ok: false, answer: {}, word: "" };
   try {
-    response = await call("POST", `v1/locks/${encodeURIComponent(cutting.resource)}/force-unlock`, {
-      actorId: byId("actor").value, reason: byId("reason").value.trim().replace(/\s+/g, " "), leaseId: cutting.leaseId, requestId: cutting.requestId,
+    response = await call("POST", `v1/locks/${encodeURIComponent(mine.resource)}/force-unlock`, {
+      actorId: byId("actor").value, reason: byId("reason").value.trim().replace(/\s+/g, " "), leaseId: mine.leaseId, requestId: mine.requestId,
     });
   } catch {
     // There is no response of the server, so nobody knows.
   }
-  const { ok, answer, word } = response;
-  if (ok && answer.resource === cutting.resource && answer.token) done(answer);
+  if (mine !== cutting) return; // the audit says what became of it
+  const { ok, status, answer, word } = response;
+  if (ok && answer.resource === mine.resource && answer.token) done(answer);
   else if (word === "lease_changed") show("confirm", "Nothing was done: the lease is another one by now. Look again before you cut it.");
-  else if (ok || ["", "outcome_unknown", "internal"].includes(word)) show("confirm", "It is not known whether it was done. Send the form again: it is carried out once.");
-  else show("confirm", `Nothing was done: ${answer.detail}`);
+  else if (word && (status < 500 || ["setup", "unavailable", "unsupported"].includes(word))) notDone(answer.detail);
+  else {
+    mine.doubtful = true;
+    show("confirm", "It is not known whether it was done. Send the form again: it is carried out once.");
+  }
 }
 
 function done(unlocked) {
