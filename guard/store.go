@@ -36,7 +36,7 @@ type Store interface {
 	// Retire deletes the marks that were last raised before the given time
 	// and, in the same atomic step, raises the store's floor to the highest
 	// token among them. From then on a resource without a mark admits only
-	// tokens above the floor. Retiring bounds growth, and safety depends on no
+	// tokens above the floor, but for an admission that is in progress. Retiring bounds growth, and safety depends on no
 	// clock: retiring too much, or by a wrong clock, refuses good claims and
 	// never admits a stale one.
 	//

@@ -76,7 +76,8 @@ func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOpti
 	case !r.given:
 		c.abandon(ctx, r)
 	case c.clock()-r.lostAt < r.Timeout && !errors.Is(err, ErrLeaseIDSpent) && !errors.Is(err, guard.ErrOutcomeUnknown):
-		err = guard.OutcomeUnknown("acquire", r.Claim(), err) // the lost attempt may be granted yet
+		// The lost attempt may be granted yet, so that ErrHeld would promise too much.
+		err = guard.OutcomeUnknown("acquire", r.Claim(), fmt.Errorf("an attempt got no response; a later one: %v", err))
 	}
 	c.acquired(ctx, r, lease, err, c.clock()-began)
 	return lease, err

@@ -267,3 +267,59 @@ func TestRenewsToTheLast(t *testing.T) {
 		}
 	})
 }
+
+// TestP6LostUnderAnOwnID: an attempt whose response was lost may be granted yet, so that
+// no later refusal is the outcome of an acquire under a lease ID of the caller's: not
+// before its timeout. A spent ID is one at once, since nothing is granted under it.
+func TestP6LostUnderAnOwnID(t *testing.T) {
+	held := &HeldError{Resource: "r", Owner: "other", Remaining: time.Minute}
+	for what, c := range map[string]struct {
+		after time.Duration // until the second response
+		err   error
+		want  guard.Reason
+		is    error
+	}{
+		"held":             {0, held, guard.ReasonOutcomeUnknown, nil},
+		"unavailable":      {0, guard.Unavailable("acquire", guard.Claim{}, errors.New("simulated")), guard.ReasonOutcomeUnknown, nil},
+		"spent":            {0, ErrLeaseIDSpent, guard.ReasonOther, ErrLeaseIDSpent},
+		"held, much later": {time.Minute, held, guard.ReasonOther, ErrHeld},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i, lost := &answering{}, false
+				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+					if !lost {
+						lost = true
+						return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("simulated"))
+					}
+					time.Sleep(c.after)
+					return driver.Grant{}, c.err
+				}
+				_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour, LeaseID: "mine"})
+				if guard.ReasonOf(err) != c.want || c.is != nil && !errors.Is(err, c.is) || c.want == guard.ReasonOutcomeUnknown && errors.Is(err, ErrHeld) {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestLateOnce: an attempt that was too late, as when the issuer had to prepare first, is
+// made once more.
+func TestLateOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for late := 1; late <= 2; late++ {
+			i, calls := &answering{}, 0
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if calls++; calls <= late {
+					return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+				}
+				return driver.Grant{Token: 1, From: i.clock()}, nil
+			}
+			_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour})
+			if (err == nil) != (late == 1) || err != nil && !errors.Is(err, driver.ErrLate) || calls != 2 {
+				t.Errorf("late %d times: %v after %d calls", late, err, calls)
+			}
+		}
+	})
+}

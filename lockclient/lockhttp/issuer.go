@@ -278,7 +278,8 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 // Why returns who force-unlocked a lease, as the server said when a renewal or a release
 // found that it is over. It sends nothing.
 func (i *Issuer) Why(_ context.Context, claim guard.Claim) error {
-	if by := i.proofs.get(claim).cut; by != nil {
+	released := guard.Claim{Resource: claim.Resource, LeaseID: claim.LeaseID} // without its token
+	if by := cmp.Or(i.proofs.get(claim).cut, i.proofs.get(released).cut); by != nil {
 		return &driver.ForceUnlockedError{Actor: by.Actor, Reason: by.Reason, At: by.At}
 	}
 	return nil

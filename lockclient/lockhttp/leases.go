@@ -115,11 +115,15 @@ func (g *granted) claims(leaseID string) (claims []guard.Claim) {
 	return claims
 }
 
-// knows reports whether the lease under the claim's ID runs, as far as this server knows.
-func (g *granted) knows(claim guard.Claim) bool {
+// token returns that of the lease under the claim's ID, if it runs as far as this server
+// knows.
+func (g *granted) token(claim guard.Claim) guard.Token {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.get(claim) != nil
+	if r := g.get(claim); r != nil {
+		return r.token
+	}
+	return guard.NoToken
 }
 
 // others reports whether the claim's lease is known as another identity's.

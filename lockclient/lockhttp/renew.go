@@ -88,7 +88,8 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 		}
 	}
 	// The lease ID is stored for an hour then, unless it is that of a lease that runs.
-	if claim.Token == guard.NoToken && !s.granted.knows(claim) && q.id.limited() {
+	known := cmp.Or(claim.Token, s.granted.token(claim))
+	if known == guard.NoToken && q.id.limited() {
 		return &httpError{kind: &kindTooMany}
 	}
 	began := s.now()
@@ -102,6 +103,7 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 	}
 	s.granted.remove(claim)
 	if !freed {
+		claim.Token = known
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
 	s.log(q.Context(), slog.LevelInfo, "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))

@@ -56,7 +56,10 @@ func TestVerdictsOfClient(t *testing.T) {
 // explained is an issuer that knows who ended each lease.
 type explained struct{ *memory.Issuer }
 
-func (explained) Why(context.Context, guard.Claim) error {
+func (explained) Why(_ context.Context, claim guard.Claim) error {
+	if claim.Token == guard.NoToken {
+		return nil // of no lease
+	}
 	return &driver.ForceUnlockedError{Actor: "ada", Reason: "it hangs", At: time.Unix(1, 0)}
 }
 
@@ -72,7 +75,7 @@ func TestWhyOfClient(t *testing.T) {
 		web, _ := serve(t, explained{server.Issuer()}, who, opts)
 		client := connect(t, web.URL)
 		why := func(claim guard.Claim) error { return client.(driver.Explainer).Why(t.Context(), claim) }
-		for _, resource := range []string{"renewed", "released"} {
+		for _, resource := range []string{"renewed", "released", "released without its token"} {
 			request := driver.Request{Resource: resource, LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute}
 			g, err := client.Acquire(t.Context(), request)
 			if err != nil {
@@ -90,14 +93,22 @@ func TestWhyOfClient(t *testing.T) {
 				if renewed[0].State != driver.Over {
 					t.Errorf("%s: %+v", what, renewed)
 				}
-			} else if freed, err := client.Release(t.Context(), claim); freed || err != nil {
-				t.Errorf("%s: %t %v", what, freed, err)
+			} else {
+				released := claim
+				if resource != "released" {
+					released.Token = guard.NoToken
+				}
+				if freed, err := client.Release(t.Context(), released); freed || err != nil {
+					t.Errorf("%s: %t %v", what, freed, err)
+				}
 			}
 			var cut *driver.ForceUnlockedError
 			if err := why(claim); !errors.As(err, &cut) || cut.Actor != "ada" || cut.Reason != "it hangs" || cut.At.Unix() != 1 {
 				t.Errorf("%s, %s: %v", what, resource, err)
 			}
-			claim.Token++
+			if claim.Token++; resource == "released without its token" {
+				claim.LeaseID = "another"
+			}
 			if err := why(claim); err != nil {
 				t.Errorf("%s, %s: of another lease: %v", what, resource, err)
 			}

@@ -78,6 +78,19 @@ func TestServerClockUnknown(t *testing.T) {
 	}
 }
 
+// TestP8PreparingTakesTime: the time that an issuer takes to enter a server counts against
+// the timeout of the request that waits for it. The next request finds it prepared.
+func TestP8PreparingTakesTime(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t, migrated(t), nil)
+	r := ask("r", "a")
+	r.Timeout = time.Nanosecond
+	if _, err := i.Acquire(t.Context(), r); !errors.Is(err, driver.ErrLate) || guard.ReasonOf(err) != guard.ReasonUnavailable {
+		t.Errorf("got %v", err)
+	}
+	acquire(t, i, "r", "a")
+}
+
 // TestReenterFails: if the server is another one and cannot be entered, nothing is
 // granted.
 func TestReenterFails(t *testing.T) {
