@@ -184,15 +184,15 @@ func TestVerdictOfNothing(t *testing.T) {
 func TestStoppedInsideARaise(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		for _, ends := range []bool{true, false} {
-			stopped := statement{sql: raiseSQL, args: []any{"r", int64(5), "lease-5", int32(1000), int32(100)}}
+			stopped, timeout := raiseSQL, time.Minute
 			if !ends {
-				stopped.args[4] = int32(0)
+				stopped, timeout = "SELECT fencepost.raise($1, $2, $3, $4)", time.Second
 			}
 			tx, err := e.admin.Begin(t.Context())
 			must(t, err)
-			_, err = tx.Exec(t.Context(), stopped.sql, stopped.args...)
+			_, err = tx.Exec(t.Context(), stopped, "r", int64(5), "lease-5", int32(1000))
 			must(t, err)
-			db := e.open(&Options{RaiseTimeout: time.Second})
+			db := e.open(&Options{RaiseTimeout: timeout})
 			err = db.Raise(t.Context(), claimOf("r", 6))
 			if ends {
 				noError(t, err)
@@ -209,7 +209,8 @@ func TestStoppedInsideARaise(t *testing.T) {
 // stale when its session is ended, and that is all that its error says.
 func TestEnforcerLearns(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		role, db := e.as("enforces")
+		role := e.newRole("enforces", "LOGIN PASSWORD 'secret'")
+		db := e.open(&Options{TerminateAfter: 50 * time.Millisecond}, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
 		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.holders TO " + role)
 		must(t, db.Raise(t.Context(), claimOf("r", 5)))
 		for _, atCommit := range []bool{false, true} {

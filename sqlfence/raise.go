@@ -11,7 +11,7 @@ import (
 const (
 	// A client that stops before the COMMIT must not block its successors.
 	raiseSQL = "SELECT fencepost.raise($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int)," +
-		" pg_catalog.set_config('idle_in_transaction_session_timeout', $5::int::pg_catalog.text, true)"
+		" pg_catalog.set_config('idle_in_transaction_session_timeout', '2s', true)"
 	// A statement of its own: it does not stop a timer that is already running.
 	// transaction_timeout is PostgreSQL 17's, and this does stop its timer.
 	unhurriedSQL = "SELECT pg_catalog.set_config('statement_timeout', '0', true), CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL" +

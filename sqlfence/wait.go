@@ -20,8 +20,6 @@ const (
 	soonest   = 10 * time.Millisecond
 	// reportAfter is when what it waits for is logged.
 	reportAfter = 500 * time.Millisecond
-	// raiseIdle is how long a raise may wait for its client to send the COMMIT.
-	raiseIdle = 2 * time.Second
 	// spareWait is how long a look waits for a connection that others have.
 	spareWait = 250 * time.Millisecond
 )
@@ -160,7 +158,7 @@ func (w *waitingRaise[Tx]) try(ctx context.Context, wait time.Duration, unhurrie
 		statements = append(statements, statement{sql: unhurriedSQL})
 	}
 	bound := max(int32(wait.Milliseconds()), 1) // 0 would be none
-	statements = append(statements, statement{sql: raiseSQL, args: []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID, bound, int32(raiseIdle.Milliseconds())}})
+	statements = append(statements, statement{sql: raiseSQL, args: []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID, bound}})
 	return w.db.once(ctx, "raise", w.claim, w.work, statements...)
 }
 
