@@ -3,6 +3,8 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -232,6 +234,55 @@ func TestEnforcerLearns(t *testing.T) {
 			wantReason(t, err, guard.ReasonStale, "at COMMIT %v", atCommit)
 			if errors.Is(err, guard.ErrUnavailable) {
 				t.Errorf("%v is unavailable as well", err)
+			}
+		}
+	})
+}
+
+// enterTracer counts the transactions that are to enter.
+type enterTracer struct{ n *atomic.Int32 }
+
+func (c enterTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "fencepost.enter(") {
+		c.n.Add(1)
+	}
+	return ctx
+}
+
+func (c enterTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (c enterTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceBatchStartData) context.Context {
+	for _, s := range q.Batch.QueuedQueries {
+		c.TraceQueryStart(ctx, nil, pgx.TraceQueryStartData{SQL: s.SQL})
+	}
+	return ctx
+}
+
+func (c enterTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (c enterTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// TestCancelledAsksNothing: InTx returns at once when its context ends, although the
+// driver closes the connection then, and asks the server nothing more. The control
+// is a context of the callback's own: the session may have been ended by a raise.
+func TestCancelledAsksNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+		for _, own := range []bool{false, true} {
+			var asked atomic.Int32
+			db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = enterTracer{&asked} })
+			ctx, cancel := context.WithCancel(t.Context())
+			err := db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				if own {
+					ctx, cancel = context.WithCancel(ctx)
+				}
+				time.AfterFunc(50*time.Millisecond, cancel)
+				_, err := tx.exec(ctx, "SELECT pg_sleep(60)")
+				return err
+			})
+			cancel()
+			if !errors.Is(err, context.Canceled) || asked.Load() > 1 != own {
+				t.Errorf("own %t: it entered %d times, %v", own, asked.Load(), err)
 			}
 		}
 	})
