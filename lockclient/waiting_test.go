@@ -145,8 +145,9 @@ func TestTurns(t *testing.T) {
 					over := acquires(all, client, "")
 					defer func() { end(); <-over }()
 				}
+				wake := i.wake // before another watch replaces it
 				test.end(i, cancel)
-				i.wake() // the first one asks again
+				wake() // the first one asks again
 				synctest.Wait()
 				if len(over) != 1 {
 					t.Error("the first one waits")
