@@ -241,6 +241,9 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, error) {
 			g.TTL = left(cmp.Or(g.TTL, a.TTL), a.from, g.From)
 			return g, nil
 		}
+		if errors.Is(err, driver.ErrLate) && race == 0 && ctx.Err() == nil { // the issuer had to prepare first
+			continue
+		}
 		if held, refused := errors.AsType[*driver.HeldError](err); refused {
 			if held.Remaining <= 0 && race < waiting.MaxRaces && ctx.Err() == nil {
 				continue

@@ -424,3 +424,26 @@ func stacks() string {
 	buf := make([]byte, 4<<20)
 	return string(buf[:runtime.Stack(buf, true)])
 }
+
+// unprepared is an issuer whose first attempts are late, as when it had to connect first.
+type unprepared struct {
+	*memory.Issuer
+	late int
+}
+
+func (u *unprepared) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if u.late--; u.late >= 0 {
+		return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
+	}
+	return u.Issuer.Acquire(ctx, r)
+}
+
+// TestIssuerHasToPrepare: an attempt that an issuer was not ready for is made once more.
+func TestIssuerHasToPrepare(t *testing.T) {
+	for late, want := range map[int]int{1: 200, 2: 412} {
+		web, _ := serve(t, &unprepared{memory.NewServer().Issuer(), late}, everybody, nil)
+		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`); got.status != want {
+			t.Errorf("late %d times: %d %s", late, got.status, got.text)
+		}
+	}
+}

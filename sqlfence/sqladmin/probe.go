@@ -56,7 +56,7 @@ func (a *Admin) Probe(ctx context.Context) error {
 	if err != nil {
 		return sqlkit.Failure(op, guard.Claim{}, pgerr.NotSent(err), false)
 	}
-	defer second.Close(context.WithoutCancel(ctx))
+	defer second.Close(ctx) // bounded: it says goodbye to the server
 	err = probe(ctx, c.Conn(), second)
 	var lacking lacks
 	switch {
