@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/fencepost-go/fencepost/guard"
 )
 
 // TestCloseBesideAnExpiry: a session expires, and Close is called at once. Close waits
@@ -39,5 +41,25 @@ func TestCloseBesideAnExpiry(t *testing.T) {
 		}
 	case <-time.After(5 * time.Second):
 		t.Error("Close has returned, and the client still waits for a connection")
+	}
+}
+
+// TestP3BaseOnlyGrows: whichever of two readers of the base comes last, the higher one is
+// kept, and so is the highest token of a grant.
+func TestP3BaseOnlyGrows(t *testing.T) {
+	i, err := New([]string{"127.0.0.1:1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []int64{5, 7, 6} {
+		i.learn(base{value: value})
+	}
+	for _, token := range []guard.Token{15, 17, 16} {
+		if err := i.forward(14, token); err != nil {
+			t.Error(err)
+		}
+	}
+	if seen, known := i.known(); known.value != 7 || seen != 17 {
+		t.Errorf("the base is %d and the token %v, want 7 and 17", known.value, seen)
 	}
 }

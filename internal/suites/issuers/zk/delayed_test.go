@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"net"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -190,6 +191,10 @@ func TestP8DelayedRenewalRevivesNothing(t *testing.T) {
 				var err error
 				if reached, err = other.Advance(t.Context(), name, old.Token+1<<50); err != nil {
 					t.Fatal(err)
+				}
+				// Whatever clock the next leader has, nothing can bring it back.
+				if there, _, err := client(t, z.Addrs()...).Exists("/fencepost/r-" + url.PathEscape(name) + "/lock"); there || err != nil {
+					t.Errorf("the ended lease is there after Advance: %v, %v", there, err)
 				}
 			}
 			close(g.open)
