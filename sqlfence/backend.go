@@ -15,6 +15,10 @@ type backend[Tx any] interface {
 	// conn returns a connection without a transaction, to be released. Its
 	// errors are known to have sent nothing.
 	conn(ctx context.Context) (conn[Tx], error)
+	// hold is conn for a transaction that begins with the callback's first statement: to
+	// send it, the callback's handle calls begin. It returns nil if the driver cannot send
+	// both at once.
+	hold(ctx context.Context, begin func(ctx context.Context, on held[Tx], with *pgxFirst) error) (conn[Tx], error)
 	in(tx Tx) sqlkit.Querier
 	// pool identifies the pool.
 	pool() any
@@ -34,7 +38,12 @@ type conn[Tx any] interface {
 	// begin opens a transaction with its first statements, in one round trip
 	// where the driver can. Nothing can have been committed if it fails.
 	begin(ctx context.Context, how txMode, first ...statement) error
+	// in runs statements in the transaction begun last.
+	in() sqlkit.Querier
+	// tx is the callback's handle.
 	tx() Tx
+	// begun reports that a transaction was begun.
+	begun() bool
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error
@@ -53,9 +62,25 @@ type txMode struct {
 	// fencepost.transaction; then commit returns errEnded, and commits nothing, if
 	// it is not there any more (see [DB.enterStatement]).
 	marker string
+	with   *pgxFirst // goes with BEGIN and the first statements; on pgx, else nil
 }
 
 var readCommitted = txMode{level: sql.LevelReadCommitted}
+
+// held is a connection that a callback's handle belongs to, and that all begin on that
+// is needed before its transaction begins.
+type held[Tx any] interface {
+	conn[Tx]
+	// ready replaces the connection if it has ended.
+	ready(ctx context.Context) error
+	// rollback ends the transaction, if one is open.
+	rollback()
+}
+
+// borrowed is a held connection, which release does not give back.
+type borrowed[Tx any] struct{ held[Tx] }
+
+func (b borrowed[Tx]) release() { b.rollback() }
 
 // statement is sent with a BEGIN; if dest is set, it returns one row for it.
 type statement struct {
@@ -77,8 +102,20 @@ func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
 }
 
 // with runs f, which commits nothing, on a connection, and on another one if the
-// first was dead. The caller releases what f leaves open.
-func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
+// first was dead. The caller releases what f leaves open. If there is a held
+// connection, it is used.
+func (d *DB[Tx]) with(ctx context.Context, on held[Tx], f func(c conn[Tx]) error) (conn[Tx], error) {
+	if on != nil {
+		err := on.ready(ctx)
+		if err == nil {
+			err = f(on)
+		}
+		if err != nil {
+			on.rollback()
+			return nil, err
+		}
+		return borrowed[Tx]{on}, nil
+	}
 	for try := 1; ; try++ {
 		c, err := d.conn(ctx)
 		if err != nil {
@@ -95,14 +132,14 @@ func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], 
 }
 
 // begin opens a transaction, to be committed and released.
-func (d *DB[Tx]) begin(ctx context.Context, how txMode, first ...statement) (conn[Tx], error) {
-	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, how, first...) })
+func (d *DB[Tx]) begin(ctx context.Context, on held[Tx], how txMode, first ...statement) (conn[Tx], error) {
+	return d.with(ctx, on, func(c conn[Tx]) error { return c.begin(ctx, how, first...) })
 }
 
 // once runs statements on schema fencepost in a transaction of their own. A lost
 // response to its COMMIT is an unknown outcome only if they are the caller's work.
-func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
-	c, err := d.begin(ctx, readCommitted, statements...)
+func (d *DB[Tx]) once(ctx context.Context, on held[Tx], op string, claim guard.Claim, work bool, statements ...statement) error {
+	c, err := d.begin(ctx, on, readCommitted, statements...)
 	if err != nil {
 		return sqlkit.SchemaFailure(op, claim, err)
 	}
@@ -112,7 +149,7 @@ func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bo
 
 // row reads one row outside of any transaction.
 func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error) {
-	c, err := d.with(ctx, func(c conn[Tx]) error {
+	c, err := d.with(ctx, nil, func(c conn[Tx]) error {
 		found, err = sqlkit.Row(ctx, c, sql, args, dest...)
 		return err
 	})

@@ -60,7 +60,9 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 		return false, c.gone(), err
 	}
 	claim, _ := guard.ClaimFrom(ctx)
-	if err := sqlkit.Ended(ctx, op, claim); err != nil {
+	if err := sqlkit.Ended(ctx, op, claim); err != nil && !c.begun() {
+		return false, false, err
+	} else if err != nil {
 		return false, false, d.unlessEnded(ctx, own, op, err)
 	}
 	return true, false, c.commit(ctx, d.commits)

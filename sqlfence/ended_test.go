@@ -302,7 +302,7 @@ func TestEndedAfterEnter(t *testing.T) {
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"fencepost.enter", func() { cancel(over) }} })
-	err := db.fenced(ctx, claimOf("r", 5), func(context.Context, testTx) error { t.Error("the callback ran"); return nil })
+	err := db.fenced(ctx, claimOf("r", 5), never(t))
 	if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, over) {
 		t.Errorf("got %v, want ErrUnavailable with the cause", err)
 	}
@@ -453,7 +453,12 @@ func TestLeakedPgxHandles(t *testing.T) {
 	}
 	e.wantInt(0, "rows that were written", "SELECT count(*) FROM written")
 	var control pgx.Tx
-	must(t, single.InTx(t.Context(), claimOf("r", 6), func(_ context.Context, in pgx.Tx) error { control = in.(*pgxHandle).Tx; return nil }))
+	must(t, single.InTx(t.Context(), claimOf("r", 6), func(ctx context.Context, in pgx.Tx) error {
+		_, err := in.Exec(ctx, "SELECT")
+		control = in.(*pgxHandle).Tx
+		in.Conn() // COMMIT bypasses pgx's own handle if the callback may have ended the transaction
+		return err
+	}))
 	if _, err := control.Exec(t.Context(), write); err != nil || e.written() != 1 {
 		t.Errorf("pgx's own handle, the control: %v", err)
 	}

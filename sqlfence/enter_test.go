@@ -199,7 +199,7 @@ func TestInTxAll(t *testing.T) {
 				t.Errorf("%v: %v", level, err)
 			}
 			var rejected *guard.RejectedError
-			err = e.db.fencedAll(t.Context(), []guard.Claim{claimOf("a", 7), claimOf("b", 4)}, opts, nil)
+			err = e.db.fencedAll(t.Context(), []guard.Claim{claimOf("a", 7), claimOf("b", 4)}, opts, ran)
 			if !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Claim != claimOf("b", 4) || rejected.Mark.Token != 5 {
 				t.Errorf("%v: got %v, want stale for b", level, err)
 			}

@@ -263,7 +263,37 @@ func quoteText(s string) string {
 	return "E'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
 }
 
-var errRan = errors.New("the callback ran")
+// errRan is the error of ran, and of a statement of a callback that should not have run.
+var errRan = errors.New("a statement of the callback ran")
+
+// ran is a callback whose first statement should be refused.
+func ran(ctx context.Context, tx testTx) error {
+	if _, err := tx.int(ctx, "SELECT $1::bigint", 1); err != nil {
+		return err
+	}
+	return errRan
+}
+
+// entered runs fn after the first statement, with which the transaction begins.
+func entered(fn func(context.Context, testTx) error) func(context.Context, testTx) error {
+	return func(ctx context.Context, tx testTx) error {
+		if err := ran(ctx, tx); err != errRan {
+			return err
+		}
+		return fn(ctx, tx)
+	}
+}
+
+// never is ran as a check.
+func never(t *testing.T) func(context.Context, testTx) error {
+	return func(ctx context.Context, tx testTx) error {
+		err := ran(ctx, tx)
+		if err == errRan {
+			t.Error(err)
+		}
+		return err
+	}
+}
 
 // calls are calls that ask the database something, all or those of some names, under
 // a claim and on a row of the table that createPairs makes.
@@ -272,7 +302,7 @@ func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]fun
 	table, key := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer}), Key{1, "x"}
 	all := map[string]func(ctx context.Context) error{
 		"InTx": func(ctx context.Context) error {
-			return db.fenced(ctx, claim, func(context.Context, testTx) error { return errRan })
+			return db.fenced(ctx, claim, ran)
 		},
 		"InsecureTx": func(ctx context.Context) error {
 			transactor, _ := (&env{db: db}).transactor()

@@ -192,10 +192,13 @@ func TestEndedHolderCommits(t *testing.T) {
 		}{{true, true, true, guard.ReasonStale}, {true, false, true, guard.ReasonUnavailable}, {false, true, true, guard.ReasonOutcomeUnknown}, {false, true, false, guard.ReasonStale}} {
 			e.exec("DELETE FROM fencepost.marks")
 			if c.prepared {
-				must(t, e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, func(context.Context, testTx) error { return nil }))
+				must(t, e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, running("SET LOCAL work_mem = '1MB'")))
 			}
 			err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: c.resolve}, func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
+					return err
+				}
+				if _, err := tx.exec(ctx, "SET LOCAL work_mem = '1MB'"); err != nil { // it might have ended the transaction
 					return err
 				}
 				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")

@@ -18,6 +18,9 @@ import (
 // itself did before is unknown.
 var errEnded = errors.New("the callback ended the transaction itself, or took its marker away, as RESET ALL does")
 
+// errUnread is the error of a COMMIT that cannot be sent.
+var errUnread = errors.New("the callback left rows open, or did not close a batch")
+
 // refusedClaim returns the one of several claims that err is about, the first
 // if it does not say.
 func refusedClaim(claims []guard.Claim, err error) guard.Claim {

@@ -113,7 +113,6 @@ var invalidClaims = map[string]struct {
 func TestInvalidClaims(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		for what, c := range invalidClaims {
 			names := []string{"InTx", "Raise", "Admit", "Update"}
 			if guard.ValidateResource(c.claim.Resource) != nil {
@@ -122,7 +121,7 @@ func TestInvalidClaims(t *testing.T) {
 			for name, call := range e.calls(closed, c.claim, names...) {
 				wantInvalid(t, name+" with "+what, call(t.Context()), c.field, c.shown)
 			}
-			wantInvalid(t, "InTxAll with "+what, closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c.claim}, nil, never), c.field, c.shown)
+			wantInvalid(t, "InTxAll with "+what, closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c.claim}, nil, never(t)), c.field, c.shown)
 		}
 		// The control: a good claim does reach the closed pool.
 		for name, call := range e.calls(closed, claimOf("r", 1)) {

@@ -73,7 +73,7 @@ var errNoSpare = errors.New("no connection to look for the holders of a mark")
 // long, and returns the time until the next look. It waits for a connection as long
 // as ctx or, unless that is 0, spare says. The last look ends none: the raise
 // gave up.
-func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last bool) (next time.Duration, err error) {
+func (w *waitingRaise[Tx]) look(ctx context.Context, on held[Tx], spare time.Duration, last bool) (next time.Duration, err error) {
 	acquiring := ctx
 	if spare > 0 {
 		bounded, cancel := context.WithTimeout(ctx, spare)
@@ -82,7 +82,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 	}
 	// The session's statement_timeout does not count: a raise that cannot look ends
 	// nobody, and waits in vain.
-	c, err := w.db.with(acquiring, func(c conn[Tx]) error { return c.begin(ctx, readCommitted, statement{sql: unhurriedSQL}) })
+	c, err := w.db.with(acquiring, on, func(c conn[Tx]) error { return c.begin(ctx, readCommitted, statement{sql: unhurriedSQL}) })
 	if err != nil {
 		if acquiring.Err() != nil && ctx.Err() == nil {
 			err = errNoSpare
@@ -90,7 +90,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 		return lookEvery, sqlkit.SchemaFailure("look for the holders of a mark", w.claim, err)
 	}
 	defer c.release()
-	q, args := w.db.backend.in(c.tx()), []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID}
+	q, args := c.in(), []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID}
 	var seen []session
 	if err := q.Query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
 		var h session

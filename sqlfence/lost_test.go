@@ -152,7 +152,7 @@ func TestCancelledWaiting(t *testing.T) {
 			call func(ctx context.Context) error
 			want guard.Reason
 		}{
-			"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claim, nil) }, guard.ReasonUnavailable},
+			"InTx":     {func(ctx context.Context) error { return e.db.fenced(ctx, claim, ran) }, guard.ReasonUnavailable},
 			"Raise":    {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("r", 7)) }, guard.ReasonUnavailable},
 			"Update":   {func(ctx context.Context) error { return table.Update(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
 			"Upsert":   {func(ctx context.Context) error { return table.Upsert(ctx, e.db, claim, key, Set{"v": "new"}) }, guard.ReasonOutcomeUnknown},
@@ -264,7 +264,7 @@ func TestServerKilled(t *testing.T) {
 				"update": {func(ctx context.Context) error {
 					return table.Update(ctx, e.db, claimOf("r", 5), Key{1, "x"}, Set{"v": "new"})
 				}, guard.ReasonOutcomeUnknown},
-				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), nil) }, guard.ReasonUnavailable},
+				"enter": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("locked", 5), ran) }, guard.ReasonUnavailable},
 				"raise": {func(ctx context.Context) error { return e.db.Raise(ctx, claimOf("locked", 6)) }, guard.ReasonUnavailable},
 				"commit": {func(ctx context.Context) error {
 					return e.db.fenced(ctx, claimOf("committing", 5), running("INSERT INTO slow VALUES (1)"))
@@ -291,7 +291,7 @@ func TestServerKilled(t *testing.T) {
 					t.Fatal("a call hangs")
 				}
 			}
-			for what, call := range e.calls(e.db, claimOf("r", 5), "InTx", "Raise", "Update") {
+			for what, call := range e.calls(e.on(e.connect(1), nil), claimOf("r", 5), "InTx", "Raise", "Update") {
 				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
 			}
 			restart(t, s, e)

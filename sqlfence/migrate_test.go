@@ -135,9 +135,8 @@ func TestSchemaWithoutRows(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("TRUNCATE fencepost.lock_salt, fencepost.migrations, fencepost.marks")
 		db := e.open(nil, func(*pgx.ConnConfig) {}) // sessions without plans
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		for what, err := range map[string]error{
-			"Raise": db.Raise(t.Context(), claimOf("r", 5)), "InTx": db.fenced(t.Context(), claimOf("r", 5), never),
+			"Raise": db.Raise(t.Context(), claimOf("r", 5)), "InTx": db.fenced(t.Context(), claimOf("r", 5), never(t)),
 		} {
 			if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "restore of the schema without its data") {
 				t.Errorf("%s: %v", what, err)
@@ -437,10 +436,10 @@ func TestLockKeyIsSecret(t *testing.T) {
 		}
 		noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
 		wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
-		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), entered(func(ctx context.Context, tx testTx) error {
 			e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
 			return nil
-		}))
+		})))
 	})
 }
 

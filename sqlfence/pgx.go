@@ -23,7 +23,8 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 	if pool == nil {
 		return nil, guard.Invalid("pool", "nil", "must not be nil")
 	}
-	return newDB[pgx.Tx](pgxBackend{pool}, opts)
+	config := pool.Config().ConnConfig
+	return newDB[pgx.Tx](pgxBackend{pool, config.Tracer == nil && config.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol}, opts)
 }
 
 // WatchWarnings makes the connections of a configuration show this package, sqlrow
@@ -38,14 +39,31 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 // not be above warning.
 func WatchWarnings(config *pgx.ConnConfig) { pgerr.WatchWarnings(&config.Config) }
 
-type pgxBackend struct{ conns *pgxpool.Pool }
+type pgxBackend struct {
+	conns *pgxpool.Pool
+	// together: the callback's first statement goes with BEGIN. A tracer would see it as
+	// part of a batch, and the simple protocol takes several statements for one.
+	together bool
+}
 
 func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
-	c, err := sqlkit.AcquirePgx(ctx, b.conns)
-	if err != nil {
+	c := &pgxConn{pool: b.conns, endable: !b.together}
+	if err := c.ready(ctx); err != nil {
 		return nil, err
 	}
-	return &pgxConn{Pgx: sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, pooled: c}, nil
+	return c, nil
+}
+
+func (b pgxBackend) hold(ctx context.Context, begin func(context.Context, held[pgx.Tx], *pgxFirst) error) (conn[pgx.Tx], error) {
+	if !b.together {
+		return nil, nil
+	}
+	c := &pgxConn{pool: b.conns, endable: !b.together}
+	c.handle = &pgxHandle{conn: c, ctx: ctx, begin: func(ctx context.Context, with *pgxFirst) error { return begin(ctx, c, with) }}
+	if err := c.ready(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 func (b pgxBackend) single() bool { return b.conns.Stat().MaxConns() == 1 }
@@ -57,22 +75,53 @@ func (b pgxBackend) exhausted() bool {
 
 func (b pgxBackend) pool() any { return b.conns }
 
-func (b pgxBackend) in(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: tx.Conn()} }
+func (b pgxBackend) in(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: pgxConnOf(tx)} }
 
 // same compares the connections, because a pgx savepoint has its own handle.
-func (b pgxBackend) same(x, y pgx.Tx) bool { return x.Conn() == y.Conn() }
+func (b pgxBackend) same(x, y pgx.Tx) bool { return pgxConnOf(x) == pgxConnOf(y) }
 
 // pgxConn is a connection of the pool. With a transaction of the pool, pgx would
 // return the connection when the callback ends the transaction, and its next user
 // would be seen here.
 type pgxConn struct {
 	sqlkit.Pgx
-	pooled *pgxpool.Conn
-	handle *pgxHandle
+	pool   *pgxpool.Pool
+	pooled *pgxpool.Conn // nil once it was given back
+	open   pgx.Tx        // pgx's own handle of the transaction begun last
+	handle *pgxHandle    // the callback's
 	marker string
+	// endable: something was sent that can end a transaction, so that COMMIT has to
+	// look for the marker. It is so from the start if that cannot be known.
+	endable bool
 }
 
-func (c *pgxConn) tx() pgx.Tx { return c.handle }
+// ready acquires the connection, and another one if it has ended.
+func (c *pgxConn) ready(ctx context.Context) error {
+	if c.Conn != nil && !c.Conn.IsClosed() {
+		return nil
+	}
+	if c.pooled != nil {
+		c.pooled.Release()
+		c.pooled = nil
+	}
+	pooled, err := sqlkit.AcquirePgx(ctx, c.pool)
+	if err != nil {
+		return err
+	}
+	c.pooled, c.Pgx = pooled, sqlkit.Pgx{On: pooled.Conn(), Conn: pooled.Conn()}
+	return nil
+}
+
+func (c *pgxConn) tx() pgx.Tx {
+	if c.handle == nil {
+		c.handle = &pgxHandle{Tx: c.open, conn: c}
+	}
+	return c.handle
+}
+
+func (c *pgxConn) in() sqlkit.Querier { return sqlkit.Pgx{On: c.open, Conn: c.Conn} }
+
+func (c *pgxConn) begun() bool { return c.open != nil }
 
 // pgxBegin returns a batch that begins a transaction with some statements.
 func pgxBegin(how txMode, first ...statement) *pgx.Batch {
@@ -91,23 +140,59 @@ func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 	return b
 }
 
-// begin sends BEGIN and the statements in one round trip. A refused batch leaves
-// the transaction open in the server.
+// begin sends BEGIN and the statements in one round trip, with what goes with them. A
+// refused batch leaves the transaction open in the server.
 func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) error {
-	br := c.Conn.SendBatch(ctx, pgxBegin(how, first...))
-	c.handle, c.marker = &pgxHandle{Tx: br.Tx()}, how.marker
-	return br.Close()
+	b := pgxBegin(how, first...)
+	own := b.QueuedQueries
+	if how.with != nil {
+		for _, q := range how.with.queries { // copies, since pgx remembers with them how they were sent
+			b.Queue(q.SQL, q.Arguments...).Fn = q.Fn
+		}
+	}
+	br := c.Conn.SendBatch(ctx, b)
+	c.open, c.marker = br.Tx(), how.marker
+	if how.with == nil {
+		return br.Close()
+	}
+	for i, q := range own {
+		var err error
+		if q.Fn != nil {
+			err = q.Fn(br)
+		} else {
+			_, err = br.Exec()
+		}
+		if err == nil {
+			continue
+		}
+		br.Close()
+		if i > 0 || c.Conn.IsClosed() {
+			return err
+		}
+		// One of the statements could not be prepared or its arguments not encoded, and
+		// it may be the callback's: then that is not an error of BEGIN.
+		c.rollback()
+		how.with = nil
+		return c.begin(ctx, how, first...)
+	}
+	how.with.results = br
+	return nil
 }
 
 // commit sends the check for the marker and COMMIT in one round trip. Both come
 // before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
+	if c.handle != nil {
+		if err := c.handle.start(ctx, nil); err != nil {
+			return err
+		}
+	}
 	if err := committable(c.Conn); err != nil {
 		return err
 	}
-	if c.marker == "" {
-		err := c.handle.Commit(bound.context(ctx))
+	if c.marker == "" || !c.endable {
+		err := c.open.Commit(bound.context(ctx))
 		if errors.Is(err, pgx.ErrTxCommitRollback) {
 			return sqlkit.ErrAborted
 		}
@@ -149,6 +234,8 @@ func committable(c *pgx.Conn) error {
 	switch {
 	case c.IsClosed():
 		return pgerr.NotSent(pgconn.ErrConnClosed)
+	case c.PgConn().IsBusy():
+		return pgerr.NotSent(errUnread)
 	case c.PgConn().TxStatus() == 'I':
 		return errEnded
 	case c.PgConn().TxStatus() == 'E':
@@ -161,91 +248,25 @@ func committable(c *pgx.Conn) error {
 func (c *pgxConn) gone() bool { return c.Conn.IsClosed() }
 
 func (c *pgxConn) release() {
+	c.rollback()
 	if c.handle != nil {
-		if sqlkit.Busy(c.Conn) {
-			ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
-			defer cancel()
-			c.handle.Rollback(ctx) // a connection that cannot roll back is closed, and the server rolls back
-		}
 		c.handle.end()
 	}
-	c.pooled.Release()
+	if c.pooled != nil {
+		c.pooled.Release()
+	}
+}
+
+func (c *pgxConn) rollback() {
+	if c.open != nil && (sqlkit.Busy(c.Conn) || c.Conn.PgConn().IsBusy()) {
+		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+		defer cancel()
+		c.open.Rollback(ctx) // a connection that cannot roll back is closed, and the server rolls back
+	}
 }
 
 // unprepared reports that a statement of a batch could not be prepared: nothing of
 // the batch was sent.
 func unprepared(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "error preprocessing batch (prepare)")
-}
-
-// pgxHandle is the handle of a transaction, or of a savepoint in it. COMMIT
-// bypasses pgx's own handle, which would not know that the transaction is over
-// and would keep writing, on a connection that somebody else uses by then.
-type pgxHandle struct {
-	pgx.Tx
-	savepoints []*pgxHandle
-	objects    bool // LargeObjects was called
-}
-
-// open returns what to send a statement to: nothing once the callback has ended the
-// transaction in SQL, since the statement would commit by itself, without a fence.
-func (t *pgxHandle) open() pgx.Tx {
-	if c := t.Tx.Conn(); c != nil && !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
-		return closedTx()
-	}
-	return t.Tx
-}
-
-// closedTx fails every call with pgx.ErrTxClosed.
-func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx() }
-
-func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.open().Exec(ctx, sql, args...)
-}
-
-func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.open().Query(ctx, sql, args...)
-}
-
-func (t *pgxHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.open().QueryRow(ctx, sql, args...)
-}
-
-func (t *pgxHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return t.open().SendBatch(ctx, b)
-}
-
-func (t *pgxHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	return t.open().CopyFrom(ctx, table, columns, rows)
-}
-
-func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := t.open().Begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	savepoint := &pgxHandle{Tx: tx}
-	t.savepoints = append(t.savepoints, savepoint)
-	return savepoint, nil
-}
-
-// LargeObjects returns what writes through pgx's own handle.
-func (t *pgxHandle) LargeObjects() pgx.LargeObjects {
-	t.objects = true
-	return t.Tx.LargeObjects()
-}
-
-// end makes every further use an error. pgx's own handle is closed by a COMMIT
-// that is not sent but that a tracer sees, so this is done only if something
-// still has that handle.
-func (t *pgxHandle) end() {
-	if t.objects {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		t.Tx.Commit(over)
-	}
-	t.Tx = closedTx()
-	for _, savepoint := range t.savepoints {
-		savepoint.end()
-	}
 }

@@ -38,19 +38,20 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 		err = sqlkit.Ended(ctx, "raise", claim)
 	}
 	if err == nil {
-		err = sqlkit.Interrupted(ctx, d.raise(ctx, claim, true))
+		err = sqlkit.Interrupted(ctx, d.raise(ctx, nil, claim, true))
 	}
 	d.observe(ctx, guard.Event{Op: guard.OpRaise, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	return err
 }
 
 // raise raises the mark. work reports whether the raise is the caller's work:
-// only then is a lost response to its COMMIT an unknown outcome.
-func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
+// only then is a lost response to its COMMIT an unknown outcome. It uses the held
+// connection if there is one.
+func (d *DB[Tx]) raise(ctx context.Context, on held[Tx], claim guard.Claim, work bool) error {
 	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the enclosing InTx, which the raise would wait for")
 	}
-	w := &waitingRaise[Tx]{db: d, claim: claim, work: work, start: time.Now()}
+	w := &waitingRaise[Tx]{db: d, on: on, claim: claim, work: work, start: time.Now()}
 	if !d.backend.single() {
 		if gaveUp, err := w.onTwo(ctx); !gaveUp {
 			return err

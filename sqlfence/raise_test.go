@@ -141,7 +141,6 @@ func TestTimesOut(t *testing.T) {
 		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
-		never := func(context.Context, testTx) error { t.Error("the callback ran"); return nil }
 		timesOut := func(what string, err error) {
 			t.Helper()
 			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
@@ -151,10 +150,10 @@ func TestTimesOut(t *testing.T) {
 		timesOut("Raise", db.Raise(t.Context(), claimOf("r", 6)))
 		_, err := db.Admit(t.Context(), claimOf("r", 6))
 		timesOut("Admit", err)
-		timesOut("InTx", db.fenced(t.Context(), claimOf("r", 6), never))
+		timesOut("InTx", db.fenced(t.Context(), claimOf("r", 6), never(t)))
 		wantMark(t, db, "r", 5)
 		raised := e.start(func(func()) error { return e.raise(claimOf("r", 6)) })
-		timesOut("InTx behind a raise", db.fenced(t.Context(), claimOf("r", 5), never))
+		timesOut("InTx behind a raise", db.fenced(t.Context(), claimOf("r", 5), never(t)))
 		noError(t, errors.Join(end(), <-raised), "the holder and the raise")
 	})
 }
@@ -420,12 +419,12 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 		hurried := func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" }
 		db := e.open(&Options{TerminateAfter: 300 * time.Millisecond, RaiseTimeout: patience / 2}, hurried) // the holder idles for less than the server allows
 		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH")                // as on a busy server
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+		err := e.db.fenced(t.Context(), claimOf("r", 5), entered(func(ctx context.Context, tx testTx) error {
 			control := context.WithoutCancel(ctx)
 			wantState(t, db.unfenced(control, raiseSQL, "r", 6, "lease-6", 5000), pgerr.Canceled, "the statement alone")
 			noError(t, db.Raise(control, claimOf("r", 6)), "the raise")
 			return nil
-		})
+		}))
 		if reason := guard.ReasonOf(err); reason != guard.ReasonStale && reason != guard.ReasonOutcomeUnknown { // at COMMIT, which on pgx says no more
 			t.Errorf("the holder that was ended: got %v", err)
 		}

@@ -38,6 +38,11 @@ func (b stdBackend) conn(ctx context.Context) (conn[*sql.Tx], error) {
 	return &stdConn{StdConn: c, cancel: func() {}}, nil
 }
 
+// hold: database/sql sends one statement at a time.
+func (b stdBackend) hold(context.Context, func(context.Context, held[*sql.Tx], *pgxFirst) error) (conn[*sql.Tx], error) {
+	return nil, nil
+}
+
 func (b stdBackend) single() bool { return b.db.Stats().MaxOpenConnections == 1 }
 
 func (b stdBackend) exhausted() bool {
@@ -60,6 +65,10 @@ type stdConn struct {
 }
 
 func (c *stdConn) tx() *sql.Tx { return c.handle }
+
+func (c *stdConn) in() sqlkit.Querier { return sqlkit.Std{On: c.handle} }
+
+func (c *stdConn) begun() bool { return true }
 
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, even in the middle of a COMMIT. The statements inside

@@ -44,7 +44,7 @@ func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	if claim.Token <= mark.Token { // nothing to raise
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
-	if err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
+	if err := sqlkit.Interrupted(ctx, d.raise(ctx, nil, claim, true)); err != nil {
 		return markOf(claim, err), err
 	}
 	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
@@ -90,7 +90,7 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		return guard.Retired{}, err
 	}
 	var count, floor int64
-	err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, dest: []any{&count, &floor}})
+	err := d.once(ctx, nil, op, guard.Claim{}, true, statement{sql: retireSQL, args: []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, dest: []any{&count, &floor}})
 	switch {
 	case pgerr.State(err) == pgerr.MarkAhead:
 		return guard.Retired{}, sqlkit.Rejected(guard.ReasonMarkAhead, sqlkit.OfferedIn(err), err)

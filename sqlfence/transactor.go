@@ -29,7 +29,7 @@ func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 // [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
 	opts, _ := (*TxOptions)(nil).resolve() // the default is valid
-	return sqlkit.Interrupted(ctx, t.db.inTx(ctx, []guard.Claim{claim}, opts, func(ctx context.Context, tx Tx) error {
+	return sqlkit.Interrupted(ctx, t.db.inTx(ctx, []guard.Claim{claim}, opts, true, func(ctx context.Context, tx Tx) error {
 		return fn(context.WithValue(ctx, openTx[Tx]{t.db}, tx))
 	}))
 }
@@ -46,7 +46,7 @@ func (t Transactor[Tx]) InsecureTx(ctx context.Context, fn func(ctx context.Cont
 	if err := sqlkit.Ended(ctx, op, guard.Claim{}); err != nil {
 		return err
 	}
-	c, err := t.db.begin(ctx, readCommitted)
+	c, err := t.db.begin(ctx, nil, readCommitted)
 	if err != nil {
 		return sqlkit.SchemaFailure(op, guard.Claim{}, err)
 	}

@@ -38,6 +38,8 @@ const (
 	maxEarly = 10
 )
 
+const enterOp = "enter"
+
 // maxClaims bounds the resources of one transaction: each holds a lock in the
 // server's shared memory.
 const maxClaims = 64
@@ -85,7 +87,7 @@ func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOpti
 	start := time.Now()
 	o, err := opts.resolve()
 	if err == nil {
-		err = sqlkit.Interrupted(ctx, d.inTx(ctx, claims, o, fn))
+		err = sqlkit.Interrupted(ctx, d.inTx(ctx, claims, o, false, fn))
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
@@ -106,12 +108,15 @@ func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start tim
 	}
 }
 
-func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, fn func(ctx context.Context, tx Tx) error) error {
+func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, atOnce bool, fn func(ctx context.Context, tx Tx) error) error {
 	sorted, err := sortClaims(claims)
 	if err != nil {
 		return err
 	}
 	first := claims[0]
+	if fn == nil {
+		return guard.Invalid("fn", "nil", "must not be nil")
+	}
 	if d.callback(ctx) != nil {
 		return guard.Invalid("InTx", first.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
@@ -119,14 +124,20 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 		return err
 	}
 	var id transactionID
-	c, err := d.beginFenced(ctx, sorted, opts, &id)
+	var refused error // why the transaction did not begin, which the callback may hide
+	c, err := d.beginLater(ctx, first, atOnce, func(ctx context.Context, on held[Tx], with *pgxFirst) (c conn[Tx], err error) {
+		c, refused = d.beginFenced(ctx, on, sorted, opts, with, &id)
+		return c, refused
+	})
 	if err != nil {
 		return err
 	}
 	committing, gone, err := d.call(guard.WithClaim(ctx, first), "fenced transaction", c, sorted, fn)
 	switch {
-	case err == nil:
-		return nil
+	case refused != nil && !errors.Is(err, refused):
+		return refused
+	case refused != nil || err == nil:
+		return err
 	case !committing && strings.HasPrefix(pgerr.State(err), "SF"): // a statement of fn's own, refused by a trigger
 		return d.superseded(ctx, sorted, ErrorFrom(err), gone)
 	case !committing:
@@ -142,6 +153,22 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 		return d.resolved(ctx, first, sorted, err)
 	}
 	return err
+}
+
+// beginLater returns the connection for a callback. If the driver can send BEGIN with
+// the callback's first statement, that begins the transaction, and a refusal is the
+// statement's error; else, and if atOnce says so, it is begun now.
+func (d *DB[Tx]) beginLater(ctx context.Context, first guard.Claim, atOnce bool, begin func(ctx context.Context, on held[Tx], with *pgxFirst) (conn[Tx], error)) (conn[Tx], error) {
+	if !atOnce {
+		c, err := d.backend.hold(ctx, func(ctx context.Context, on held[Tx], with *pgxFirst) error {
+			_, err := begin(ctx, on, with)
+			return err
+		})
+		if c != nil || err != nil {
+			return c, sqlkit.SchemaFailure(enterOp, first, err)
+		}
+	}
+	return begin(ctx, nil, nil)
 }
 
 // superseded handles the error of a transaction that committed nothing because
@@ -162,7 +189,7 @@ func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	for _, claim := range claims {
-		c, entering := d.begin(ctx, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", ""))
+		c, entering := d.begin(ctx, nil, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", ""))
 		if entering == nil {
 			c.release()
 			continue
@@ -183,8 +210,7 @@ func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error)
 // above. An unknown outcome of that raise is not an unknown outcome of the
 // caller's work, of which nothing was sent; for the same reason a snapshot that
 // was taken too early is simply taken again.
-func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, opts TxOptions, id *transactionID) (conn[Tx], error) {
-	const op = "enter"
+func (d *DB[Tx]) beginFenced(ctx context.Context, on held[Tx], claims []guard.Claim, opts TxOptions, with *pgxFirst, id *transactionID) (conn[Tx], error) {
 	text, presented := enterSQL+markSetSQL, d.presented(claims)
 	if opts.Isolation != sql.LevelReadCommitted {
 		text = enterSnapshotSQL + markSetSQL
@@ -199,7 +225,7 @@ func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, opts TxO
 	var err error
 	for tries, early := 0, 0; tries < maxEnter; {
 		var c conn[Tx]
-		if c, err = d.begin(ctx, txMode{level: opts.Isolation, marker: d.marker}, first...); err == nil {
+		if c, err = d.begin(ctx, on, txMode{level: opts.Isolation, marker: d.marker, with: with}, first...); err == nil {
 			return c, nil
 		}
 		if opts.Isolation != sql.LevelReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
@@ -207,18 +233,18 @@ func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, opts TxO
 			continue
 		}
 		if pgerr.State(err) != pgerr.MustRaise {
-			return nil, sqlkit.SchemaFailure(op, refusedClaim(claims, err), err)
+			return nil, sqlkit.SchemaFailure(enterOp, refusedClaim(claims, err), err)
 		}
 		if tries++; tries == maxEnter { // no enter would follow another raise
 			break
 		}
 		for _, claim := range claims {
-			if err := d.raise(ctx, claim, false); err != nil {
+			if err := d.raise(ctx, on, claim, false); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return nil, guard.Unavailable(op, claims[0], err)
+	return nil, guard.Unavailable(enterOp, claims[0], err)
 }
 
 // enterStatement returns a statement that enters under claim, marks the transaction,

@@ -30,6 +30,7 @@ const (
 // gives up.
 type waitingRaise[Tx any] struct {
 	db    *DB[Tx]
+	on    held[Tx] // nil for one of the pool
 	claim guard.Claim
 	work  bool
 	start time.Time
@@ -74,7 +75,7 @@ func (w *waitingRaise[Tx]) onTwo(ctx context.Context) (gaveUp bool, err error) {
 		}
 	}
 	if pgerr.State(err) == pgerr.LockTimeout {
-		w.look(ctx, spareWait, true) // for the error
+		w.look(ctx, nil, spareWait, true) // for the error
 	}
 	return false, w.explain(err)
 }
@@ -88,7 +89,7 @@ func (w *waitingRaise[Tx]) lookOn(ctx, looking context.Context) (spare bool) {
 		if w.db.backend.exhausted() {
 			connWait = spareWait
 		}
-		next, err := w.look(look, connWait, false)
+		next, err := w.look(look, nil, connWait, false)
 		cancel()
 		if errors.Is(err, errNoSpare) {
 			return false
@@ -121,7 +122,7 @@ func (w *waitingRaise[Tx]) onOne(ctx context.Context) error {
 			return w.explain(err)
 		}
 		over := w.left() < time.Millisecond
-		next, lookErr := w.look(ctx, 0, over)
+		next, lookErr := w.look(ctx, w.on, 0, over)
 		switch {
 		case errors.As(lookErr, new(*guard.RejectedError)):
 			return lookErr
@@ -159,7 +160,7 @@ func (w *waitingRaise[Tx]) try(ctx context.Context, wait time.Duration, unhurrie
 	}
 	bound := max(int32(wait.Milliseconds()), 1) // 0 would be none
 	statements = append(statements, statement{sql: raiseSQL, args: []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID, bound}})
-	return w.db.once(ctx, "raise", w.claim, w.work, statements...)
+	return w.db.once(ctx, w.on, "raise", w.claim, w.work, statements...)
 }
 
 func (w *waitingRaise[Tx]) left() time.Duration { return w.db.opts.RaiseTimeout - time.Since(w.start) }

@@ -1,0 +1,333 @@
+package sqlfence
+
+import (
+	"context"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// pgxFirst is what a callback sends first, which goes with BEGIN and enter in one round
+// trip: the server skips it if it refuses the claim.
+type pgxFirst struct {
+	queries []*pgx.QueuedQuery
+	results pgx.BatchResults // of the queries; nil if they were not sent
+}
+
+// pgxHandle is a callback's handle of its transaction, or of a savepoint in it. COMMIT
+// bypasses pgx's own handle, which would not know that the transaction is over
+// and would keep writing, on a connection that somebody else uses by then.
+type pgxHandle struct {
+	pgx.Tx // pgx's own; nil until the transaction begins
+	conn   *pgxConn
+	ctx    context.Context // for methods that have none
+	// begin begins the transaction; nil once it was called. refused is its error.
+	begin   func(ctx context.Context, with *pgxFirst) error
+	refused error
+
+	savepoints []*pgxHandle
+	objects    bool // LargeObjects was called
+}
+
+// start begins the transaction, unless that was done. A refusal is for good.
+func (t *pgxHandle) start(ctx context.Context, with *pgxFirst) error {
+	if t.begin == nil {
+		return t.refused
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	begin := t.begin
+	t.begin = nil
+	if t.refused = begin(ctx, with); t.refused == nil {
+		t.Tx = t.conn.open
+	} else {
+		t.Tx = closedTx()
+	}
+	return t.refused
+}
+
+// first begins the transaction with the callback's first statements and returns their
+// results; nil if they are not the first, or have to be sent by themselves.
+func (t *pgxHandle) first(ctx context.Context, queries ...*pgx.QueuedQuery) pgx.BatchResults {
+	single := len(queries) > 0
+	for _, q := range queries {
+		single = t.single(q) && single
+	}
+	if t.begin == nil || !single {
+		return nil
+	}
+	with := &pgxFirst{queries: queries}
+	if t.start(ctx, with) != nil {
+		return nil
+	}
+	return with.results
+}
+
+// single reports whether a statement is one of the usual, and one alone: it cannot end
+// the transaction, and does the same in a batch as by itself, since it has no option that
+// a batch does not. Others make COMMIT look whether the transaction is still the same.
+func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
+	single := usual(q.SQL)
+	for _, arg := range q.Arguments {
+		switch arg.(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			single = false
+		case pgx.NamedArgs, pgx.StrictNamedArgs:
+		case pgx.QueryRewriter: // is given the connection
+			single = false
+		}
+	}
+	t.conn.endable = t.conn.endable || !single
+	return single
+}
+
+// usual reports whether a text is one statement, and begins with one of these words.
+func usual(text string) bool {
+	text = strings.TrimRight(text, "; \t\r\n")
+	for text = strings.TrimSpace(text); strings.HasPrefix(text, "--"); text = strings.TrimSpace(text) {
+		end := strings.IndexAny(text, "\r\n")
+		if end < 0 {
+			return false
+		}
+		text = text[end:] // after the name that sqlc gives it
+	}
+	word := text
+	if end := strings.IndexAny(text, " \t\r\n"); end >= 0 {
+		word = text[:end]
+	}
+	switch strings.ToUpper(word) {
+	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH":
+		return !strings.Contains(text, ";")
+	}
+	return false
+}
+
+// usable returns what to send a statement to, after the transaction has begun: nothing once the
+// callback has ended it in SQL, since the statement would commit by itself, without a
+// fence.
+func (t *pgxHandle) usable(ctx context.Context) pgx.Tx {
+	if err := t.start(ctx, nil); err != nil {
+		return refusedTx{closedTx(), err}
+	}
+	if c := t.Tx.Conn(); c != nil && !c.IsClosed() && !c.PgConn().IsBusy() && c.PgConn().TxStatus() == 'I' {
+		return closedTx()
+	}
+	return t.Tx
+}
+
+func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
+		tag, err := br.Exec()
+		if closing := br.Close(); err == nil {
+			err = closing
+		}
+		return tag, err
+	}
+	return t.usable(ctx).Exec(ctx, sql, args...)
+}
+
+func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
+		rows, err := br.Query()
+		first := &pgxRows{Rows: rows, of: t.conn, results: br}
+		if err != nil {
+			first.Close()
+		}
+		return first, err
+	}
+	rows, err := t.usable(ctx).Query(ctx, sql, args...)
+	return &pgxRows{Rows: rows, of: t.conn}, err
+}
+
+func (t *pgxHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
+		return firstRow{br.QueryRow(), br}
+	}
+	return t.usable(ctx).QueryRow(ctx, sql, args...)
+}
+
+func (t *pgxHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if br := t.first(ctx, b.QueuedQueries...); br != nil {
+		t.conn.endable = true
+		return firstResults{br}
+	}
+	t.conn.endable = true // its rows have the connection
+	return t.usable(ctx).SendBatch(ctx, b)
+}
+
+func (t *pgxHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return t.usable(ctx).CopyFrom(ctx, table, columns, rows)
+}
+
+func (t *pgxHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	t.conn.endable = true // its name says nothing
+	return t.usable(ctx).Prepare(ctx, name, sql)
+}
+
+func (t *pgxHandle) Commit(ctx context.Context) error { return t.usable(ctx).Commit(ctx) }
+
+func (t *pgxHandle) Rollback(ctx context.Context) error { return t.usable(ctx).Rollback(ctx) }
+
+func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := t.usable(ctx).Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	savepoint := &pgxHandle{Tx: tx, conn: t.conn}
+	t.savepoints = append(t.savepoints, savepoint)
+	return savepoint, nil
+}
+
+// LargeObjects returns what writes through pgx's own handle.
+func (t *pgxHandle) LargeObjects() pgx.LargeObjects {
+	if t.start(t.ctx, nil) != nil {
+		return closedTx().LargeObjects()
+	}
+	t.objects = true
+	return t.Tx.LargeObjects()
+}
+
+// Conn returns the connection, in the transaction. If that did not begin, what is
+// sent would not be fenced, and so the connection is closed.
+func (t *pgxHandle) Conn() *pgx.Conn {
+	t.conn.endable = true
+	if t.start(t.ctx, nil) != nil {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		t.conn.Conn.Close(over)
+		return t.conn.Conn
+	}
+	return t.Tx.Conn()
+}
+
+// end makes every further use an error. pgx's own handle is closed by a COMMIT
+// that is not sent but that a tracer sees, so this is done only if something
+// still has that handle.
+func (t *pgxHandle) end() {
+	if t.objects {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		t.Tx.Commit(over)
+	}
+	t.Tx, t.begin, t.refused = closedTx(), nil, nil
+	for _, savepoint := range t.savepoints {
+		savepoint.end()
+	}
+}
+
+// closedTx fails every call with pgx.ErrTxClosed.
+func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx() }
+
+// pgxConnOf returns the connection of a transaction, without beginning it.
+func pgxConnOf(tx pgx.Tx) *pgx.Conn {
+	if t, own := tx.(*pgxHandle); own && t.begin != nil {
+		return t.conn.Conn
+	}
+	return tx.Conn()
+}
+
+// refusedTx fails what returns an error with the refusal.
+type refusedTx struct {
+	pgx.Tx
+	err error
+}
+
+func (t refusedTx) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, t.err
+}
+
+func (t refusedTx) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return pgx.FailedBatchResults(&pgx.Batch{}, t.err).Query()
+}
+
+func (t refusedTx) QueryRow(context.Context, string, ...any) pgx.Row {
+	return pgx.FailedBatchResults(&pgx.Batch{}, t.err).QueryRow()
+}
+
+func (t refusedTx) SendBatch(_ context.Context, b *pgx.Batch) pgx.BatchResults {
+	return pgx.FailedBatchResults(b, t.err)
+}
+
+func (t refusedTx) CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error) {
+	return 0, t.err
+}
+
+func (t refusedTx) Prepare(context.Context, string, string) (*pgconn.StatementDescription, error) {
+	return nil, t.err
+}
+
+func (t refusedTx) Begin(context.Context) (pgx.Tx, error) { return nil, t.err }
+
+// firstResults are those of the callback's batch: BEGIN was not one of its own.
+type firstResults struct{ pgx.BatchResults }
+
+func (firstResults) Tx() pgx.Tx { return nil }
+
+// firstRow frees the connection once the row was read.
+type firstRow struct {
+	pgx.Row
+	results pgx.BatchResults
+}
+
+func (r firstRow) Scan(dest ...any) error {
+	err := r.Row.Scan(dest...)
+	if closing := r.results.Close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// pgxRows are the rows of a callback's statement. Those of the first free the
+// connection once they were read.
+type pgxRows struct {
+	pgx.Rows
+	of      *pgxConn
+	results pgx.BatchResults // nil if it was not the first
+	closing error
+}
+
+func (r *pgxRows) Conn() *pgx.Conn {
+	r.of.endable = true
+	return r.Rows.Conn()
+}
+
+func (r *pgxRows) Close() {
+	r.Rows.Close()
+	if r.results != nil {
+		r.closing = r.results.Close()
+	}
+}
+
+func (r *pgxRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Scan and Values close the rows if they fail, as pgx's own do.
+func (r *pgxRows) Scan(dest ...any) error {
+	err := r.Rows.Scan(dest...)
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+func (r *pgxRows) Values() ([]any, error) {
+	values, err := r.Rows.Values()
+	if err != nil {
+		r.Close()
+	}
+	return values, err
+}
+
+func (r *pgxRows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err
+	}
+	return r.closing
+}
