@@ -21,7 +21,7 @@
 //
 // P1, no stale write: once a mark is T, no write under a lower token takes effect, by
 // any way that compares with that mark. P2, no lost takeover: a holder that raised
-// before it read, or reads inside InTx, loses no acknowledged update of an older
+// before it read, or reads in InTx's transaction, loses no acknowledged update of an older
 // holder. P4: one token under two leases is a conflict. P5: what could not be seen is an
 // error. P6: each refusal has its reason. P9: a claim for another resource is refused.
 //
@@ -67,10 +67,9 @@
 //
 // # Taking over
 //
-// A new holder raises the mark before it reads, by [DB.Raise], or it reads inside InTx,
-// which raises first. Otherwise the old holder, whose token is still the highest that
-// wrote, may write between the new holder's read and its write, and that write would
-// be lost.
+// A new holder raises the mark before it reads, by [DB.Raise], or it reads in the transaction
+// of InTx, which raises first. Otherwise the old holder, whose token is still the highest
+// that wrote, may write between its successor's read and write, and that write would be lost.
 //
 // # How a transaction is fenced
 //
@@ -80,12 +79,16 @@
 // with the mark as it is under the lock. So transactions of one holder run side by
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// The same statement sets a marker that lives as long as the transaction, which COMMIT
-// checks for. A callback that ended the transaction in SQL, or took the marker away, gets
-// ErrOutcomeUnknown: it may have committed, and what it writes after that is not fenced.
-// Exec, Query, SendBatch and CopyFrom of the pgx.Tx send nothing more then, unless the
-// callback began another transaction, which is rolled back; on database/sql a statement
-// after it commits.
+// On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT
+// is the other: a stale holder is refused at its first statement. A statement goes by itself,
+// after BEGIN and enter, if it is none of SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, has a
+// semicolon or an exec mode of its own, or if the pool has a tracer or the simple protocol.
+//
+// Enter sets a marker that lives as long as the transaction. COMMIT checks for it if the
+// callback has sent anything else than those statements. A callback that ended the
+// transaction in SQL, or took the marker away, then gets ErrOutcomeUnknown: it may have
+// committed, and what it writes after that is not fenced. The pgx.Tx sends nothing more, unless
+// the callback began another one, which is rolled back; on database/sql what follows commits.
 //
 // While a raise waits it looks for the sessions in its way, on a second connection if
 // there is one, and has the server end those of its own role that are idle for a second
@@ -110,8 +113,8 @@
 //
 // # Where to read on
 //
-// tx.go has InTx, callback.go what its callback runs in; backend.go and pgx.go send what it
-// says; enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide;
+// tx.go has InTx, callback.go and pgxtx.go what its callback runs in; backend.go and pgx.go
+// send what it says; enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide;
 // internal/sqlkit/failure.go and package pgerr make guard's errors. raise.go raises, wait.go
 // waits, look.go finds and ends sessions. Then enter.go, present.go, store.go, resolve.go.
 package sqlfence

@@ -47,7 +47,7 @@ type pgxBackend struct {
 }
 
 func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
-	c := &pgxConn{pool: b.conns, endable: !b.together}
+	c := &pgxConn{pool: b.conns}
 	if err := c.ready(ctx); err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (b pgxBackend) hold(ctx context.Context, begin func(context.Context, held[p
 	if !b.together {
 		return nil, nil
 	}
-	c := &pgxConn{pool: b.conns, endable: !b.together}
+	c := &pgxConn{pool: b.conns}
 	c.handle = &pgxHandle{conn: c, ctx: ctx, begin: func(ctx context.Context, with *pgxFirst) error { return begin(ctx, c, with) }}
 	if err := c.ready(ctx); err != nil {
 		return nil, err
@@ -90,9 +90,9 @@ type pgxConn struct {
 	open   pgx.Tx        // pgx's own handle of the transaction begun last
 	handle *pgxHandle    // the callback's
 	marker string
-	// endable: something was sent that can end a transaction, so that COMMIT has to
-	// look for the marker. It is so from the start if that cannot be known.
-	endable bool
+	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
+	// look for the marker.
+	mayHaveEnded bool
 }
 
 // ready acquires the connection, and another one if it has ended.
@@ -145,14 +145,15 @@ func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) error {
 	b := pgxBegin(how, first...)
 	own := b.QueuedQueries
-	if how.with != nil {
+	together := how.with != nil && len(how.with.queries) > 0
+	if together {
 		for _, q := range how.with.queries { // copies, since pgx remembers with them how they were sent
 			b.Queue(q.SQL, q.Arguments...).Fn = q.Fn
 		}
 	}
 	br := c.Conn.SendBatch(ctx, b)
 	c.open, c.marker = br.Tx(), how.marker
-	if how.with == nil {
+	if !together {
 		return br.Close()
 	}
 	for i, q := range own {
@@ -183,7 +184,7 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 // before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
-	if c.handle != nil {
+	if c.handle != nil { // the callback may have sent nothing
 		if err := c.handle.start(ctx, nil); err != nil {
 			return err
 		}
@@ -191,7 +192,7 @@ func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	if err := committable(c.Conn); err != nil {
 		return err
 	}
-	if c.marker == "" || !c.endable {
+	if c.marker == "" || !c.mayHaveEnded {
 		err := c.open.Commit(bound.context(ctx))
 		if errors.Is(err, pgx.ErrTxCommitRollback) {
 			return sqlkit.ErrAborted

@@ -12,7 +12,7 @@ import (
 // trip: the server skips it if it refuses the claim.
 type pgxFirst struct {
 	queries []*pgx.QueuedQuery
-	results pgx.BatchResults // of the queries; nil if they were not sent
+	results pgx.BatchResults // of the queries; nil if there are none, or they have to be sent by themselves
 }
 
 // pgxHandle is a callback's handle of its transaction, or of a savepoint in it. COMMIT
@@ -30,7 +30,8 @@ type pgxHandle struct {
 	objects    bool // LargeObjects was called
 }
 
-// start begins the transaction, unless that was done. A refusal is for good.
+// start begins the transaction, unless that was done. A refusal is for good; an ended
+// context is none.
 func (t *pgxHandle) start(ctx context.Context, with *pgxFirst) error {
 	if t.begin == nil {
 		return t.refused
@@ -49,18 +50,19 @@ func (t *pgxHandle) start(ctx context.Context, with *pgxFirst) error {
 }
 
 // first begins the transaction with the callback's first statements and returns their
-// results; nil if they are not the first, or have to be sent by themselves.
+// results, which are errors if it did not begin; nil if the statements are not the first,
+// or have to be sent by themselves.
 func (t *pgxHandle) first(ctx context.Context, queries ...*pgx.QueuedQuery) pgx.BatchResults {
 	single := len(queries) > 0
 	for _, q := range queries {
 		single = t.single(q) && single
 	}
-	if t.begin == nil || !single {
-		return nil
+	var with pgxFirst
+	if single && t.begin != nil {
+		with.queries = queries
 	}
-	with := &pgxFirst{queries: queries}
-	if t.start(ctx, with) != nil {
-		return nil
+	if err := t.start(ctx, &with); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err)
 	}
 	return with.results
 }
@@ -79,7 +81,7 @@ func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
 			single = false
 		}
 	}
-	t.conn.endable = t.conn.endable || !single
+	t.conn.mayHaveEnded = t.conn.mayHaveEnded || !single
 	return single
 }
 
@@ -104,13 +106,10 @@ func usual(text string) bool {
 	return false
 }
 
-// usable returns what to send a statement to, after the transaction has begun: nothing once the
+// open returns what to send a statement to, once the transaction has begun: nothing after the
 // callback has ended it in SQL, since the statement would commit by itself, without a
 // fence.
-func (t *pgxHandle) usable(ctx context.Context) pgx.Tx {
-	if err := t.start(ctx, nil); err != nil {
-		return refusedTx{closedTx(), err}
-	}
+func (t *pgxHandle) open() pgx.Tx {
 	if c := t.Tx.Conn(); c != nil && !c.IsClosed() && !c.PgConn().IsBusy() && c.PgConn().TxStatus() == 'I' {
 		return closedTx()
 	}
@@ -125,7 +124,7 @@ func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		}
 		return tag, err
 	}
-	return t.usable(ctx).Exec(ctx, sql, args...)
+	return t.open().Exec(ctx, sql, args...)
 }
 
 func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -137,7 +136,7 @@ func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 		}
 		return first, err
 	}
-	rows, err := t.usable(ctx).Query(ctx, sql, args...)
+	rows, err := t.open().Query(ctx, sql, args...)
 	return &pgxRows{Rows: rows, of: t.conn}, err
 }
 
@@ -145,33 +144,52 @@ func (t *pgxHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
 		return firstRow{br.QueryRow(), br}
 	}
-	return t.usable(ctx).QueryRow(ctx, sql, args...)
+	return t.open().QueryRow(ctx, sql, args...)
 }
 
 func (t *pgxHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if br := t.first(ctx, b.QueuedQueries...); br != nil {
-		t.conn.endable = true
+		t.conn.mayHaveEnded = true
 		return firstResults{br}
 	}
-	t.conn.endable = true // its rows have the connection
-	return t.usable(ctx).SendBatch(ctx, b)
+	t.conn.mayHaveEnded = true // its rows have the connection
+	return t.open().SendBatch(ctx, b)
 }
 
 func (t *pgxHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	return t.usable(ctx).CopyFrom(ctx, table, columns, rows)
+	if err := t.start(ctx, nil); err != nil {
+		return 0, err
+	}
+	return t.open().CopyFrom(ctx, table, columns, rows)
 }
 
 func (t *pgxHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	t.conn.endable = true // its name says nothing
-	return t.usable(ctx).Prepare(ctx, name, sql)
+	if err := t.start(ctx, nil); err != nil {
+		return nil, err
+	}
+	t.conn.mayHaveEnded = true // its name says nothing
+	return t.open().Prepare(ctx, name, sql)
 }
 
-func (t *pgxHandle) Commit(ctx context.Context) error { return t.usable(ctx).Commit(ctx) }
+func (t *pgxHandle) Commit(ctx context.Context) error {
+	if err := t.start(ctx, nil); err != nil {
+		return err
+	}
+	return t.open().Commit(ctx)
+}
 
-func (t *pgxHandle) Rollback(ctx context.Context) error { return t.usable(ctx).Rollback(ctx) }
+func (t *pgxHandle) Rollback(ctx context.Context) error {
+	if err := t.start(ctx, nil); err != nil {
+		return err
+	}
+	return t.open().Rollback(ctx)
+}
 
 func (t *pgxHandle) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := t.usable(ctx).Begin(ctx)
+	if err := t.start(ctx, nil); err != nil {
+		return nil, err
+	}
+	tx, err := t.open().Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +210,7 @@ func (t *pgxHandle) LargeObjects() pgx.LargeObjects {
 // Conn returns the connection, in the transaction. If that did not begin, what is
 // sent would not be fenced, and so the connection is closed.
 func (t *pgxHandle) Conn() *pgx.Conn {
-	t.conn.endable = true
+	t.conn.mayHaveEnded = true
 	if t.start(t.ctx, nil) != nil {
 		over, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -222,43 +240,15 @@ func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), 
 
 // pgxConnOf returns the connection of a transaction, without beginning it.
 func pgxConnOf(tx pgx.Tx) *pgx.Conn {
-	if t, own := tx.(*pgxHandle); own && t.begin != nil {
+	t, own := tx.(*pgxHandle)
+	switch {
+	case !own:
+		return tx.Conn()
+	case t.Tx == nil || t.refused != nil:
 		return t.conn.Conn
 	}
-	return tx.Conn()
+	return t.Tx.Conn()
 }
-
-// refusedTx fails what returns an error with the refusal.
-type refusedTx struct {
-	pgx.Tx
-	err error
-}
-
-func (t refusedTx) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, t.err
-}
-
-func (t refusedTx) Query(context.Context, string, ...any) (pgx.Rows, error) {
-	return pgx.FailedBatchResults(&pgx.Batch{}, t.err).Query()
-}
-
-func (t refusedTx) QueryRow(context.Context, string, ...any) pgx.Row {
-	return pgx.FailedBatchResults(&pgx.Batch{}, t.err).QueryRow()
-}
-
-func (t refusedTx) SendBatch(_ context.Context, b *pgx.Batch) pgx.BatchResults {
-	return pgx.FailedBatchResults(b, t.err)
-}
-
-func (t refusedTx) CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error) {
-	return 0, t.err
-}
-
-func (t refusedTx) Prepare(context.Context, string, string) (*pgconn.StatementDescription, error) {
-	return nil, t.err
-}
-
-func (t refusedTx) Begin(context.Context) (pgx.Tx, error) { return nil, t.err }
 
 // firstResults are those of the callback's batch: BEGIN was not one of its own.
 type firstResults struct{ pgx.BatchResults }
@@ -289,7 +279,7 @@ type pgxRows struct {
 }
 
 func (r *pgxRows) Conn() *pgx.Conn {
-	r.of.endable = true
+	r.of.mayHaveEnded = true
 	return r.Rows.Conn()
 }
 

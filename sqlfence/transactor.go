@@ -25,8 +25,8 @@ type openTx[Tx any] struct{ of *DB[Tx] }
 func (t Transactor[Tx]) Marks() guard.Store { return t.db }
 
 // InTx is [DB.InTx] for a function that takes its transaction from the context.
-// It reports nothing to Options.Observer: its caller reports, as with
-// [DB.Admit].
+// The transaction begins before fn is called, which so does nothing for a stale holder. It
+// reports nothing to Options.Observer: its caller reports, as with [DB.Admit].
 func (t Transactor[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context) error) error {
 	opts, _ := (*TxOptions)(nil).resolve() // the default is valid
 	return sqlkit.Interrupted(ctx, t.db.inTx(ctx, []guard.Claim{claim}, opts, true, func(ctx context.Context, tx Tx) error {

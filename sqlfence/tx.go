@@ -53,7 +53,14 @@ const maxClaims = 64
 //
 // If the claim is above the mark, the mark is first raised in a transaction of
 // its own; it stays raised whatever the result of fn. To take over, read what
-// the predecessor left inside fn, not before.
+// the predecessor left by tx, not before and not elsewhere.
+//
+// On pgx the transaction begins with the first statement that fn sends by tx, in the same
+// round trip, and what fn does before is not fenced: there a stale holder
+// learns that it is stale, and the server executes nothing of the statement. If the
+// transaction does not begin, every use of tx returns why, and InTx returns it whatever fn
+// makes of it. If fn sends nothing, the claim is compared before COMMIT. On database/sql, and
+// by a [Transactor], the transaction begins before fn is called.
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
