@@ -67,7 +67,7 @@ func (t *pgxHandle) first(ctx context.Context, queries ...*pgx.QueuedQuery) pgx.
 	return with.results
 }
 
-// single reports whether a statement is one of the usual, and one alone: it cannot end
+// single reports whether a statement is a usual one, and has no second in it: it cannot end
 // the transaction, and does the same in a batch as by itself, since it has no option that
 // a batch does not. Others make COMMIT look whether the transaction is still the same.
 func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
