@@ -56,8 +56,6 @@ type conn[Tx any] interface {
 // txMode says how a transaction begins.
 type txMode struct {
 	level sql.IsolationLevel // named in every BEGIN, so that the server's default does not apply
-	// readOnly is for a transaction that may run on a standby.
-	readOnly bool
 	// marker, if there is one, is what the first statements put into the setting
 	// fencepost.transaction; then commit returns errEnded, and commits nothing, if
 	// it is not there any more (see [DB.enterStatement]).

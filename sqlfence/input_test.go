@@ -285,16 +285,6 @@ func TestFailureSaysToRaise(t *testing.T) {
 	}
 }
 
-// TestPgxBegin: a transaction that may run on a standby is read only, no other is.
-func TestPgxBegin(t *testing.T) {
-	for readOnly, want := range map[bool]string{true: "read only", false: "read write"} {
-		b := pgxBegin(txMode{level: sql.LevelReadCommitted, readOnly: readOnly})
-		if text := b.QueuedQueries[0].SQL; !strings.Contains(text, want) {
-			t.Errorf("%q is not %s", text, want)
-		}
-	}
-}
-
 // TestTimeoutsOfATransaction: a transaction that is fenced, in whatever way, has the
 // timeouts of the options, and with negative ones those of its session.
 func TestTimeoutsOfATransaction(t *testing.T) {

@@ -126,11 +126,7 @@ func (c *pgxConn) begun() bool { return c.open != nil }
 // pgxBegin returns a batch that begins a transaction with some statements.
 func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 	b := &pgx.Batch{}
-	opts := pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(how.level.String())), AccessMode: pgx.ReadWrite}
-	if how.readOnly {
-		opts.AccessMode = pgx.ReadOnly
-	}
-	b.BeginTx(opts)
+	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(how.level.String())), AccessMode: pgx.ReadWrite})
 	for _, s := range first {
 		q := b.Queue(s.sql, s.args...)
 		if s.dest != nil {

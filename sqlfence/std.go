@@ -78,7 +78,7 @@ func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (er
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
 	c.cancel, c.marker = cancel, how.marker
-	if c.handle, err = c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: how.level, ReadOnly: how.readOnly}); err != nil {
+	if c.handle, err = c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: how.level}); err != nil {
 		return err
 	}
 	for _, s := range first {
