@@ -1,6 +1,7 @@
 package sqlfence
 
 import (
+	"database/sql"
 	"log/slog"
 	"time"
 
@@ -100,4 +101,40 @@ func (o Options) resolve() (Options, error) {
 		o.Logger = slog.Default()
 	}
 	return o, nil
+}
+
+// TxOptions configures [DB.InTxAll]. The zero value is the default.
+type TxOptions struct {
+	// Isolation is the transaction's level, which every BEGIN names, so that the
+	// server's default does not apply. Under [sql.LevelReadCommitted], which is
+	// also the meaning of zero, transactions of one holder run concurrently and
+	// never fail because of the fence. Under [sql.LevelRepeatableRead] and
+	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark has been
+	// raised by then they begin again by themselves, and apart from that the
+	// level's own conflicts are 40001: [ErrorFrom] makes ErrUnavailable of them, and
+	// the caller may call again.
+	Isolation sql.IsolationLevel
+	// Resolve asks for the transaction's ID when it begins, and if the response to
+	// the COMMIT is lost, asks the server for its outcome, for up to
+	// Options.CommitTimeout: InTxAll returns nil if it is committed and
+	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
+	// session before the COMMIT. What the server does not know stays
+	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no round
+	// trip on pgx and one on database/sql.
+	Resolve bool
+}
+
+func (o *TxOptions) resolve() (TxOptions, error) {
+	resolved := TxOptions{}
+	if o != nil {
+		resolved = *o
+	}
+	switch resolved.Isolation {
+	case sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+	case sql.LevelDefault:
+		resolved.Isolation = sql.LevelReadCommitted
+	default:
+		return resolved, guard.Invalid("TxOptions.Isolation", resolved.Isolation.String(), "must be sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable")
+	}
+	return resolved, nil
 }

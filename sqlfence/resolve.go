@@ -119,3 +119,38 @@ func (d *DB[Tx]) resolved(ctx context.Context, claim guard.Claim, claims []guard
 	}
 	return aborted
 }
+
+// superseded handles the error of a transaction that committed nothing because
+// its session was ended; gone says that it was, which err may hide, unless the end
+// of ctx explains it. If there is a newer holder's mark, its raise ended the
+// session, and superseded returns the refusal by that mark.
+func (d *DB[Tx]) superseded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
+	if !sessionLost(err) && (!gone || ctx.Err() != nil) || errors.As(err, new(*guard.RejectedError)) {
+		return err
+	}
+	return d.refusedBy(ctx, claims, err)
+}
+
+// refusedBy returns the refusal by a mark above one of the claims, if there is
+// one, else err. A raise that ended the session may have yet to raise the mark: to
+// enter again waits for it, and needs no other rights than the transaction did.
+func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	for _, claim := range claims {
+		c, entering := d.begin(ctx, nil, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", ""))
+		if entering == nil {
+			c.release()
+			continue
+		}
+		if pgerr.State(entering) != pgerr.Stale {
+			continue
+		}
+		refusal := &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: sqlkit.FactsOf(entering).Mark, Cause: err}
+		if failed, is := err.(*guard.FailedError); is {
+			refusal.Cause = failed.Cause // it is stale, and not unavailable
+		}
+		return refusal
+	}
+	return err
+}

@@ -100,21 +100,8 @@ func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOpti
 	return err
 }
 
-// observeAll reports a transaction once for each of its claims, or only for the
-// one that was refused.
-func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start time.Time, err error) {
-	if d.opts.Observer == nil {
-		return
-	}
-	var rejected *guard.RejectedError
-	if errors.As(err, &rejected) && slices.Contains(claims, rejected.Claim) {
-		claims = []guard.Claim{rejected.Claim}
-	}
-	for _, claim := range claims {
-		d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
-	}
-}
-
+// inTx sorts the claims, begins when the callback sends something, calls it, commits, and
+// says what its error means.
 func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, atOnce bool, fn func(ctx context.Context, tx Tx) error) error {
 	sorted, err := sortClaims(claims)
 	if err != nil {
@@ -176,41 +163,6 @@ func (d *DB[Tx]) beginLater(ctx context.Context, first guard.Claim, atOnce bool,
 		}
 	}
 	return begin(ctx, nil, nil)
-}
-
-// superseded handles the error of a transaction that committed nothing because
-// its session was ended; gone says that it was, which err may hide, unless the end
-// of ctx explains it. If there is a newer holder's mark, its raise ended the
-// session, and superseded returns the refusal by that mark.
-func (d *DB[Tx]) superseded(ctx context.Context, claims []guard.Claim, err error, gone bool) error {
-	if !sessionLost(err) && (!gone || ctx.Err() != nil) || errors.As(err, new(*guard.RejectedError)) {
-		return err
-	}
-	return d.refusedBy(ctx, claims, err)
-}
-
-// refusedBy returns the refusal by a mark above one of the claims, if there is
-// one, else err. A raise that ended the session may have yet to raise the mark: to
-// enter again waits for it, and needs no other rights than the transaction did.
-func (d *DB[Tx]) refusedBy(ctx context.Context, claims []guard.Claim, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-	defer cancel()
-	for _, claim := range claims {
-		c, entering := d.begin(ctx, nil, readCommitted, d.enterStatement(enterSQL+markSetSQL, claim, "", ""))
-		if entering == nil {
-			c.release()
-			continue
-		}
-		if pgerr.State(entering) != pgerr.Stale {
-			continue
-		}
-		refusal := &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: sqlkit.FactsOf(entering).Mark, Cause: err}
-		if failed, is := err.(*guard.FailedError); is {
-			refusal.Cause = failed.Cause // it is stale, and not unavailable
-		}
-		return refusal
-	}
-	return err
 }
 
 // beginFenced begins the transaction, after raising the marks that claims are
@@ -302,38 +254,17 @@ func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 	return sorted, nil
 }
 
-// TxOptions configures [DB.InTxAll]. The zero value is the default.
-type TxOptions struct {
-	// Isolation is the transaction's level, which every BEGIN names, so that the
-	// server's default does not apply. Under [sql.LevelReadCommitted], which is
-	// also the meaning of zero, transactions of one holder run concurrently and
-	// never fail because of the fence. Under [sql.LevelRepeatableRead] and
-	// [sql.LevelSerializable] the snapshot is taken on entering; if the mark has been
-	// raised by then they begin again by themselves, and apart from that the
-	// level's own conflicts are 40001: [ErrorFrom] makes ErrUnavailable of them, and
-	// the caller may call again.
-	Isolation sql.IsolationLevel
-	// Resolve asks for the transaction's ID when it begins, and if the response to
-	// the COMMIT is lost, asks the server for its outcome, for up to
-	// Options.CommitTimeout: InTxAll returns nil if it is committed and
-	// ErrUnavailable if it is not, or ErrStale with the mark if a raise ended the
-	// session before the COMMIT. What the server does not know stays
-	// ErrOutcomeUnknown and can be given to [DB.Resolve] later. It costs no round
-	// trip on pgx and one on database/sql.
-	Resolve bool
-}
-
-func (o *TxOptions) resolve() (TxOptions, error) {
-	resolved := TxOptions{}
-	if o != nil {
-		resolved = *o
+// observeAll reports a transaction once for each of its claims, or only for the
+// one that was refused.
+func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start time.Time, err error) {
+	if d.opts.Observer == nil {
+		return
 	}
-	switch resolved.Isolation {
-	case sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
-	case sql.LevelDefault:
-		resolved.Isolation = sql.LevelReadCommitted
-	default:
-		return resolved, guard.Invalid("TxOptions.Isolation", resolved.Isolation.String(), "must be sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable")
+	var rejected *guard.RejectedError
+	if errors.As(err, &rejected) && slices.Contains(claims, rejected.Claim) {
+		claims = []guard.Claim{rejected.Claim}
 	}
-	return resolved, nil
+	for _, claim := range claims {
+		d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
+	}
 }
