@@ -44,6 +44,8 @@ type conn[Tx any] interface {
 	tx() Tx
 	// begun reports that a transaction was begun.
 	begun() bool
+	// start begins the transaction of a callback that has sent nothing.
+	start(ctx context.Context) error
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
@@ -63,16 +64,19 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 	if err := sqlkit.Ended(ctx, op, claim); err != nil && !c.begun() {
 		return false, false, err
 	} else if err != nil {
-		return false, false, d.unlessEnded(ctx, own, op, err)
+		return false, false, d.unlessEnded(ctx, own, c.gone(), op, err)
+	}
+	if err := c.start(ctx); err != nil {
+		return true, false, pgerr.NotSent(err)
 	}
 	return true, false, c.commit(ctx, d.commits)
 }
 
 // unlessEnded returns err, which says that nothing was committed, unless the callback
 // ended the fenced transaction itself.
-func (d *DB[Tx]) unlessEnded(ctx context.Context, own *callback[Tx], op string, err error) error {
-	if own.claims == nil {
-		return err // it has no marker
+func (d *DB[Tx]) unlessEnded(ctx context.Context, own *callback[Tx], gone bool, op string, err error) error {
+	if own.claims == nil || gone {
+		return err // it has no marker, or nothing can be asked
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()

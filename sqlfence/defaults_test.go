@@ -376,7 +376,7 @@ func TestRoundTrips(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	p, through := e.newProxy()
 	db := e.open(nil, through)
-	one := running("SELECT 1")
+	one := running("SELECT $1::int", 1)
 	for what, c := range map[string]struct {
 		trips int32
 		call  func() error

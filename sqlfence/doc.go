@@ -79,10 +79,10 @@
 // with the mark as it is under the lock. So transactions of one holder run side by
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT
-// is the other: a stale holder is refused at its first statement. A statement goes by itself,
-// after BEGIN and enter, if it is none of SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, has a
-// semicolon or an exec mode of its own, or if the pool has a tracer or the simple protocol.
+// On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT is the
+// other: a stale holder is refused at its first statement. BEGIN and enter go alone before any
+// but SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, before what pgx does not prepare or has
+// yet to prepare on the connection, and with a tracer, the simple or the describing exec mode.
 //
 // Enter sets a marker that lives as long as the transaction. COMMIT checks for it if the
 // callback has sent anything else than those statements. A callback that ended the

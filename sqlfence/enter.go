@@ -96,6 +96,9 @@ func enterFailure(claim guard.Claim, err error) error {
 	if sqlkit.NotEncoded(err) {
 		return invalidUse{sqlkit.ErrEncoding, err}
 	}
+	if sqlkit.Explained(err) { // the transaction of InTx did not begin
+		return err
+	}
 	switch pgerr.State(err) {
 	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}

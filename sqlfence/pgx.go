@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,8 +25,7 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 	if pool == nil {
 		return nil, guard.Invalid("pool", "nil", "must not be nil")
 	}
-	config := pool.Config().ConnConfig
-	return newDB[pgx.Tx](pgxBackend{pool, config.Tracer == nil && config.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol}, opts)
+	return newDB[pgx.Tx](pgxBackend{pool}, opts)
 }
 
 // WatchWarnings makes the connections of a configuration show this package, sqlrow
@@ -39,12 +40,7 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 // not be above warning.
 func WatchWarnings(config *pgx.ConnConfig) { pgerr.WatchWarnings(&config.Config) }
 
-type pgxBackend struct {
-	conns *pgxpool.Pool
-	// together: the callback's first statement goes with BEGIN. A tracer would see it as
-	// part of a batch, and the simple protocol takes several statements for one.
-	together bool
-}
+type pgxBackend struct{ conns *pgxpool.Pool }
 
 func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
 	c := &pgxConn{pool: b.conns}
@@ -55,9 +51,6 @@ func (b pgxBackend) conn(ctx context.Context) (conn[pgx.Tx], error) {
 }
 
 func (b pgxBackend) hold(ctx context.Context, begin func(context.Context, held[pgx.Tx], *pgxFirst) error) (conn[pgx.Tx], error) {
-	if !b.together {
-		return nil, nil
-	}
 	c := &pgxConn{pool: b.conns}
 	c.handle = &pgxHandle{conn: c, ctx: ctx, begin: func(ctx context.Context, with *pgxFirst) error { return begin(ctx, c, with) }}
 	if err := c.ready(ctx); err != nil {
@@ -75,10 +68,17 @@ func (b pgxBackend) exhausted() bool {
 
 func (b pgxBackend) pool() any { return b.conns }
 
-func (b pgxBackend) in(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: pgxConnOf(tx)} }
+func (b pgxBackend) in(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: sqlkit.ConnOf(tx)} }
 
-// same compares the connections, because a pgx savepoint has its own handle.
-func (b pgxBackend) same(x, y pgx.Tx) bool { return pgxConnOf(x) == pgxConnOf(y) }
+// same compares the connections, because a pgx savepoint has its own handle. x is a callback's, and
+// may be in use.
+func (b pgxBackend) same(x, y pgx.Tx) bool {
+	own := x.(*pgxHandle).conn
+	if handle, is := y.(*pgxHandle); is {
+		return handle.conn == own
+	}
+	return own.native.Load() == y.Conn()
+}
 
 // pgxConn is a connection of the pool. With a transaction of the pool, pgx would
 // return the connection when the callback ends the transaction, and its next user
@@ -87,16 +87,22 @@ type pgxConn struct {
 	sqlkit.Pgx
 	pool   *pgxpool.Pool
 	pooled *pgxpool.Conn // nil once it was given back
-	open   pgx.Tx        // pgx's own handle of the transaction begun last
-	handle *pgxHandle    // the callback's
+	native atomic.Pointer[pgx.Conn]
+	since  time.Time  // when it was acquired
+	open   pgx.Tx     // pgx's own handle of the transaction begun last
+	handle *pgxHandle // the callback's
 	marker string
 	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
 	// look for the marker.
 	mayHaveEnded bool
 }
 
-// ready acquires the connection, and another one if it has ended.
+// ready acquires the connection, and another one if it has ended. As the pool does, it asks
+// a connection that has been idle for a second.
 func (c *pgxConn) ready(ctx context.Context) error {
+	if c.Conn != nil && !c.begun() && time.Since(c.since) > time.Second {
+		c.Conn.Ping(ctx)
+	}
 	if c.Conn != nil && !c.Conn.IsClosed() {
 		return nil
 	}
@@ -108,7 +114,8 @@ func (c *pgxConn) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.pooled, c.Pgx = pooled, sqlkit.Pgx{On: pooled.Conn(), Conn: pooled.Conn()}
+	c.pooled, c.Pgx, c.since = pooled, sqlkit.Pgx{On: pooled.Conn(), Conn: pooled.Conn()}, time.Now()
+	c.native.Store(pooled.Conn())
 	return nil
 }
 
@@ -122,6 +129,8 @@ func (c *pgxConn) tx() pgx.Tx {
 func (c *pgxConn) in() sqlkit.Querier { return sqlkit.Pgx{On: c.open, Conn: c.Conn} }
 
 func (c *pgxConn) begun() bool { return c.open != nil }
+
+func (c *pgxConn) start(ctx context.Context) error { return c.handle.start(ctx, nil) }
 
 // pgxBegin returns a batch that begins a transaction with some statements.
 func pgxBegin(how txMode, first ...statement) *pgx.Batch {
@@ -141,7 +150,7 @@ func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) error {
 	b := pgxBegin(how, first...)
 	own := b.QueuedQueries
-	together := how.with != nil && len(how.with.queries) > 0
+	together := how.with != nil && sessionOf(c.Conn).together(how.with.queries)
 	if together {
 		for _, q := range how.with.queries { // copies, since pgx remembers with them how they were sent
 			b.Queue(q.SQL, q.Arguments...).Fn = q.Fn
@@ -162,13 +171,23 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 		if err == nil {
 			continue
 		}
+		for _, q := range b.QueuedQueries[len(own):] {
+			q.Fn = nil // they were not executed
+		}
 		br.Close()
-		if i > 0 || c.Conn.IsClosed() {
+		if unsendable := errors.As(err, new(pgx.ErrPreprocessingBatch)); i > 0 || c.Conn.IsClosed() && !unsendable {
+			if pgerr.State(err) == "" {
+				how.with.cut = true
+			}
 			return err
 		}
 		// One of the statements could not be prepared or its arguments not encoded, and
-		// it may be the callback's: then that is not an error of BEGIN.
+		// it may be the callback's: then that is not an error of BEGIN. pgx may have
+		// closed the connection.
 		c.rollback()
+		if err := c.ready(ctx); err != nil {
+			return err
+		}
 		how.with = nil
 		return c.begin(ctx, how, first...)
 	}
@@ -180,11 +199,6 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 // before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
-	if c.handle != nil { // the callback may have sent nothing
-		if err := c.handle.start(ctx, nil); err != nil {
-			return err
-		}
-	}
 	if err := committable(c.Conn); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +14,7 @@ import (
 type pgxFirst struct {
 	queries []*pgx.QueuedQuery
 	results pgx.BatchResults // of the queries; nil if there are none, or they have to be sent by themselves
+	cut     bool             // the connection ended, or the context, while they were under way
 }
 
 // pgxHandle is a callback's handle of its transaction, or of a savepoint in it. COMMIT
@@ -26,6 +28,7 @@ type pgxHandle struct {
 	begin   func(ctx context.Context, with *pgxFirst) error
 	refused error
 
+	texts      []string // what was sent first
 	savepoints []*pgxHandle
 	objects    bool // LargeObjects was called
 }
@@ -40,14 +43,16 @@ func (t *pgxHandle) start(ctx context.Context, with *pgxFirst) error {
 		return err
 	}
 	begin := t.begin
-	t.begin = nil
+	t.begin, t.Tx, t.refused = nil, closedTx(), errPanicked
 	if t.refused = begin(ctx, with); t.refused == nil {
 		t.Tx = t.conn.open
-	} else {
-		t.Tx = closedTx()
+		t.conn.mayHaveEnded = t.conn.mayHaveEnded || sessionOf(t.conn.Conn).named
 	}
 	return t.refused
 }
+
+// errPanicked is the refusal after a panic while the first statement was sent.
+var errPanicked = errors.New("fencepost: the transaction did not begin: sending its first statement panicked")
 
 // first begins the transaction with the callback's first statements and returns their
 // results, which are errors if it did not begin; nil if the statements are not the first,
@@ -58,8 +63,11 @@ func (t *pgxHandle) first(ctx context.Context, queries ...*pgx.QueuedQuery) pgx.
 		single = t.single(q) && single
 	}
 	var with pgxFirst
-	if single && t.begin != nil {
+	if t.texts = nil; single && t.begin != nil {
 		with.queries = queries
+		for _, q := range queries {
+			t.texts = append(t.texts, q.SQL)
+		}
 	}
 	if err := t.start(ctx, &with); err != nil {
 		return pgx.FailedBatchResults(&pgx.Batch{}, err)
@@ -67,9 +75,18 @@ func (t *pgxHandle) first(ctx context.Context, queries ...*pgx.QueuedQuery) pgx.
 	return with.results
 }
 
-// single reports whether a statement is a usual one, and has no second in it: it cannot end
-// the transaction, and does the same in a batch as by itself, since it has no option that
-// a batch does not. Others make COMMIT look whether the transaction is still the same.
+// sent is called with the outcome of what was sent first: pgx keeps what it has prepared, unless
+// it fails.
+func (t *pgxHandle) sent(err error) {
+	if len(t.texts) > 0 && t.conn.Conn != nil {
+		sessionOf(t.conn.Conn).keep(t.texts, err == nil)
+	}
+	t.texts = nil
+}
+
+// single reports whether a statement is a usual one, has no second in it, and no option that a
+// batch does not have. It cannot end the transaction; others make COMMIT look whether the
+// transaction is still the same.
 func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
 	single := usual(q.SQL)
 	for _, arg := range q.Arguments {
@@ -101,7 +118,7 @@ func usual(text string) bool {
 	}
 	switch strings.ToUpper(word) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH":
-		return !strings.Contains(text, ";")
+		return word != text && !strings.Contains(text, ";") // alone it would be the name of a prepared one
 	}
 	return false
 }
@@ -116,44 +133,70 @@ func (t *pgxHandle) open() pgx.Tx {
 	return t.Tx
 }
 
-func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
-		tag, err := br.Exec()
+func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	q := &pgx.QueuedQuery{SQL: sql, Arguments: args}
+	if !prepared(q) {
+		t.single(q)
+		if err := t.start(ctx, nil); err != nil {
+			return tag, err
+		}
+		return t.open().Exec(ctx, sql, args...)
+	}
+	if br := t.first(ctx, q); br != nil {
+		tag, err = br.Exec()
 		if closing := br.Close(); err == nil {
 			err = closing
 		}
-		return tag, err
+	} else {
+		tag, err = t.open().Exec(ctx, sql, args...)
 	}
-	return t.open().Exec(ctx, sql, args...)
+	t.sent(err)
+	return tag, err
+}
+
+// prepared reports whether pgx's Exec prepares a statement: without arguments it sends the
+// text as it is, and constants such as 'now' are read each time.
+func prepared(q *pgx.QueuedQuery) bool {
+	switch len(q.Arguments) {
+	case 0:
+		return false
+	case 1:
+		switch q.Arguments[0].(type) {
+		case pgx.NamedArgs, pgx.StrictNamedArgs:
+			return strings.Contains(q.SQL, "@")
+		}
+	}
+	return true
 }
 
 func (t *pgxHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
 		rows, err := br.Query()
-		first := &pgxRows{Rows: rows, of: t.conn, results: br}
+		first := &pgxRows{Rows: rows, of: t, results: br}
 		if err != nil {
 			first.Close()
 		}
 		return first, err
 	}
 	rows, err := t.open().Query(ctx, sql, args...)
-	return &pgxRows{Rows: rows, of: t.conn}, err
+	t.sent(err)
+	return &pgxRows{Rows: rows, of: t}, err
 }
 
 func (t *pgxHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if br := t.first(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args}); br != nil {
-		return firstRow{br.QueryRow(), br}
+		return pgxRow{br.QueryRow(), t, br}
 	}
-	return t.open().QueryRow(ctx, sql, args...)
+	return pgxRow{t.open().QueryRow(ctx, sql, args...), t, nil}
 }
 
 func (t *pgxHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if br := t.first(ctx, b.QueuedQueries...); br != nil {
-		t.conn.mayHaveEnded = true
-		return firstResults{br}
-	}
+	br := t.first(ctx, b.QueuedQueries...)
 	t.conn.mayHaveEnded = true // its rows have the connection
-	return t.open().SendBatch(ctx, b)
+	if br == nil {
+		br = t.open().SendBatch(ctx, b)
+	}
+	return pgxResults{br, t}
 }
 
 func (t *pgxHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
@@ -168,6 +211,7 @@ func (t *pgxHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 		return nil, err
 	}
 	t.conn.mayHaveEnded = true // its name says nothing
+	sessionOf(t.conn.Conn).named = true
 	return t.open().Prepare(ctx, name, sql)
 }
 
@@ -238,48 +282,68 @@ func (t *pgxHandle) end() {
 // closedTx fails every call with pgx.ErrTxClosed.
 func closedTx() pgx.Tx { return pgx.FailedBatchResults(pgxBegin(readCommitted), pgx.ErrTxClosed).Tx() }
 
-// pgxConnOf returns the connection of a transaction, without beginning it.
-func pgxConnOf(tx pgx.Tx) *pgx.Conn {
-	t, own := tx.(*pgxHandle)
-	switch {
-	case !own:
-		return tx.Conn()
-	case t.Tx == nil || t.refused != nil:
+// Native returns the connection, without beginning the transaction.
+func (t *pgxHandle) Native() *pgx.Conn {
+	if t.Tx == nil || t.refused != nil {
 		return t.conn.Conn
 	}
 	return t.Tx.Conn()
 }
 
-// firstResults are those of the callback's batch: BEGIN was not one of its own.
-type firstResults struct{ pgx.BatchResults }
-
-func (firstResults) Tx() pgx.Tx { return nil }
-
-// firstRow frees the connection once the row was read.
-type firstRow struct {
-	pgx.Row
-	results pgx.BatchResults
+// pgxResults are those of a callback's batch: BEGIN was not one of its own.
+type pgxResults struct {
+	pgx.BatchResults
+	of *pgxHandle
 }
 
-func (r firstRow) Scan(dest ...any) error {
-	err := r.Row.Scan(dest...)
-	if closing := r.results.Close(); err == nil {
-		err = closing
-	}
+func (pgxResults) Tx() pgx.Tx { return nil }
+
+func (r pgxResults) Close() error {
+	err := r.BatchResults.Close()
+	r.of.sent(err)
 	return err
+}
+
+// pgxRow is the row of a callback's statement. That of the first frees the connection
+// once it was read.
+type pgxRow struct {
+	pgx.Row
+	of      *pgxHandle
+	results pgx.BatchResults // nil if it was not the first
+}
+
+func (r pgxRow) Scan(dest ...any) error {
+	r.of.conn.scans(dest)
+	err := r.Row.Scan(dest...)
+	if r.results != nil {
+		if closing := r.results.Close(); err == nil {
+			err = closing
+		}
+	}
+	r.of.sent(err)
+	return err
+}
+
+// scans notes a destination that is given the rows, which have the connection.
+func (c *pgxConn) scans(dest []any) {
+	for _, d := range dest {
+		if _, is := d.(pgx.RowScanner); is {
+			c.mayHaveEnded = true
+		}
+	}
 }
 
 // pgxRows are the rows of a callback's statement. Those of the first free the
 // connection once they were read.
 type pgxRows struct {
 	pgx.Rows
-	of      *pgxConn
+	of      *pgxHandle
 	results pgx.BatchResults // nil if it was not the first
 	closing error
 }
 
 func (r *pgxRows) Conn() *pgx.Conn {
-	r.of.mayHaveEnded = true
+	r.of.conn.mayHaveEnded = true
 	return r.Rows.Conn()
 }
 
@@ -287,6 +351,7 @@ func (r *pgxRows) Close() {
 	r.Rows.Close()
 	if r.results != nil {
 		r.closing = r.results.Close()
+		r.of.sent(r.closing)
 	}
 }
 
@@ -300,6 +365,7 @@ func (r *pgxRows) Next() bool {
 
 // Scan and Values close the rows if they fail, as pgx's own do.
 func (r *pgxRows) Scan(dest ...any) error {
+	r.of.conn.scans(dest)
 	err := r.Rows.Scan(dest...)
 	if err != nil {
 		r.Close()

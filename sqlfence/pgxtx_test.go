@@ -240,7 +240,7 @@ func TestFirstStatement(t *testing.T) {
 				}
 				wantErr, rows := run(func(ctx context.Context, fn func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, db.pool, fn) }, &want)
 				touched := e.touched()
-				for way, db := range map[string]pgxFence{"the mark is raised": db, "the mark is there": db, "one connection": single} {
+				for way, db := range map[string]pgxFence{"the mark is raised": db, "the mark is there": db, "one connection": single, "one connection, again": single} {
 					if way == "the mark is raised" {
 						e.exec("DELETE FROM fencepost.marks")
 					} else {
@@ -451,10 +451,30 @@ func TestEndingIsNoticed(t *testing.T) {
 		},
 		"a prepared statement's name": func(ctx context.Context, tx pgx.Tx) error {
 			named++
-			name := fmt.Sprintf("SELECT %d", named)
+			name := fmt.Sprintf("SELECT prepared_%d", named)
 			_, err := tx.Prepare(ctx, name, end)
 			if err == nil {
 				_, err = tx.Exec(ctx, name)
+			}
+			return err
+		},
+		"a row that scans itself": func(ctx context.Context, tx pgx.Tx) error {
+			var row keepsConn
+			err := tx.QueryRow(ctx, "SELECT 1").Scan(&row)
+			if err == nil {
+				_, err = row.conn.Exec(ctx, end)
+			}
+			return err
+		},
+		"rows that scan themselves": func(ctx context.Context, tx pgx.Tx) error {
+			var row keepsConn
+			rows, err := tx.Query(ctx, "SELECT 1")
+			if err != nil || !rows.Next() {
+				return errors.Join(err, rows.Err())
+			}
+			err = rows.Scan(&row)
+			if rows.Close(); err == nil {
+				_, err = row.conn.Exec(ctx, end)
 			}
 			return err
 		},
@@ -477,6 +497,11 @@ func TestEndingIsNoticed(t *testing.T) {
 	}
 }
 
+// keepsConn keeps the connection of the rows that it scans.
+type keepsConn struct{ conn *pgx.Conn }
+
+func (k *keepsConn) ScanRow(rows pgx.Rows) error { k.conn = rows.Conn(); return nil }
+
 // rewriter replaces a statement by another.
 type rewriter string
 
@@ -490,7 +515,7 @@ func TestUsual(t *testing.T) {
 		"SELECT 1": true, " \n\tinsert\ninto t values (1); ": true, "-- name: One :one\nSELECT 1": true, "--a\r\n--b\rWITH a AS (SELECT 1) SELECT 1": true,
 		"MERGE INTO t": true, "UPDATE t SET a = 1": true, "DELETE FROM t": true,
 		"": false, ";": false, "--": false, "-- SELECT": false, "SELECT 1; COMMIT": false, "SELECT ';'": false, "COMMIT": false, "/* */ SELECT 1": false,
-		"-- a\rCOMMIT /*\nSELECT */": false, "SELECTS": false, "select_one": false, "COPY t FROM STDIN": false, "SET x = 1": false, "CALL p()": false,
+		"-- a\rCOMMIT /*\nSELECT */": false, "SELECTS": false, "select": false, "update ;": false, "select_one": false, "COPY t FROM STDIN": false, "SET x = 1": false, "CALL p()": false,
 		"PREPARE TRANSACTION 'x'": false, "EXPLAIN SELECT 1": false,
 	} {
 		if got := usual(text); got != want {

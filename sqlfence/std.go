@@ -70,6 +70,8 @@ func (c *stdConn) in() sqlkit.Querier { return sqlkit.Std{On: c.handle} }
 
 func (c *stdConn) begun() bool { return true }
 
+func (c *stdConn) start(context.Context) error { return nil }
+
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, even in the middle of a COMMIT. The statements inside
 // still take the caller's context.

@@ -55,12 +55,14 @@ const maxClaims = 64
 // its own; it stays raised whatever the result of fn. To take over, read what
 // the predecessor left by tx, not before and not elsewhere.
 //
-// On pgx the transaction begins with the first statement that fn sends by tx, in the same
-// round trip, and what fn does before is not fenced: there a stale holder
-// learns that it is stale, and the server executes nothing of the statement. If the
-// transaction does not begin, every use of tx returns why, and InTx returns it whatever fn
-// makes of it. If fn sends nothing, the claim is compared before COMMIT. On database/sql, and
-// by a [Transactor], the transaction begins before fn is called.
+// On pgx the transaction begins with the first statement that fn sends by tx, if it can in
+// the same round trip, and what fn does before is not fenced. There a stale holder learns
+// that it is stale, and the server executes nothing of the statement; and there a new
+// holder waits for the transactions of older ones, as long as the statement's context says. If
+// the server refuses the claim, or the mark cannot be raised, statements by tx return
+// that error, and so does InTx, whatever fn makes of it. If fn sends nothing, the claim is
+// compared before COMMIT. On database/sql, and by a [Transactor], the transaction begins
+// before fn is called.
 //
 // fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
 // If it returns an error or panics, the transaction is rolled back and the error
@@ -120,8 +122,11 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 	var id transactionID
 	var refused error // why the transaction did not begin, which the callback may hide
 	c, err := d.beginLater(ctx, first, atOnce, func(ctx context.Context, on held[Tx], with *pgxFirst) (c conn[Tx], err error) {
-		c, refused = d.beginFenced(ctx, on, sorted, opts, with, &id)
-		return c, refused
+		c, err = d.beginFenced(ctx, on, sorted, opts, with, &id)
+		if with == nil || !with.cut {
+			refused = err
+		}
+		return c, err
 	})
 	if err != nil {
 		return err
@@ -136,7 +141,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions,
 		return d.superseded(ctx, sorted, ErrorFrom(err), gone)
 	case !committing:
 		return d.superseded(ctx, sorted, err, gone)
-	case opts.Resolve && err != errEnded && !errors.Is(err, pgerr.ErrUnreplicated):
+	case id.xid != "" && err != errEnded && !errors.Is(err, pgerr.ErrUnreplicated):
 		err = &lostCommit{id: id, error: err}
 	}
 	err = sqlkit.Failure("commit of a fenced transaction", first, err, true)
@@ -190,6 +195,9 @@ func (d *DB[Tx]) beginFenced(ctx context.Context, on held[Tx], claims []guard.Cl
 		if opts.Isolation != sql.LevelReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
 			early++
 			continue
+		}
+		if with != nil && with.cut {
+			return nil, err
 		}
 		if pgerr.State(err) != pgerr.MustRaise {
 			return nil, sqlkit.SchemaFailure(enterOp, refusedClaim(claims, err), err)

@@ -43,7 +43,7 @@ func Pgx(pool *pgxpool.Pool, opts *Options) (*DB[pgx.Tx], error) {
 			return nil, nil, err
 		}
 		return sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, c.Release, nil
-	}, func(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: tx.Conn()} }), nil
+	}, func(tx pgx.Tx) sqlkit.Querier { return sqlkit.Pgx{On: tx, Conn: sqlkit.ConnOf(tx)} }), nil
 }
 
 // Std is [Pgx] for database/sql with a PostgreSQL driver. The reasons of a refusal

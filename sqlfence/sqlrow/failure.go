@@ -12,6 +12,9 @@ import (
 
 // failure is sqlkit.Failure for a statement on the table, which is the caller's.
 func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) error {
+	if sqlkit.Explained(err) {
+		return err
+	}
 	var argument sqlkit.Unsendable
 	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))

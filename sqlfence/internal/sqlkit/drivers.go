@@ -55,7 +55,7 @@ func PgxSent(c *pgx.Conn, err error) error {
 	switch {
 	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil
 		return pgerr.NotSent(err)
-	case err == nil || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(Unreadable)):
+	case err == nil || Explained(err) || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(Unreadable)):
 		return err
 	}
 	return Unsendable{err}
@@ -68,6 +68,15 @@ func Replicated(c *pgx.Conn, err error) error {
 		return err
 	}
 	return pgerr.Doubt(c.PgConn())
+}
+
+// ConnOf returns the connection of a transaction. A fenced one may have yet to begin, which
+// it does not for this.
+func ConnOf(tx pgx.Tx) *pgx.Conn {
+	if fenced, is := tx.(interface{ Native() *pgx.Conn }); is {
+		return fenced.Native()
+	}
+	return tx.Conn()
 }
 
 // Pgx is a connection, or a transaction on it.

@@ -25,7 +25,7 @@ func Failure(op string, claim guard.Claim, err error, wrote bool) error {
 		sent = pgerr.Commit
 	}
 	switch reason := pgerr.Reason(err, sent); {
-	case err == nil || errors.As(err, new(*guard.InvalidError)): // nothing was sent
+	case err == nil || Explained(err):
 		return err
 	case errors.Is(err, ErrAborted):
 		return fmt.Errorf("sqlfence: %s: %w", op, err)
@@ -45,6 +45,12 @@ func Failure(op string, claim guard.Claim, err error, wrote bool) error {
 	return fmt.Errorf("sqlfence: %s: %w", op, pgerr.Explain(err))
 }
 
+// Explained reports an error that is one of guard's already, of a statement that was refused
+// before it was sent.
+func Explained(err error) bool {
+	return errors.As(err, new(*guard.InvalidError)) || errors.As(err, new(*guard.RejectedError)) || errors.As(err, new(*guard.FailedError))
+}
+
 // ErrStandby refuses to read marks from a standby.
 var ErrStandby = errors.New("this server is a standby: its marks lag behind the primary's")
 
@@ -52,6 +58,8 @@ var ErrStandby = errors.New("this server is a standby: its marks lag behind the 
 // them commits: a COMMIT follows.
 func SchemaFailure(op string, claim guard.Claim, err error) error {
 	switch {
+	case Explained(err):
+		return err
 	case pgerr.Undefined(err):
 		return guard.Setup(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run sqladmin's Migrate, or lockadmin.Migrate for leases and marks", err))
 	case pgerr.Standby(err):
