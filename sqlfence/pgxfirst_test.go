@@ -20,25 +20,23 @@ import (
 // constants such as 'now' and the table's columns are looked at each time; so does InTx.
 func TestFirstStatementIsSentAsItIs(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE stamps (way text, at timestamptz)")
+	e.exec("CREATE TABLE stamps (way text, at timestamptz); CREATE TABLE wide (c int)")
 	db := e.on(e.connect(1), nil).(pgxFence)
-	stamp := func(way string, args ...any) func(ctx context.Context, tx pgx.Tx) error {
-		return func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "INSERT INTO stamps VALUES ('"+way+"', 'now')", args...); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, "SELECT * FROM stamps FOR UPDATE", args...)
+	run := func(text string, args ...any) {
+		must(t, db.InTx(t.Context(), claimOf("r", 5), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, text, args...)
 			return err
-		}
+		}))
 	}
 	for i := range 3 {
-		must(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error { return stamp("pgx")(t.Context(), tx) }))
-		must(t, db.InTx(t.Context(), claimOf("r", 5), stamp("fenced")))
-		must(t, db.InTx(t.Context(), claimOf("r", 5), stamp("names", pgx.NamedArgs{})))
-		e.exec(fmt.Sprintf("SELECT pg_sleep(0.001); ALTER TABLE stamps ADD COLUMN c%d int", i))
+		run("INSERT INTO stamps VALUES ('as it is', 'now')")
+		run("INSERT INTO stamps VALUES ('no names', 'now')", pgx.NamedArgs{})
+		run("INSERT INTO stamps VALUES ('prepared, the control' || left($1, 0), 'now')", "")
+		run("SELECT * FROM wide FOR UPDATE")
+		e.exec(fmt.Sprintf("SELECT pg_sleep(0.001); ALTER TABLE wide ADD COLUMN c%d int", i))
 	}
-	for _, way := range []string{"pgx", "fenced", "names"} {
-		e.wantInt(3, "times by "+way, "SELECT count(DISTINCT at) FROM stamps WHERE way = $1", way)
+	for way, want := range map[string]int{"as it is": 3, "no names": 3, "prepared, the control": 1} {
+		e.wantInt(int64(want), "times by "+way, "SELECT count(DISTINCT at) FROM stamps WHERE way = $1", way)
 	}
 }
 
