@@ -95,6 +95,7 @@ type pgxConn struct {
 	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
 	// look for the marker.
 	mayHaveEnded bool
+	committed    bool // it has answered COMMIT to the callback
 }
 
 // ready acquires the connection, and another one if it has ended. As the pool does, it asks
@@ -195,10 +196,20 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 	return nil
 }
 
-// commit sends the check for the marker and COMMIT in one round trip. Both come
+// commit commits. If the session ended, what the callback itself committed before is not
+// known to be nothing.
+func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
+	err := c.checkAndCommit(ctx, bound)
+	if err != nil && c.committed && c.Conn.IsClosed() {
+		return errEnded
+	}
+	return err
+}
+
+// checkAndCommit sends the check for the marker and COMMIT in one round trip. Both come
 // before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
-func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
+func (c *pgxConn) checkAndCommit(ctx context.Context, bound *commitBound) error {
 	if err := committable(c.Conn); err != nil {
 		return err
 	}

@@ -218,6 +218,34 @@ func TestFirstStatementIsCut(t *testing.T) {
 	}
 }
 
+// TestCommittedAndCut (P5): a callback that has committed is not told that nothing was
+// committed because its session ended before InTx could look.
+func TestCommittedAndCut(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.createWritten()
+	for _, end := range []string{"COMMIT AND CHAIN", "SAVEPOINT s", "COMMIT"} {
+		e.exec("DELETE FROM written")
+		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(write5(ctx, tx), running(end)(ctx, tx)); err != nil {
+				return err
+			}
+			e.terminate(pid)
+			return nil
+		})
+		want := guard.ReasonOutcomeUnknown
+		if end == "SAVEPOINT s" {
+			want = guard.ReasonUnavailable
+		}
+		if wantReason(t, err, want, "%s", end); (e.written() == 1) != (want == guard.ReasonOutcomeUnknown) {
+			t.Errorf("%s: %d rows", end, e.written())
+		}
+	}
+}
+
 // endsAfter is a context that has ended after some looks at it.
 type endsAfter struct {
 	context.Context

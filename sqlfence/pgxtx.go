@@ -140,9 +140,8 @@ func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (tag pgco
 		if err := t.start(ctx, nil); err != nil {
 			return tag, err
 		}
-		return t.open().Exec(ctx, sql, args...)
-	}
-	if br := t.first(ctx, q); br != nil {
+		tag, err = t.open().Exec(ctx, sql, args...)
+	} else if br := t.first(ctx, q); br != nil {
 		tag, err = br.Exec()
 		if closing := br.Close(); err == nil {
 			err = closing
@@ -151,6 +150,7 @@ func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (tag pgco
 		tag, err = t.open().Exec(ctx, sql, args...)
 	}
 	t.sent(err)
+	t.conn.committed = t.conn.committed || tag.String() == "COMMIT"
 	return tag, err
 }
 
