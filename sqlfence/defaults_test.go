@@ -29,12 +29,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	e.Helper()
 	ctx := context.Background()
 	e.exec("DROP TABLE IF EXISTS written; CREATE TABLE written (token bigint); DELETE FROM fencepost.marks; INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('r', 5, 'lease-5')")
-	tx, err := e.admin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
-	must(e, err)
-	defer tx.Rollback(ctx)
-	if _, err := tx.Exec(ctx, "SELECT fencepost.raise('r', 6, 'lease-6', 5000)"); err != nil {
-		e.Fatal(err)
-	}
+	tx := e.begin("SELECT fencepost.raise('r', 6, 'lease-6', 5000)")
 	done := make(chan error, 1)
 	go func() { done <- enterStale() }()
 	for e.int(waitersSQL) == 0 && len(done) == 0 {
@@ -54,12 +49,7 @@ func write5(ctx context.Context, tx testTx) error {
 // itself.
 func plainEnter(db fence) func() error {
 	return func() error {
-		return db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
-			if _, err := tx.exec(ctx, enterSQL, "r", 5, "lease-5", 5000, 5000); err != nil {
-				return err
-			}
-			return write5(ctx, tx)
-		})
+		return db.plain(context.Background(), inTurn(running(enterSQL, "r", 5, "lease-5", 5000, 5000), write5))
 	}
 }
 
@@ -77,7 +67,6 @@ func TestDefaultIsolation(t *testing.T) {
 				if !errors.Is(err, guard.ErrStale) || rows != 0 {
 					t.Errorf("InTx of the older holder: %v, %d rows", err, rows)
 				}
-				e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
 				rows, err = e.staleEnter(plainEnter(db))
 				if pgerr.State(err) != pgerr.Isolation || rows != 0 {
 					t.Errorf("a plain BEGIN and enter: %v, %d rows; want SQLSTATE %s", err, rows, pgerr.Isolation)
@@ -95,44 +84,42 @@ func TestDefaultIsolation(t *testing.T) {
 // under REPEATABLE READ, and also if the mark is read with the snapshot of the
 // statement that waited.
 func TestDefaultIsolationControls(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("ALTER FUNCTION fencepost.enter STABLE")
-		if rows, err := e.staleEnter(func() error {
-			return e.db.fenced(context.Background(), claimOf("r", 5), write5)
-		}); err != nil || rows != 1 {
-			t.Errorf("one snapshot for lock and read: %v, %d rows", err, rows)
-		}
-		e.exec("ALTER FUNCTION fencepost.enter VOLATILE")
-		e.mutate("enter", "pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'", "false")
-		db := e.serverDefault("default_transaction_isolation", "repeatable read")
-		if rows, err := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
-			t.Errorf("no check of the level: %v, %d rows", err, rows)
-		}
-	})
+	e := someEnv(t)
+	e.exec("ALTER FUNCTION fencepost.enter STABLE")
+	if rows, err := e.staleEnter(func() error {
+		return e.db.fenced(context.Background(), claimOf("r", 5), write5)
+	}); err != nil || rows != 1 {
+		t.Errorf("one snapshot for lock and read: %v, %d rows", err, rows)
+	}
+	e.exec("ALTER FUNCTION fencepost.enter VOLATILE")
+	e.mutate("enter", "pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'", "false")
+	db := e.serverDefault("default_transaction_isolation", "repeatable read")
+	if rows, err := e.staleEnter(plainEnter(db)); err != nil || rows != 1 {
+		t.Errorf("no check of the level: %v, %d rows", err, rows)
+	}
 }
 
 // TestReadInTheRaise: what is read in the statement that raises has a snapshot
 // from before the wait and misses the predecessor's rows. Hence a raise is a
 // transaction of its own, and reading comes after it.
 func TestReadInTheRaise(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		end := e.holding(claimOf("r", 5))
-		seen := make(chan int64, 1)
-		go func() {
-			var n int64
-			e.admin.QueryRow(context.Background(), "SELECT count(*) FROM (SELECT fencepost.raise('r', 6, '', 5000) OFFSET 0) AS raised, written").Scan(&n)
-			seen <- n
-		}()
-		e.waitForWaiters(1)
-		must(t, end())
-		if n := <-seen; n != 0 {
-			t.Errorf("the control saw %d rows", n)
-		}
-		if n := e.written(); n != 1 {
-			t.Errorf("a statement after the raise saw %d rows", n)
-		}
-	})
+	e := someEnv(t)
+	e.createWritten()
+	end := e.holding(claimOf("r", 5))
+	seen := make(chan int64, 1)
+	go func() {
+		var n int64
+		e.admin.QueryRow(context.Background(), "SELECT count(*) FROM (SELECT fencepost.raise('r', 6, '', 5000) OFFSET 0) AS raised, written").Scan(&n)
+		seen <- n
+	}()
+	e.waitForWaiters(1)
+	must(t, end())
+	if n := <-seen; n != 0 {
+		t.Errorf("the control saw %d rows", n)
+	}
+	if n := e.written(); n != 1 {
+		t.Errorf("a statement after the raise saw %d rows", n)
+	}
 }
 
 // TestDefaultReadOnly: pgx asks for a READ WRITE transaction; database/sql has
@@ -148,20 +135,17 @@ func TestDefaultReadOnly(t *testing.T) {
 			}
 			return
 		}
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "read-only") {
-			t.Errorf("InTx: got %v, want ErrUnavailable that says read-only", err)
-		}
+		wantSays(t, err, guard.ReasonUnavailable, "read-only", "InTx")
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5))) // a session from before
 		wantState(t, db.fenced(t.Context(), claimOf("r", 5), write5), "25006", "InTx under the mark")
 	})
 }
 
-// TestDefaultSynchronousCommit: only raises override it; the marks behave as
-// usual.
+// TestDefaultSynchronousCommit: only raises override it, and not the transactions after
+// them.
 func TestDefaultSynchronousCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		db := e.serverDefault("synchronous_commit", "off")
-		e.takenOver("Raise, InTx", after(db.Raise, db.fenced))
 		noError(t, db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			n, err := tx.int(ctx, "SELECT count(*) FROM pg_settings WHERE name = 'synchronous_commit' AND setting = 'off'")
 			if n != 1 {
@@ -175,31 +159,24 @@ func TestDefaultSynchronousCommit(t *testing.T) {
 // TestOldStrings: a session whose standard_conforming_strings is off gets the
 // same verdicts from triggers and from Verify, whose texts contain backslashes.
 func TestOldStrings(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
-		e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
-		guarded := triggerOn([]string{"unfit"}, `{resource}:a\'b`)
-		must(t, old.InstallTrigger(t.Context(), guarded))
-		v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Triggers: []Trigger{guarded}}
-		for name, db := range map[string]fence{"off": old, "on": e.db} {
-			if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
-				t.Errorf("%s: found %v, %v", name, found, err)
-			}
-			claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
-			noError(t, db.Raise(t.Context(), claim))
-			write := func(claims ...guard.Claim) error {
-				return ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-					if err := tx.present(ctx, claims...); err != nil {
-						return err
-					}
-					_, err := tx.exec(ctx, "UPDATE unfit SET v = v + 1")
-					return err
-				}))
-			}
-			noError(t, write(claim), "%s", name)
-			wantReason(t, write(guard.Claim{Resource: `r:a'b`, Token: 5}), guard.ReasonMissing, "%s, another resource", name)
+	e := someEnv(t)
+	old := e.open(nil, func(c *pgx.ConnConfig) { c.RuntimeParams["standard_conforming_strings"] = "off" })
+	e.exec(unfitSQL + "; ALTER TABLE unfit ADD resource text NOT NULL DEFAULT 'r'; CREATE TRIGGER keep BEFORE UPDATE ON unfit FOR EACH ROW EXECUTE FUNCTION keep()")
+	guarded := triggerOn([]string{"unfit"}, `{resource}:a\'b`)
+	must(t, old.InstallTrigger(t.Context(), guarded))
+	v := Verification{Tables: []*Table{e.table("unfit", []string{"id"}, nil)}, Triggers: []Trigger{guarded}}
+	for name, db := range map[string]fence{"off": old, "on": e.db} {
+		if found, err := db.Verify(t.Context(), v); err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "the trigger keep") {
+			t.Errorf("%s: found %v, %v", name, found, err)
 		}
-	})
+		claim := guard.Claim{Resource: `r:a\'b`, Token: 5}
+		noError(t, db.Raise(t.Context(), claim))
+		write := func(claims ...guard.Claim) error {
+			return presenting(db, "UPDATE unfit SET v = v + 1", claims...)
+		}
+		noError(t, write(claim), "%s", name)
+		wantReason(t, write(guard.Claim{Resource: `r:a'b`, Token: 5}), guard.ReasonMissing, "%s, another resource", name)
+	}
 }
 
 // TestExecModesOfTheSchema: what needs schema fencepost works in every exec
@@ -313,9 +290,7 @@ func TestClientEncoding(t *testing.T) {
 				return e.table("pairs", []string{"b"}, nil).Update(ctx, tx.in(), claim, Key{"ü"}, Set{"v": "x"})
 			},
 		} {
-			if err := db.plain(t.Context(), in); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "client_encoding") {
-				t.Errorf("%s in a transaction of the caller's: %v", what, err)
-			}
+			wantSays(t, db.plain(t.Context(), in), guard.ReasonInvalid, "client_encoding", "%s in a transaction of the caller's", what)
 		}
 		e.wantInt(0, "marks", "SELECT count(*) FROM fencepost.marks")
 		must(t, db.unfenced(t.Context(), "SELECT fencepost.raise($1, 5, 'lease-5', 1000)", "ü"))

@@ -219,7 +219,8 @@ func TestStandby(t *testing.T) {
 }
 
 // TestCancelledStandbyWait (P5): a COMMIT whose wait for the synchronous standby is
-// cancelled ends in a warning only, and the standby may not have it. On connections
+// cancelled ends in a warning only, and the standby may not have it; nor that of one that
+// gives up. On connections
 // that are watched the outcome of every call is unknown; the control is the same call
 // on others, which is a success. A warning before the COMMIT is not taken for it.
 func TestCancelledStandbyWait(t *testing.T) {
@@ -248,6 +249,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 				must(t, e.db.unfenced(t.Context(), sql))
 			}
 			e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
+			e.givesUpTheStandby(t)
 			ctx, cancel := context.WithCancel(context.Background())
 			cancelled := make(chan struct{})
 			var waits atomic.Int64
@@ -304,6 +306,22 @@ func TestCancelledStandbyWait(t *testing.T) {
 			}
 		})
 	}
+}
+
+// givesUpTheStandby: a COMMIT that gives up its wait is committed on the primary alone,
+// since the driver has the server stop waiting: Resolve does not call that a success. The
+// control is a COMMIT that waits for no standby.
+func (e *env) givesUpTheStandby(t *testing.T) {
+	claims, opts := []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}
+	waiting := e.open(&Options{CommitTimeout: 200 * time.Millisecond})
+	err := waiting.fencedAll(t.Context(), claims, opts, write5)
+	for end := time.Now().Add(patience); err == nil && time.Now().Before(end); { // until the checkpointer knows the setting, commits do not wait
+		err = waiting.fencedAll(t.Context(), claims, opts, write5)
+	}
+	wantReason(t, err, guard.ReasonOutcomeUnknown, "without a standby")
+	_, err = waiting.Resolve(t.Context(), err)
+	wantReason(t, err, guard.ReasonOutcomeUnknown, "asked later")
+	noError(t, e.serverDefault("synchronous_commit", "local").fencedAll(t.Context(), claims, opts, write5), "the control")
 }
 
 // TestSubscription: what the documentation of triggers says about logical

@@ -56,6 +56,14 @@ func wantReason(t testing.TB, err error, want guard.Reason, what ...any) {
 	}
 }
 
+// wantSays is wantReason for an error whose text must have says in it.
+func wantSays(t testing.TB, err error, want guard.Reason, says string, what ...any) {
+	t.Helper()
+	if wantReason(t, err, want, what...); err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("%sgot %v, which does not say %q", named(what), err, says)
+	}
+}
+
 // wantState reports an error that has another SQLSTATE than want.
 func wantState(t testing.TB, err error, want string, what ...any) {
 	t.Helper()
@@ -130,6 +138,35 @@ func running(sql string, args ...any) func(ctx context.Context, tx testTx) error
 		_, err := tx.exec(ctx, sql, args...)
 		return err
 	}
+}
+
+// step is a part of a transaction, or all of it.
+type step = func(ctx context.Context, tx testTx) error
+
+// inTurn takes steps up to the first that fails.
+func inTurn(steps ...step) step {
+	return func(ctx context.Context, tx testTx) error {
+		for _, next := range steps {
+			if err := next(ctx, tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// presents and enters are the step that presents claims, or enters under them.
+func presents(claims ...guard.Claim) step {
+	return func(ctx context.Context, tx testTx) error { return tx.present(ctx, claims...) }
+}
+
+func enters(claims ...guard.Claim) step {
+	return func(ctx context.Context, tx testTx) error { return tx.enter(ctx, claims...) }
+}
+
+// raises is the step that raises a mark in another transaction.
+func (e *env) raises(claim guard.Claim) step {
+	return func(ctx context.Context, _ testTx) error { return e.db.Raise(ctx, claim) }
 }
 
 // wantMark reports a resource whose mark has another token than want.
@@ -223,14 +260,15 @@ func (e *env) start(call func(paused func()) error) (ended chan error) {
 }
 
 // mutate replaces text in a function of schema fencepost, to show that a test
-// detects it. It fails if there is nothing to replace.
-func (e *env) mutate(function, old, new string) {
+// detects it, until undo is called. It fails if there is nothing to replace.
+func (e *env) mutate(function, old, new string) (undo func()) {
 	e.Helper()
 	def := e.text("SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'fencepost'::regnamespace AND p.proname = $1", function)
 	if !strings.Contains(def, old) {
 		e.Fatalf("function %s does not contain %q", function, old)
 	}
 	e.exec(strings.ReplaceAll(def, old, new))
+	return func() { e.Helper(); e.exec(def) }
 }
 
 func (e *env) table(name string, key []string, opts *TableOptions) *Table {

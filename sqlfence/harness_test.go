@@ -351,13 +351,17 @@ func bothDrivers(t *testing.T, test func(t *testing.T, e *env)) {
 	}
 }
 
-// someDriver runs a test for one driver, a different one each time. It is for
-// controls that are only about the database functions.
-func someDriver(t *testing.T, test func(t *testing.T, e *env)) {
+// someEnv is newEnvOf for a driver that is another one each time. It is for tests
+// that are only about the database functions.
+func someEnv(t *testing.T) *env {
 	t.Parallel()
 	i := rand.IntN(len(openers))
-	t.Run(openers[i].driver, func(t *testing.T) { test(t, newEnv(t, i)) })
+	t.Logf("with %s", openers[i].driver)
+	return newEnv(t, i)
 }
+
+// someDriver runs a test on someEnv.
+func someDriver(t *testing.T, test func(t *testing.T, e *env)) { test(t, someEnv(t)) }
 
 // newEnv is a database of the test's own that is a copy of one with the schema.
 func newEnv(t *testing.T, driver int) *env {

@@ -84,6 +84,9 @@ func TestInvalidOptions(t *testing.T) {
 	wantInvalid(t, "Pgx(nil)", err, "pool", "nil")
 	_, err = Std(nil, nil)
 	wantInvalid(t, "Std(nil)", err, "db", "nil")
+	if o, err := (Options{}).resolve(); err != nil || o.LockTimeout != 5*time.Second || o.IdleTimeout != 15*time.Second {
+		t.Errorf("the defaults are %+v, %v", o, err)
+	}
 	o, err := (Options{LockTimeout: -1, IdleTimeout: -1}).resolve()
 	if err != nil || o.LockTimeout != 0 || o.IdleTimeout != 0 || o.RaiseTimeout != defaultLockTimeout+defaultIdleTimeout {
 		t.Errorf("negative timeouts resolve to %+v, %v", o, err)
@@ -130,10 +133,12 @@ func TestInvalidClaims(t *testing.T) {
 	})
 }
 
-// TestInvalidUpdates: malformed keys and sets are refused before anything is
-// sent, which a closed pool shows.
-func TestInvalidUpdates(t *testing.T) {
+// TestInvalidRows: malformed keys, sets and dests of the statements on rows are refused
+// before anything is sent, which a closed pool shows; that good ones do reach it is the
+// control of TestInvalidClaims.
+func TestInvalidRows(t *testing.T) {
 	var nilString *string
+	var nilInt, n *int
 	good, set := Key{1, "x"}, Set{"v": "new"}
 	set1 := func(column string, value any) Set { return Set{column: value} }
 	cases := map[string]struct {
@@ -160,55 +165,31 @@ func TestInvalidUpdates(t *testing.T) {
 		"no expression":    {good, set1("n", sqlrow.Expr{}), "set column n", "empty expression"},
 		"an expression":    {good, Set{"n": sqlrow.Raw("(1\n")}, "set column n", `\n`}, // the others: sqlrow's TestOneExpression
 	}
+	dests := map[string]struct {
+		dest         Dest
+		field, shown string
+	}{
+		"dest is no pointer":    {Dest{"v": 1}, "dest column v", "int"},
+		"dest is nil":           {Dest{"v": nil}, "dest column v", "<nil>"},
+		"dest is a nil pointer": {Dest{"v": nilInt}, "dest column v", "*int"},
+		"dest of an empty name": {Dest{"": &n}, "dest column", `""`},
+		"dest of 64 bytes":      {Dest{strings.Repeat("d", 64): &n}, "dest column", "64 bytes"},
+		"dest with NUL":         {Dest{"a\x00": &n}, "dest column", `a\x00`},
+	}
 	eachDriver(t, func(t *testing.T, e *env) {
 		closed := e.closed()
-		table := e.table("pairs", []string{"a", "b"}, &TableOptions{LeaseColumn: "last_lease_id"})
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{LeaseColumn: "last_lease_id", Rule: guard.SameOrNewer})
 		for what, c := range cases {
-			wantInvalid(t, what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
-		}
-	})
-}
-
-// TestInvalidRows: malformed input to the statements on rows is refused before
-// anything is sent, which a closed pool shows.
-func TestInvalidRows(t *testing.T) {
-	var nilInt *int
-	var n int
-	claim, key, set := claimOf("r", 1), Key{1, "x"}, Set{"v": 1}
-	eachDriver(t, func(t *testing.T, e *env) {
-		closed := e.closed()
-		opts := TableOptions{LeaseColumn: "last_lease_id", Rule: guard.SameOrNewer}
-		table := e.table("pairs", []string{"a", "b"}, &opts)
-		take := func(dest Dest) error { return table.Raise(t.Context(), closed, claim, key, dest) }
-		once := e.table("pairs", []string{"a", "b"}, nil)
-		for what, c := range map[string]struct {
-			err          error
-			field, shown string
-		}{
-			"takeover, once per token":    {once.Raise(t.Context(), closed, claim, key, nil), "TableOptions.Rule", "once-per-token"},
-			"update sets the token":       {table.Update(t.Context(), closed, claim, key, Set{"last_fencing_token": 1}), "set column", "token column"},
-			"upsert sets the key":         {table.Upsert(t.Context(), closed, claim, key, Set{"b": 1}), "set column", "key column"},
-			"upsert sets the lease":       {table.Upsert(t.Context(), closed, claim, key, Set{"last_lease_id": 1}), "set column", "lease column"},
-			"upsert, an open parenthesis": {table.Upsert(t.Context(), closed, claim, key, Set{"v": sqlrow.Raw("(1")}), "set column v", "parenthesis"},
-			"upsert, a NULL key":          {table.Upsert(t.Context(), closed, claim, Key{1, nil}, set), "key column b", "NULL"},
-			"dest is no pointer":          {take(Dest{"v": 1}), "dest column v", "int"},
-			"dest is nil":                 {take(Dest{"v": nil}), "dest column v", "<nil>"},
-			"dest is a nil pointer":       {take(Dest{"v": nilInt}), "dest column v", "*int"},
-			"dest of an empty name":       {take(Dest{"": &n}), "dest column", `""`},
-			"dest of 64 bytes":            {take(Dest{strings.Repeat("d", 64): &n}), "dest column", "64 bytes"},
-			"dest with NUL":               {take(Dest{"a\x00": &n}), "dest column", `a\x00`},
-		} {
-			wantInvalid(t, what, c.err, c.field, c.shown)
-		}
-		// The control: good input does reach the closed pool.
-		for what, err := range map[string]error{
-			"Upsert":   table.Upsert(t.Context(), closed, claim, key, nil),
-			"Takeover": take(Dest{"v": &n}),
-		} {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s on a closed pool: got %v, want ErrUnavailable", what, err)
+			wantInvalid(t, "update, "+what, table.Update(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
+			if len(c.set) > 0 { // an upsert may set nothing
+				wantInvalid(t, "upsert, "+what, table.Upsert(t.Context(), closed, claimOf("r", 1), c.key, c.set), c.field, c.shown)
 			}
 		}
+		for what, c := range dests {
+			wantInvalid(t, what, table.Raise(t.Context(), closed, claimOf("r", 1), good, c.dest), c.field, c.shown)
+		}
+		once := e.table("pairs", []string{"a", "b"}, nil)
+		wantInvalid(t, "takeover, once per token", once.Raise(t.Context(), closed, claimOf("r", 1), good, nil), "TableOptions.Rule", "once-per-token")
 	})
 }
 
@@ -223,7 +204,8 @@ func TestUnreadable(t *testing.T) {
 		var s string
 		var p *string
 		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
-			wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest), guard.ReasonOutcomeUnknown, "%s", what)
+			wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest), guard.ReasonOutcomeUnknown, what)
+			wantReason(t, table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "text"}, dest), guard.ReasonOutcomeUnknown, "%s, an update", what)
 			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 				wantReason(t, table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest), guard.ReasonOther, "%s in a transaction", what)
 				return table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
@@ -231,11 +213,6 @@ func TestUnreadable(t *testing.T) {
 			if err != nil || p != nil {
 				t.Errorf("the transaction is of no use any more: %v", err)
 			}
-		}
-		// Arguments that the driver cannot send.
-		err := table.Raise(t.Context(), e.db, claimOf("r", 7), Key{make(chan int)}, nil)
-		if reason := guard.ReasonOf(err); reason != guard.ReasonInvalid && reason != guard.ReasonUnavailable {
-			t.Errorf("a channel as a key: %v", err)
 		}
 	})
 }
@@ -273,29 +250,19 @@ func TestSessionLost(t *testing.T) {
 	}
 }
 
-// TestFailureSaysToRaise: a claim above the mark, where nothing raises it, is
-// unavailable, and the error names the way out; no other error does.
-func TestFailureSaysToRaise(t *testing.T) {
-	const way = "raise the mark first"
-	if err := sqlkit.Failure("enter", claimOf("r", 5), state(pgerr.MustRaise), false); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), way) {
-		t.Error(err)
-	}
-	if err := sqlkit.Failure("enter", claimOf("r", 5), state("53300"), false); !errors.Is(err, guard.ErrUnavailable) || strings.Contains(err.Error(), way) {
-		t.Error(err)
-	}
-}
-
 // TestTimeoutsOfATransaction: a transaction that is fenced, in whatever way, has the
-// timeouts of the options, and with negative ones those of its session.
+// timeouts of the options, to the millisecond, and with negative ones those of its
+// session. A guarded write leaves them alone at each level.
 func TestTimeoutsOfATransaction(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		for timeout, want := range map[time.Duration]string{7 * time.Second: "7s 7s", -1: "20s 30s"} {
+		e.exec("CREATE TABLE kept (tenant text NOT NULL)")
+		e.guardBy("kept", "{tenant}")
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+		for timeout, want := range map[time.Duration]string{7001 * time.Millisecond: "7001ms 7001ms", -1: "20s 30s"} {
 			db := e.open(&Options{LockTimeout: timeout, IdleTimeout: timeout}, func(c *pgx.ConnConfig) {
 				c.RuntimeParams["lock_timeout"], c.RuntimeParams["idle_in_transaction_session_timeout"] = "20s", "30s"
 			})
-			for what, in := range map[string]work{
-				"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db),
-			} {
+			check := func(what string, in work, want string) {
 				noError(t, in(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 					n, err := tx.int(ctx, "SELECT count(*) FROM (VALUES (concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')))) s(timeouts) WHERE timeouts = $1", want)
 					if n != 1 {
@@ -303,6 +270,14 @@ func TestTimeoutsOfATransaction(t *testing.T) {
 					}
 					return err
 				}), what)
+			}
+			for what, in := range map[string]work{"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db)} {
+				check(what, in, want)
+			}
+			for _, level := range levels {
+				check("a guarded write, "+level, func(ctx context.Context, claim guard.Claim, fn step) error {
+					return db.plain(ctx, inTurn(running("SET TRANSACTION ISOLATION LEVEL "+level), presents(claim), running("INSERT INTO kept VALUES ('r')"), fn))
+				}, "20s 30s")
 			}
 		}
 	})
@@ -382,35 +357,5 @@ func TestFactsOfAnotherVersion(t *testing.T) {
 	}
 	if got := sqlkit.OfferedIn(&pgconn.PgError{Code: pgerr.Stale, Detail: `{"resource": "r", "token": {}}`}); got != (guard.Claim{}) {
 		t.Errorf("half a claim: %+v", got)
-	}
-}
-
-// TestTimeoutsInSQL: the shortest timeouts reach the server, and 0 leaves the
-// session's own, in each way to enter; a guarded write leaves them alone at each level.
-func TestTimeoutsInSQL(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE kept (tenant text NOT NULL)")
-	e.guardBy("kept", "{tenant}")
-	must(t, e.db.Raise(t.Context(), claimOf("a", 5)))
-	conn, err := e.admin.Acquire(t.Context())
-	must(t, err)
-	defer conn.Release()
-	const write = "SELECT fencepost.present('a', 5, 'lease-5'); INSERT INTO kept VALUES ('a')"
-	for _, c := range []struct{ level, sql, want string }{
-		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
-		{"READ COMMITTED", "SELECT fencepost.enter('a', 5, 'lease-5', 0, 0)", "20s 30s"},
-		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
-		{"READ COMMITTED", "SELECT fencepost.enter_row('a', 5, 'lease-5', 0, 0)", "20s 30s"},
-		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 1, 1)", "1ms 1ms"},
-		{"REPEATABLE READ", "SELECT fencepost.enter_snapshot('a', 5, 'lease-5', 0, 0)", "20s 30s"},
-		{"READ COMMITTED", write, "20s 30s"},
-		{"REPEATABLE READ", write, "20s 30s"},
-		{"SERIALIZABLE", write, "20s 30s"},
-	} {
-		results, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN ISOLATION LEVEL "+c.level+"; SET LOCAL lock_timeout = '20s'; SET LOCAL idle_in_transaction_session_timeout = '30s'; "+
-			c.sql+"; SELECT concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')); ROLLBACK").ReadAll()
-		if err != nil || string(results[len(results)-2].Rows[0][0]) != c.want {
-			t.Errorf("%s, %s: %v, %v, want %s", c.level, c.sql, results, err, c.want)
-		}
 	}
 }

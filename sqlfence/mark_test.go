@@ -15,11 +15,11 @@ import (
 )
 
 // TestMarksDecide (P1, P4, P6): for every small mark, floors included, and
-// every claim, InTx, Raise, Admit and the database function enter agree with
-// guard.Decide by SameOrNewer, and the mark is afterwards what it must be.
+// every claim, InTx, Raise, Admit, Enter at each level and the database function enter
+// agree with guard.Decide by SameOrNewer, and the mark is afterwards what it must be.
 func TestMarksDecide(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		for _, problem := range e.compareMarks(5, "InTx", "Raise", "Admit", "enter") {
+		for _, problem := range e.compareMarks(5, "InTx", "Raise", "Admit", "enter", "Enter, read committed", "Enter, repeatable read", "Enter, serializable") {
 			t.Error(problem)
 		}
 	})
@@ -27,64 +27,68 @@ func TestMarksDecide(t *testing.T) {
 
 // TestMarksDecideControls: each comparison in the database functions is needed.
 func TestMarksDecideControls(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		for name, m := range map[string]struct{ surface, function, old, new string }{
-			"enter admits an older token":        {"enter", "enter", "m.token OPERATOR(pg_catalog.=) p_token", "m.token <= p_token + 1"},
-			"enter admits another lease":         {"enter", "enter", `AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C"`, ""},
-			"enter admits a newer token":         {"enter", "enter", "IF NOT FOUND", "IF false"},
-			"a lower token is newer":             {"Raise", "verdict", "p_token > p_mark", "p_token <> p_mark"},
-			"an equal token is newer":            {"Raise", "verdict", "p_token > p_mark", "p_token >= p_mark"},
-			"a lower token is a conflict":        {"Raise", "verdict", "p_token < p_mark OR", ""},
-			"a floor's token is no worse":        {"Raise", "verdict", "OR p_floor", ""},
-			"any lease is the mark's":            {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "true"},
-			"no lease is the mark's":             {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "false"},
-			"judge forgets the floor":            {"Raise", "judge", `IN (p_resource COLLATE "C", '')`, `= p_resource COLLATE "C"`},
-			"judge reads the floor for the mark": {"Raise", "judge", "ORDER BY resource DESC", "ORDER BY resource"},
-			"judge takes the floor for a mark":   {"Raise", "judge", "m.token, m.lease_id, m.resource = '');\n    WHEN v = 'conflict'", "m.token, m.lease_id, false);\n    WHEN v = 'conflict'"},
-			"enter does not say what to do":      {"enter", "judge", "v = 'newer' AND NOT p_may_raise", "false"},
-			"raise forgets the lease":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
-			"raise forgets the token":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = token, lease_id = p_lease"},
-		} {
-			whole := e.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname = $1", m.function)
-			e.mutate(m.function, m.old, m.new)
-			if len(e.compareMarks(1, m.surface)) == 0 {
-				t.Errorf("%s: the comparison with guard.Decide did not notice", name)
-			}
-			e.exec(whole)
+	e := someEnv(t)
+	for name, m := range map[string]struct{ surface, function, old, new string }{
+		"enter admits an older token":        {"enter", "enter", "m.token OPERATOR(pg_catalog.=) p_token", "m.token <= p_token + 1"},
+		"enter admits another lease":         {"enter", "enter", `AND m.lease_id OPERATOR(pg_catalog.=) p_lease COLLATE pg_catalog."C"`, ""},
+		"enter admits a newer token":         {"enter", "enter", "IF NOT FOUND", "IF false"},
+		"a lower token is newer":             {"Raise", "verdict", "p_token > p_mark", "p_token <> p_mark"},
+		"an equal token is newer":            {"Raise", "verdict", "p_token > p_mark", "p_token >= p_mark"},
+		"a lower token is a conflict":        {"Raise", "verdict", "p_token < p_mark OR", ""},
+		"a floor's token is no worse":        {"Raise", "verdict", "OR p_floor", ""},
+		"any lease is the mark's":            {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "true"},
+		"no lease is the mark's":             {"Raise", "verdict", `p_lease = p_mark_lease COLLATE "C"`, "false"},
+		"judge forgets the floor":            {"Raise", "judge", `IN (p_resource COLLATE "C", '')`, `= p_resource COLLATE "C"`},
+		"judge reads the floor for the mark": {"Raise", "judge", "ORDER BY resource DESC", "ORDER BY resource"},
+		"judge takes the floor for a mark":   {"Raise", "judge", "m.token, m.lease_id, m.resource = '');\n    WHEN v = 'conflict'", "m.token, m.lease_id, false);\n    WHEN v = 'conflict'"},
+		"enter does not say what to do":      {"enter", "judge", "v = 'newer' AND NOT p_may_raise", "false"},
+		"raise forgets the lease":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = p_token"},
+		"raise forgets the token":            {"Raise", "raise", "SET token = p_token, lease_id = p_lease", "SET token = token, lease_id = p_lease"},
+	} {
+		undo := e.mutate(m.function, m.old, m.new)
+		if len(e.compareMarks(1, m.surface)) == 0 {
+			t.Errorf("%s: the comparison with guard.Decide did not notice", name)
 		}
-		if problems := e.compareMarks(1, "enter", "Raise"); len(problems) != 0 {
-			t.Errorf("the functions as they were: %s", problems)
-		}
-	})
+		undo()
+	}
+	if problems := e.compareMarks(1, "enter", "Raise"); len(problems) != 0 {
+		t.Errorf("the functions as they were: %s", problems)
+	}
 }
 
-// TestVerdictIsDecide: for every small mark, floors included, and every claim,
-// fencepost.verdict says what guard.Decide says under SameOrNewer.
+// TestVerdictIsDecide (P5): for every small mark, floors included, and every claim,
+// fencepost.verdict says what guard.Decide says under SameOrNewer, and it admits
+// nothing that is not there.
 func TestVerdictIsDecide(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		marks := someMarks()
-		for _, token := range someTokens {
-			marks = append(marks, guard.Mark{Token: token, Floor: true})
-		}
-		for _, mark := range marks {
-			for _, claim := range someClaims("r") {
-				var token, lease any // NULL where there is no mark
-				if mark.Token != guard.NoToken {
-					token, lease = int64(mark.Token), mark.LeaseID
-				}
-				want := map[guard.Reason]string{guard.ReasonStale: "stale", guard.ReasonConflict: "conflict"}[guard.ReasonOf(guard.Decide(guard.SameOrNewer, mark, claim))]
-				if want == "" {
-					want = "newer"
-					if claim.Token == mark.Token {
-						want = "current"
-					}
-				}
-				if got := e.text("SELECT fencepost.verdict($1, $2, $3, $4, $5)", int64(claim.Token), claim.LeaseID, token, lease, mark.Floor); got != want {
-					t.Errorf("mark %+v, claim %+v: %s, want %s", mark, claim, got, want)
+	e := someEnv(t)
+	marks := someMarks()
+	for _, token := range someTokens {
+		marks = append(marks, guard.Mark{Token: token, Floor: true})
+	}
+	for _, mark := range marks {
+		for _, claim := range someClaims("r") {
+			var token, lease any // NULL where there is no mark
+			if mark.Token != guard.NoToken {
+				token, lease = int64(mark.Token), mark.LeaseID
+			}
+			want := map[guard.Reason]string{guard.ReasonStale: "stale", guard.ReasonConflict: "conflict"}[guard.ReasonOf(guard.Decide(guard.SameOrNewer, mark, claim))]
+			if want == "" {
+				want = "newer"
+				if claim.Token == mark.Token {
+					want = "current"
 				}
 			}
+			if got := e.text("SELECT fencepost.verdict($1, $2, $3, $4, $5)", int64(claim.Token), claim.LeaseID, token, lease, mark.Floor); got != want {
+				t.Errorf("mark %+v, claim %+v: %s, want %s", mark, claim, got, want)
+			}
 		}
-	})
+	}
+	for call, want := range map[string]string{
+		"NULL, 'l', 5, 'l', false": "stale", "5, NULL, 5, 'l', false": "conflict", "5, 'l', 5, NULL, false": "conflict",
+		"5, 'l', 5, 'l', NULL": "stale", "5, 'l', 5, 'l', false": "current",
+	} {
+		e.wantText(want, call, "SELECT fencepost.verdict("+call+")")
+	}
 }
 
 // putMark makes mark the only one in the database.
@@ -132,6 +136,14 @@ func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 			return sqlkit.Failure("enter", claim, err, false)
 		},
 	}
+	for _, level := range levels {
+		if name := "Enter, " + level; slices.Contains(names, name) {
+			in := entering(e.serverDefault("default_transaction_isolation", level))
+			surfaces[name] = func(ctx context.Context, claim guard.Claim) error {
+				return in(ctx, claim, func(context.Context, testTx) error { return nil })
+			}
+		}
+	}
 	// A floor is one for all resources, and a mark is one resource's.
 	groups := [][]guard.Mark{marks}
 	for _, token := range someTokens {
@@ -150,6 +162,10 @@ func (e *env) compareMarks(limit int, names ...string) (problems []string) {
 	}
 	return problems
 }
+
+// neverRaise are surfaces that raise no mark, with the reason of their refusal, which
+// says to raise first.
+var neverRaise = map[string]guard.Reason{"enter": guard.ReasonUnavailable, "Enter, repeatable read": guard.ReasonInvalid, "Enter, serializable": guard.ReasonInvalid}
 
 // compareMarksOf makes every claim under each mark, each on a resource of its own.
 func (e *env) compareMarksOf(marks []guard.Mark, name string, call func(context.Context, guard.Claim) error, limit int) (problems []string) {
@@ -180,9 +196,9 @@ func (e *env) compareMarksOf(marks []guard.Mark, name string, call func(context.
 		c := &cases[i]
 		err, want := call(context.Background(), c.claim), guard.Decide(guard.SameOrNewer, c.mark, c.claim)
 		problem := ""
-		if name == "enter" && c.claim.Token > c.mark.Token {
-			if pgerr.State(err) != pgerr.MustRaise {
-				problem = fmt.Sprintf("got %v, want SQLSTATE %s", err, pgerr.MustRaise)
+		if reason, never := neverRaise[name]; never && c.claim.Token > c.mark.Token {
+			if pgerr.State(err) != pgerr.MustRaise || guard.ReasonOf(err) != reason {
+				problem = fmt.Sprintf("got %v, want %s with SQLSTATE %s", err, reason, pgerr.MustRaise)
 			}
 		} else {
 			problem = sameVerdict(err, want, c.claim, c.mark)
@@ -206,28 +222,27 @@ func (e *env) compareMarksOf(marks []guard.Mark, name string, call func(context.
 // TestForeignCollation: whatever collation a caller of the functions brings,
 // one resource is one lock, and lease IDs are compared byte by byte (P4).
 func TestForeignCollation(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
-		must(t, e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}))
-		for lease, want := range map[string]string{"a": "", "A": pgerr.Conflict} {
-			_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
-			if pgerr.State(err) != want {
-				t.Errorf("enter with lease %q: %v, want SQLSTATE %q", lease, err, want)
-			}
+	e := someEnv(t)
+	e.exec(`CREATE COLLATION fold (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
+	must(t, e.db.Raise(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}))
+	for lease, want := range map[string]string{"a": "", "A": pgerr.Conflict} {
+		_, err := e.admin.Exec(t.Context(), `SELECT fencepost.enter('R' COLLATE fold, 1, $1 COLLATE fold, 0, 0)`, lease)
+		if pgerr.State(err) != want {
+			t.Errorf("enter with lease %q: %v, want SQLSTATE %q", lease, err, want)
 		}
-		_, err := e.admin.Exec(t.Context(), `SELECT fencepost.raise('R' COLLATE fold, 1, 'A' COLLATE fold, 1000)`)
-		if pgerr.State(err) != pgerr.Conflict {
-			t.Errorf("raise: %v, want a conflict", err)
+	}
+	_, err := e.admin.Exec(t.Context(), `SELECT fencepost.raise('R' COLLATE fold, 1, 'A' COLLATE fold, 1000)`)
+	if pgerr.State(err) != pgerr.Conflict {
+		t.Errorf("raise: %v, want a conflict", err)
+	}
+	// A fenced transaction keeps out a raise that brings another collation.
+	must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, entered(func(ctx context.Context, tx testTx) error {
+		_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
+		if pgerr.State(err) != "55P03" {
+			t.Errorf("the raise did not wait: %v", err)
 		}
-		// A fenced transaction keeps out a raise that brings another collation.
-		must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, entered(func(ctx context.Context, tx testTx) error {
-			_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
-			if pgerr.State(err) != "55P03" {
-				t.Errorf("the raise did not wait: %v", err)
-			}
-			return nil
-		})))
-	})
+		return nil
+	})))
 }
 
 // TestMarkLimits: the table of marks has the limits of a claim, for callers that
@@ -303,73 +318,70 @@ func (e *env) overtakes() (n int) {
 // arrive; and lock_timeout does not end the wait, because it applies to each of
 // them.
 func TestRaiseIsNotStarved(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		if n := e.overtakes(); n != 0 {
-			t.Errorf("%d transactions got in front of a raise that waited", n)
-		}
-		e.exec(sharingTheRow)
-		if n := e.overtakes(); n != 3 {
-			t.Errorf("FOR SHARE, the control: %d transactions got in front of the raise, want all 3", n)
-		}
-	})
+	e := someEnv(t)
+	e.createWritten()
+	if n := e.overtakes(); n != 0 {
+		t.Errorf("%d transactions got in front of a raise that waited", n)
+	}
+	e.exec(sharingTheRow)
+	if n := e.overtakes(); n != 3 {
+		t.Errorf("FOR SHARE, the control: %d transactions got in front of the raise, want all 3", n)
+	}
 }
 
 // TestRaiseDoesNotLower (P1, P3): a raise that arrives while a newer one is not
 // yet committed is refused. The control takes no lock: it has read the mark
 // before, and overwrites the newer one with its own.
 func TestRaiseDoesNotLower(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		overtaken := func() (mark guard.Mark, err error) {
-			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
-			tx := e.begin(raiseSQL, "r", 7, "lease-7", 0)
-			raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
-			must(t, tx.Commit(t.Context()))
-			err = <-raised
-			mark, markErr := e.db.Mark(t.Context(), "r")
-			if markErr != nil {
-				t.Fatal(markErr)
-			}
-			return mark, err
+	e := someEnv(t)
+	overtaken := func() (mark guard.Mark, err error) {
+		e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+		tx := e.begin(raiseSQL, "r", 7, "lease-7", 0)
+		raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+		must(t, tx.Commit(t.Context()))
+		err = <-raised
+		mark, markErr := e.db.Mark(t.Context(), "r")
+		if markErr != nil {
+			t.Fatal(markErr)
 		}
-		if mark, err := overtaken(); mark.Token != 7 || guard.ReasonOf(err) != guard.ReasonStale {
-			t.Errorf("the mark is %+v, and the older raise got %v", mark, err)
-		}
-		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
-		if mark, err := overtaken(); mark.Token != 6 || err != nil {
-			t.Errorf("without the lock, the control: the mark is %+v, and the older raise got %v", mark, err)
-		}
-	})
+		return mark, err
+	}
+	if mark, err := overtaken(); mark.Token != 7 || guard.ReasonOf(err) != guard.ReasonStale {
+		t.Errorf("the mark is %+v, and the older raise got %v", mark, err)
+	}
+	e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+	if mark, err := overtaken(); mark.Token != 6 || err != nil {
+		t.Errorf("without the lock, the control: the mark is %+v, and the older raise got %v", mark, err)
+	}
 }
 
 // TestRaisedAtIsNotTheBegin: a raise that waited is dated when it was done:
 // with now(), which is when its transaction began, it would be retired at once.
 func TestRaisedAtIsNotTheBegin(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		retiredOf := func(older, newer guard.Token) int64 {
-			end := e.holding(claimOf("r", older))
-			raised := make(chan error, 1)
-			go func() { raised <- e.db.Raise(context.Background(), claimOf("r", newer)) }()
-			e.waitForWaiters(1)
-			var before time.Time
-			must(t, e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
-			must(t, end())
-			if err := <-raised; err != nil {
-				t.Fatal(err)
-			}
-			retired, err := e.db.Retire(t.Context(), before)
-			must(t, err)
-			return retired.Count
+	e := someEnv(t)
+	e.createWritten()
+	retiredOf := func(older, newer guard.Token) int64 {
+		end := e.holding(claimOf("r", older))
+		raised := make(chan error, 1)
+		go func() { raised <- e.db.Raise(context.Background(), claimOf("r", newer)) }()
+		e.waitForWaiters(1)
+		var before time.Time
+		must(t, e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
+		must(t, end())
+		if err := <-raised; err != nil {
+			t.Fatal(err)
 		}
-		if n := retiredOf(5, 6); n != 0 {
-			t.Errorf("%d marks were retired", n)
-		}
-		e.mutate("raise", "clock_timestamp()", "now()")
-		if n := retiredOf(7, 8); n != 1 {
-			t.Errorf("with now(), the control: %d marks were retired", n)
-		}
-	})
+		retired, err := e.db.Retire(t.Context(), before)
+		must(t, err)
+		return retired.Count
+	}
+	if n := retiredOf(5, 6); n != 0 {
+		t.Errorf("%d marks were retired", n)
+	}
+	e.mutate("raise", "clock_timestamp()", "now()")
+	if n := retiredOf(7, 8); n != 1 {
+		t.Errorf("with now(), the control: %d marks were retired", n)
+	}
 }
 
 // TestRetireIsBounded (P5): a retirement does not raise the floor above the last

@@ -21,103 +21,70 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
-// catalogSQL describes schema fencepost as pg_dump would see it.
-const catalogSQL = `SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") FROM (
-	SELECT format('table %s %s %s %s', relname, relkind, reloptions, relacl) FROM pg_class
-		WHERE relnamespace = 'fencepost'::regnamespace
-	UNION ALL SELECT format('column %s.%s %s %s %s %s', c.relname, attname, format_type(atttypid, atttypmod), attnotnull,
-		(SELECT collname FROM pg_collation WHERE oid = attcollation), pg_get_expr(adbin, adrelid))
-		FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef d ON d.adrelid = attrelid AND adnum = attnum
-		WHERE c.relnamespace = 'fencepost'::regnamespace AND attnum > 0
-	UNION ALL SELECT format('constraint %s %s', conname, pg_get_constraintdef(oid)) FROM pg_constraint
-		WHERE connamespace = 'fencepost'::regnamespace
-	UNION ALL SELECT format('function %s %s', proacl, pg_get_functiondef(oid)) FROM pg_proc
-		WHERE pronamespace = 'fencepost'::regnamespace
-	UNION ALL SELECT format('applied %s %s %s', component, version, name) FROM fencepost.migrations
-) AS lines(line)`
+// asMigrated checks that the schema is what one Migrate makes, whose functions are those
+// of this build.
+func (e *env) asMigrated(t *testing.T) {
+	t.Helper()
+	pgtest.CheckSchema(t, e.admin, "fencepost", "testdata/schema.txt", false)
+	e.wantFindings("the schema", Verification{})
+}
 
 // TestMigrateConcurrently: replicas that start at once on an empty database
 // all succeed, and so does each a second time; the schema is the same as one
 // replica creates.
 func TestMigrateConcurrently(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		want := e.text(catalogSQL)
-		for _, level := range []string{"read committed", "serializable"} {
-			e.exec("DROP SCHEMA fencepost CASCADE")
-			db := e.serverDefault("default_transaction_isolation", level)
-			var wg sync.WaitGroup
-			for range longtest.ByLength(6, 16) {
-				wg.Go(func() {
-					for range 2 {
-						noError(t, db.Migrate(context.Background()))
-					}
-				})
-			}
-			wg.Wait()
-			if got := e.text(catalogSQL); got != want {
-				t.Errorf("the schema is\n%s\nwant\n%s", got, want)
-			}
+	e := someEnv(t)
+	for _, level := range []string{"read committed", "serializable"} {
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		db := e.serverDefault("default_transaction_isolation", level)
+		var wg sync.WaitGroup
+		for range longtest.ByLength(6, 16) {
+			wg.Go(func() {
+				for range 2 {
+					noError(t, db.Migrate(context.Background()))
+				}
+			})
 		}
-	})
+		wg.Wait()
+		e.asMigrated(t)
+	}
 }
 
 // TestMigrationSQL: the printed text creates the same schema, and Migrate finds
 // it applied.
 func TestMigrationSQL(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		want := e.text(catalogSQL)
-		e.exec("DROP SCHEMA fencepost CASCADE")
-		conn, err := e.admin.Acquire(t.Context())
-		must(t, err)
-		defer conn.Release()
-		if _, err := conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sqladmin.MigrationSQL()+"COMMIT").ReadAll(); err != nil {
-			t.Fatal(err)
-		}
-		before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
-		must(t, e.db.Migrate(t.Context()))
-		if got := e.text(catalogSQL); got != want {
-			t.Errorf("the schema is\n%s\nwant\n%s", got, want)
-		}
-		e.wantText(before, "Migrate applied it again", "SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
-	})
+	e := someEnv(t)
+	e.exec("DROP SCHEMA fencepost CASCADE")
+	e.exec("BEGIN;" + sqladmin.MigrationSQL() + "COMMIT")
+	before := e.text("SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
+	must(t, e.db.Migrate(t.Context()))
+	e.asMigrated(t)
+	e.wantText(before, "Migrate applied it again", "SELECT string_agg(xmin::text || applied_at, ' ') FROM fencepost.migrations")
 }
 
 // TestMigrateRefusesNewer: a schema of a newer build is left alone.
 func TestMigrateRefusesNewer(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
-		before := e.text(catalogSQL)
-		err := e.db.Migrate(t.Context())
-		if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "run a newer build") {
-			t.Errorf("got %v, want ErrSetup that says to run a newer build", err)
-		}
-		if e.text(catalogSQL) != before {
-			t.Error("the schema was changed")
-		}
-	})
+	e := someEnv(t)
+	e.exec("INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
+	wantSays(t, e.db.Migrate(t.Context()), guard.ReasonSetup, "run a newer build")
+	pgtest.CheckSchema(t, e.admin, "fencepost", "testdata/schema.txt", false)
 }
 
 // TestMigrateCancelled: Migrate waits for another migration and gives
 // the connection back when its context ends meanwhile.
 func TestMigrateCancelled(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		tx, err := e.admin.Begin(t.Context())
-		must(t, err)
-		defer tx.Rollback(context.Background())
-		const key = int64(0x66656e6365707374)
-		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", key); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- e.db.Migrate(ctx) }()
-		// The probe before it waits for locks of its own.
-		e.waitFor("the migration to wait", "SELECT ("+waitersSQL+" AND classid::bigint << 32 | objid::bigint = $1) = 1", key)
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
-	})
+	e := newEnvOf(t, "pgx")
+	const key = int64(0x66656e6365707374)
+	e.begin("SELECT pg_advisory_xact_lock($1)", key)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.db.Migrate(ctx) }()
+	// The probe before it waits for locks of its own.
+	e.waitFor("the migration to wait", "SELECT ("+waitersSQL+" AND classid::bigint << 32 | objid::bigint = $1) = 1", key)
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
 }
 
 var update = flag.Bool("update", false, "write testdata/schema.txt in place of comparing with it")
@@ -138,9 +105,7 @@ func TestSchemaWithoutRows(t *testing.T) {
 		for what, err := range map[string]error{
 			"Raise": db.Raise(t.Context(), claimOf("r", 5)), "InTx": db.fenced(t.Context(), claimOf("r", 5), never(t)),
 		} {
-			if guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "restore of the schema without its data") {
-				t.Errorf("%s: %v", what, err)
-			}
+			wantSays(t, err, guard.ReasonOther, "restore of the schema without its data", "%s", what)
 		}
 		if err := db.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "DROP SCHEMA fencepost") {
 			t.Errorf("Migrate: %v", err)
@@ -160,48 +125,9 @@ func TestKeyTrigger(t *testing.T) {
 			CREATE TRIGGER low BEFORE INSERT ON n FOR EACH ROW EXECUTE FUNCTION low()`)
 		table, err := sqlrow.NewTable([]string{"n"}, []string{"k"}, template("{k}"), nil)
 		must(t, err)
-		if err := table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}); guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "trigger") {
-			t.Errorf("under the other claim: %v", err)
-		}
+		wantSays(t, table.Upsert(t.Context(), e.db, claimOf("B", 9), Key{"B"}, Set{"v": 9}), guard.ReasonSetup, "trigger", "under the other claim")
 		e.wantText("0 3", "the row of b", "SELECT concat(v, ' ', last_fencing_token) FROM n")
 		noError(t, table.Upsert(t.Context(), e.db, claimOf("b", 4), Key{"b"}, Set{"v": 4}), "the control")
-	})
-}
-
-// TestTriggerOddities (P5): a resource column that a partitioned table generates is
-// refused at the installation, and tokens in another spelling at the write.
-func TestTriggerOddities(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE parts (id int NOT NULL, k text GENERATED ALWAYS AS ('k' || id) STORED NOT NULL) PARTITION BY LIST (id);
-			CREATE TABLE whole (id int NOT NULL, k text GENERATED ALWAYS AS ('k' || 1) STORED NOT NULL)`)
-		install := func(table string) error {
-			return e.db.InstallTrigger(t.Context(), Trigger{Table: []string{table}, Resource: template("{k}"), Columns: map[string]string{"k": "k"}})
-		}
-		if err := install("parts"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "generated") {
-			t.Errorf("a partitioned table: %v", err)
-		}
-		noError(t, install("whole"), "the control")
-		must(t, e.db.Raise(t.Context(), claimOf("k1", 10)))
-		for token, want := range map[string]guard.Reason{"010": guard.ReasonInvalid, " 10 ": guard.ReasonInvalid, "1e1": guard.ReasonInvalid,
-			"9223372036854775806": guard.ReasonUnavailable, "9223372036854775807": guard.ReasonInvalid, "9999999999999999999": guard.ReasonInvalid, "10": guard.ReasonNone} {
-			wantReason(t, e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				claims := `[{"resource":"k1","token":"` + token + `","leaseId":"lease-10"}]`
-				if _, err := tx.exec(ctx, "SELECT set_config('fencepost.claims', $1, true)", claims); err != nil {
-					return err
-				}
-				_, err := tx.exec(ctx, "INSERT INTO whole (id) VALUES (1)")
-				return ErrorFrom(err)
-			}), want, "token %q", token)
-		}
-		// The server runs it as READ COMMITTED, but no other function takes it as that.
-		err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			_, err := tx.exec(ctx, `SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
-				SELECT fencepost.present('k1', 10, 'lease-10'); INSERT INTO whole (id) VALUES (1)`)
-			return ErrorFrom(err)
-		})
-		if pgerr.State(err) != "SF005" || !strings.Contains(err.Error(), "must be READ COMMITTED or") {
-			t.Errorf("read uncommitted: %v", err)
-		}
 	})
 }
 
@@ -220,97 +146,88 @@ func (e *env) testRoles(t *testing.T) *RoleNames {
 // TestRoles (P1): what the application's role must not do fails with 42501, each
 // with the control that a superuser can do it; the role can do what it needs.
 func TestRoles(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.guardWriters()
-		roles := e.testRoles(t)
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				noError(t, e.db.MigrateRoles(context.Background(), roles))
-			})
-		}
-		wg.Wait()
-		role, db := e.as("member")
-		e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
+	e := someEnv(t)
+	e.guardWriters()
+	roles := e.testRoles(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			noError(t, e.db.MigrateRoles(context.Background(), roles))
+		})
+	}
+	wg.Wait()
+	role, db := e.as("member")
+	e.exec(fmt.Sprintf("GRANT %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON items, parts, whole TO %s", pgx.Identifier{roles.Enforcer}.Sanitize(), role, role))
 
-		noError(t, db.Raise(t.Context(), claimOf("a", 6)))
-		err := db.fenced(t.Context(), claimOf("a", 6), running("UPDATE items SET v = 9 WHERE id = 1"))
-		noError(t, err)
-		wantReason(t, ErrorFrom(db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
-				return err
-			}
-			_, err := tx.exec(ctx, "UPDATE items SET v = 9 WHERE id = 1")
+	noError(t, db.Raise(t.Context(), claimOf("a", 6)))
+	noError(t, db.fenced(t.Context(), claimOf("a", 6), running("UPDATE items SET v = 9 WHERE id = 1")))
+	wantReason(t, presenting(db, "UPDATE items SET v = 9 WHERE id = 1", claimOf("a", 5)), guard.ReasonStale)
+	function := "fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)")
+	for _, sql := range []string{
+		"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)", "TRUNCATE fencepost.marks",
+		"SELECT 1 FROM fencepost.marks",
+		"DELETE FROM fencepost.guarded", "UPDATE fencepost.migrations SET name = 'x'",
+		"SELECT fencepost.retire('infinity', 1000)",
+		"ALTER TABLE items DISABLE TRIGGER fencepost_update", "ALTER TABLE items DISABLE TRIGGER ALL", "DROP TRIGGER fencepost_update ON items",
+		"ALTER TABLE items ENABLE TRIGGER fencepost_update", "ALTER TABLE items RENAME tenant TO other", "ALTER TABLE items DROP tenant CASCADE", "DROP TABLE items CASCADE",
+		"ALTER TABLE parts DETACH PARTITION parts_low", "UPDATE parts_low SET v = 1",
+		"CREATE TRIGGER aaa BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION move()",
+		"CREATE OR REPLACE FUNCTION fencepost.require(p_resource text, p_table text, p_report_only boolean) RETURNS void LANGUAGE plpgsql AS 'BEGIN END'",
+		"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+		"ALTER FUNCTION fencepost.enter(text, bigint, text, integer, integer) SECURITY INVOKER", "DROP FUNCTION " + function + "() CASCADE",
+		"CREATE TABLE fencepost.other (id int)", "DROP SCHEMA fencepost CASCADE", "ALTER ROLE " + role + " SUPERUSER",
+		"SET session_replication_role = replica",
+		"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
+		"SELECT fencepost.require('a', 'items')", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items')",
+	} {
+		wantState(t, db.unfenced(t.Context(), sql), "42501", "the role, %s", sql)
+		err := pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error { // the control
+			defer tx.Rollback(context.Background())
+			_, err := tx.Exec(t.Context(), sql)
 			return err
-		})), guard.ReasonStale)
-		function := "fencepost." + e.text("SELECT fencepost.guard_name('items'::regclass)")
-		for _, sql := range []string{
-			"UPDATE fencepost.marks SET token = 1", "DELETE FROM fencepost.marks", "INSERT INTO fencepost.marks VALUES ('x', 1)", "TRUNCATE fencepost.marks",
-			"SELECT 1 FROM fencepost.marks",
-			"DELETE FROM fencepost.guarded", "UPDATE fencepost.migrations SET name = 'x'",
-			"SELECT fencepost.retire('infinity', 1000)",
-			"ALTER TABLE items DISABLE TRIGGER fencepost_update", "ALTER TABLE items DISABLE TRIGGER ALL", "DROP TRIGGER fencepost_update ON items",
-			"ALTER TABLE items ENABLE TRIGGER fencepost_update", "ALTER TABLE items RENAME tenant TO other", "ALTER TABLE items DROP tenant CASCADE", "DROP TABLE items CASCADE",
-			"ALTER TABLE parts DETACH PARTITION parts_low", "UPDATE parts_low SET v = 1",
-			"CREATE TRIGGER aaa BEFORE UPDATE ON items FOR EACH ROW EXECUTE FUNCTION move()",
-			"CREATE OR REPLACE FUNCTION fencepost.require(p_resource text, p_table text, p_report_only boolean) RETURNS void LANGUAGE plpgsql AS 'BEGIN END'",
-			"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
-			"ALTER FUNCTION fencepost.enter(text, bigint, text, integer, integer) SECURITY INVOKER", "DROP FUNCTION " + function + "() CASCADE",
-			"CREATE TABLE fencepost.other (id int)", "DROP SCHEMA fencepost CASCADE", "ALTER ROLE " + role + " SUPERUSER",
-			"SET session_replication_role = replica",
-			"SELECT fencepost.install_guard('items', '[{\"text\":\"x\"}]', true, 0)", "SELECT fencepost.remove_guard('items', 0)",
-			"SELECT fencepost.require('a', 'items')", "SELECT fencepost.lock_guards(0)", "SELECT fencepost.refuse_truncate('items')",
-		} {
-			wantState(t, db.unfenced(t.Context(), sql), "42501", "the role, %s", sql)
-			err := pgx.BeginFunc(t.Context(), e.admin, func(tx pgx.Tx) error { // the control
-				defer tx.Rollback(context.Background())
-				_, err := tx.Exec(t.Context(), sql)
-				return err
-			})
-			if state := pgerr.State(err); state == "42501" || state != "" && !strings.HasPrefix(state, "SF") {
-				t.Errorf("a superuser, %s: %v", sql, err)
-			}
+		})
+		if state := pgerr.State(err); state == "42501" || state != "" && !strings.HasPrefix(state, "SF") {
+			t.Errorf("a superuser, %s: %v", sql, err)
 		}
-		found, err := e.db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}})
-		if err != nil || len(found) > 0 {
-			t.Errorf("Verify: %v, %v", found, err)
-		}
-	})
+	}
+	found, err := e.db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}})
+	if err != nil || len(found) > 0 {
+		t.Errorf("Verify: %v, %v", found, err)
+	}
 }
 
 // TestWhatRolesMayDo: what each of the roles may do, and one without rights; the rest is
 // a setup error.
 func TestWhatRolesMayDo(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.guardWriters()
-		roles := e.testRoles(t)
-		must(t, e.db.MigrateRoles(t.Context(), roles))
-		for name, may := range map[string]string{
-			roles.Reader:   "Mark Marks Triggers Verify Migrate Admit", // admits the claim that is the mark, which is a read
-			roles.Operator: "Mark Marks Triggers Verify Migrate Admit Retire Raise InTx",
-			roles.Enforcer: "Raise InTx",
-			"":             "",
-		} {
-			t.Run(name, func(t *testing.T) {
-				one := *e
-				one.TB = t
-				member, db := one.as("one")
-				if name != "" {
-					e.exec("GRANT " + pgx.Identifier{name}.Sanitize() + " TO " + member)
-				}
-				for what, call := range e.calls(db, claimOf("a", 5), "Mark", "Marks", "Triggers", "Verify", "Migrate", "Admit", "Retire", "Raise", "InTx", "RemoveTrigger") {
-					err := call(t.Context())
-					if slices.Contains(strings.Fields(may), what) {
-						if err != nil && err != errRan {
-							t.Errorf("%s: %v", what, err)
-						}
-					} else if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != pgerr.Privilege {
-						t.Errorf("%s: got %v, want ErrSetup with SQLSTATE 42501", what, err)
+	e := someEnv(t)
+	e.guardWriters()
+	roles := e.testRoles(t)
+	must(t, e.db.MigrateRoles(t.Context(), roles))
+	for name, may := range map[string]string{
+		roles.Reader:   "Mark Marks Triggers Verify Migrate Admit", // admits the claim that is the mark, which is a read
+		roles.Operator: "Mark Marks Triggers Verify Migrate Admit Retire Raise InTx",
+		roles.Enforcer: "Raise InTx",
+		"":             "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			one := *e
+			one.TB = t
+			member, db := one.as("one")
+			if name != "" {
+				e.exec("GRANT " + pgx.Identifier{name}.Sanitize() + " TO " + member)
+			}
+			for what, call := range e.calls(db, claimOf("a", 5), "Mark", "Marks", "Triggers", "Verify", "Migrate", "Admit", "Retire", "Raise", "InTx", "RemoveTrigger") {
+				err := call(t.Context())
+				if slices.Contains(strings.Fields(may), what) {
+					if err != nil && err != errRan {
+						t.Errorf("%s: %v", what, err)
 					}
+				} else if guard.ReasonOf(err) != guard.ReasonSetup || pgerr.State(err) != pgerr.Privilege {
+					t.Errorf("%s: got %v, want ErrSetup with SQLSTATE 42501", what, err)
 				}
-			})
-		}
-	})
+			}
+		})
+	}
 }
 
 // TestRolesSQLDefaults: no names are the default ones.
@@ -325,38 +242,36 @@ func TestRolesSQLDefaults(t *testing.T) {
 // TestRolesSQLOfAnyName: no role's name ends the text that it is quoted in, by
 // the driver and at psql, which would run the rest of the name as SQL.
 func TestRolesSQLOfAnyName(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE canary (id int)")
-		roles := e.testRoles(t)
-		roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer
-		roles.Operator = "$roles0$ '$roles\\" + roles.Operator
-		roles.Reader = "$$ :reader :'x' " + roles.Reader
-		sql, err := sqladmin.RolesSQL(roles)
-		must(t, err)
-		if out, ok := e.psql(t, sql); !ok {
-			t.Errorf("psql: %s", out)
-		}
-		noError(t, e.db.MigrateRoles(t.Context(), roles))
-		e.exec("SELECT FROM canary")
-		e.wantInt(3, "of the roles are there", "SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader)
-	})
+	e := someEnv(t)
+	e.exec("CREATE TABLE canary (id int)")
+	roles := e.testRoles(t)
+	roles.Enforcer = "$roles$;DROP TABLE canary;--" + roles.Enforcer
+	roles.Operator = "$roles0$ '$roles\\" + roles.Operator
+	roles.Reader = "$$ :reader :'x' " + roles.Reader
+	sql, err := sqladmin.RolesSQL(roles)
+	must(t, err)
+	if out, ok := e.psql(t, sql); !ok {
+		t.Errorf("psql: %s", out)
+	}
+	noError(t, e.db.MigrateRoles(t.Context(), roles))
+	e.exec("SELECT FROM canary")
+	e.wantInt(3, "of the roles are there", "SELECT count(*) FROM pg_roles WHERE rolname IN ($1, $2, $3)", roles.Enforcer, roles.Operator, roles.Reader)
 }
 
 // TestMigrateRolesTakesTurns: two that create roles in one database run one after
 // the other, whatever their versions: the key of the lock is part of the schema.
 func TestMigrateRolesTakesTurns(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		roles := e.testRoles(t)
-		tx := e.begin("SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))")
-		migrated := e.start(func(func()) error { return e.db.MigrateRoles(context.Background(), roles) })
-		if len(migrated) != 0 {
-			t.Error("it did not wait for another one")
-		}
-		must(t, tx.Rollback(t.Context()))
-		if err := <-migrated; err != nil {
-			t.Error(err)
-		}
-	})
+	e := someEnv(t)
+	roles := e.testRoles(t)
+	tx := e.begin("SELECT pg_advisory_xact_lock_shared(hashtextextended('fencepost.roles', 0))")
+	migrated := e.start(func(func()) error { return e.db.MigrateRoles(context.Background(), roles) })
+	if len(migrated) != 0 {
+		t.Error("it did not wait for another one")
+	}
+	must(t, tx.Rollback(t.Context()))
+	if err := <-migrated; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestRolesSQLRefuses(t *testing.T) {
@@ -370,35 +285,40 @@ func TestRolesSQLRefuses(t *testing.T) {
 
 // TestRolesGrantExactly: each role gets exactly its listed rights, on a schema
 // in which another component and others also have tables and functions, and with
-// objects of the same names in other schemas.
+// objects of the same names in other schemas; and nobody else has any, on what
+// installing triggers created neither. The control is a new function.
 func TestRolesGrantExactly(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE fencepost.leases (id int); CREATE TABLE fencepost.audit (id int);
-			CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.marks (id int); REVOKE ALL ON ALL TABLES IN SCHEMA elsewhere FROM PUBLIC;
-			CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
-		roles := e.testRoles(t)
-		must(t, e.db.MigrateRoles(t.Context(), roles))
-		const enforces = "enter enter_row enter_snapshot holders join_resource present raise"
-		const reads = "guard_problems guard_status"
-		for _, c := range []struct{ role, functions, tables string }{
-			{roles.Enforcer, enforces, ""},
-			{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource present raise reset retire", "guarded mark_resets marks migrations"},
-			{roles.Reader, reads, "guarded mark_resets marks migrations"},
-		} {
-			if got := e.text(`SELECT coalesce(string_agg(proname, ' ' ORDER BY proname), '') FROM pg_proc
-				WHERE pronamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_function_privilege($1, oid, 'EXECUTE')`, c.role); got != c.functions {
-				t.Errorf("%s may call %s, want %s", c.role, got, c.functions)
-			}
-			if got := e.text(`SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') FROM pg_class WHERE relkind = 'r'
-				AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_table_privilege($1, oid, 'SELECT')`, c.role); got != c.tables {
-				t.Errorf("%s may read %s, want %s", c.role, got, c.tables)
-			}
-			if n := e.int(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace)
-				AND has_table_privilege($1, oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')`, c.role); n != 0 {
-				t.Errorf("%s may write %d tables", c.role, n)
-			}
+	e := someEnv(t)
+	e.guardWriters()
+	e.exec(`CREATE TABLE fencepost.leases (id int); CREATE TABLE fencepost.audit (id int);
+		CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.marks (id int); REVOKE ALL ON ALL TABLES IN SCHEMA elsewhere FROM PUBLIC;
+		CREATE FUNCTION elsewhere.raise(text) RETURNS void LANGUAGE sql AS ''; REVOKE ALL ON FUNCTION elsewhere.raise FROM PUBLIC`)
+	roles := e.testRoles(t)
+	must(t, e.db.MigrateRoles(t.Context(), roles))
+	e.exec("CREATE FUNCTION fencepost.open() RETURNS void LANGUAGE sql AS ''")
+	for _, c := range []struct{ role, functions, relations string }{
+		{roles.Enforcer, "enter enter_row enter_snapshot holders join_resource open present raise", ""},
+		{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource open present raise reset retire", "guarded mark_resets marks migrations"},
+		{roles.Reader, "guard_problems guard_status open", "guarded mark_resets marks migrations"},
+		{e.newRole("anybody", ""), "open", ""},
+	} {
+		if got := e.text(`SELECT coalesce(string_agg(proname, ' ' ORDER BY proname), '') FROM pg_proc
+			WHERE pronamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND has_function_privilege($1, oid, 'EXECUTE')`, c.role); got != c.functions {
+			t.Errorf("%s may call %s, want %s", c.role, got, c.functions)
 		}
-	})
+		if got := e.text(`SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') FROM pg_class
+			WHERE relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace) AND CASE relkind WHEN 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE')
+				WHEN 'i' THEN false ELSE has_table_privilege($1, oid, 'SELECT') END`, c.role); got != c.relations {
+			t.Errorf("%s may read %s, want %s", c.role, got, c.relations)
+		}
+		e.wantInt(0, c.role+" may write tables", `SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'v', 'm', 'p') AND relnamespace IN ('fencepost'::regnamespace, 'elsewhere'::regnamespace)
+			AND has_table_privilege($1, oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')`, c.role)
+		may := "false true" // CREATE and USAGE
+		if c.relations+c.functions == "open" {
+			may = "false false"
+		}
+		e.wantText(may, c.role+" in the schema", "SELECT concat_ws(' ', has_schema_privilege($1, 'fencepost', 'CREATE')::text, has_schema_privilege($1, 'fencepost', 'USAGE')::text)", c.role)
+	}
 }
 
 // TestLockKeyIsSecret: a role that may only log in cannot block a raise with a
@@ -406,41 +326,40 @@ func TestRolesGrantExactly(t *testing.T) {
 // session that takes the key from pg_locks is distinguished from those that
 // entered. The control is a key without the salt.
 func TestLockKeyIsSecret(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		role, stranger := e.as("stranger")
-		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
-		for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
-			wantState(t, stranger.unfenced(t.Context(), sql), pgerr.Privilege, "%s", sql)
-		}
-		first, again, other := e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('s')")
-		if first != again || first == other {
-			t.Errorf("the keys of r, r and s are %d, %d and %d", first, again, other)
-		}
-		impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
-		raiseUnder := func(lock string, token guard.Token) error {
-			var err error
-			held := stranger.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				if _, err := tx.exec(ctx, "SELECT pg_advisory_xact_lock_shared("+lock+")"); err != nil {
-					return err
-				}
-				if got := e.text("SELECT coalesce(string_agg(entered::text, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "false" {
-					t.Errorf("the session that did not enter is listed as %q", got)
-				}
-				err = impatient.Raise(ctx, claimOf("r", token))
-				return nil
-			})
-			if held != nil {
-				t.Fatal(held)
+	e := someEnv(t)
+	role, stranger := e.as("stranger")
+	e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role)
+	for _, sql := range []string{"SELECT salt FROM fencepost.lock_salt", "SELECT fencepost.lock_salt()", "SELECT fencepost.lock_key('r')"} {
+		wantState(t, stranger.unfenced(t.Context(), sql), pgerr.Privilege, "%s", sql)
+	}
+	first, again, other := e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('r')"), e.int("SELECT fencepost.lock_key('s')")
+	if first != again || first == other {
+		t.Errorf("the keys of r, r and s are %d, %d and %d", first, again, other)
+	}
+	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
+	raiseUnder := func(lock string, token guard.Token) error {
+		var err error
+		held := stranger.plain(t.Context(), func(ctx context.Context, tx testTx) error {
+			if _, err := tx.exec(ctx, "SELECT pg_advisory_xact_lock_shared("+lock+")"); err != nil {
+				return err
 			}
-			return err
-		}
-		noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
-		wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
-		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), entered(func(ctx context.Context, tx testTx) error {
-			e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
+			if got := e.text("SELECT coalesce(string_agg(entered::text, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "false" {
+				t.Errorf("the session that did not enter is listed as %q", got)
+			}
+			err = impatient.Raise(ctx, claimOf("r", token))
 			return nil
-		})))
-	})
+		})
+		if held != nil {
+			t.Fatal(held)
+		}
+		return err
+	}
+	noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
+	wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
+	noError(t, e.db.fenced(t.Context(), claimOf("r", 5), entered(func(ctx context.Context, tx testTx) error {
+		e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
+		return nil
+	})))
 }
 
 const byName = "hashtextextended('r', 7378697629483820646)"

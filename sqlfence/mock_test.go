@@ -42,88 +42,52 @@ func state(code string) error {
 
 var errInjected = errors.New("injected")
 
-// TestFailureOfInTx (P5, P6): what an error means at each step of a fenced
-// transaction, whether the callback ran, and that the transaction is ended.
+// TestFailureOfInTx (P5, P6): what a driver's error means at the steps of a fenced
+// transaction, and that the transaction is ended. What a server makes of them is in
+// TestLostAnswers, TestLostCommit, TestMarksDecide and TestCommitAnsweredWithRollback.
 func TestFailureOfInTx(t *testing.T) {
 	ok := sqlmock.NewResult(0, 0)
 	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
-	marked := func(m sqlmock.Sqlmock) {
-		m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
+	refused := func(m sqlmock.Sqlmock) {
+		m.ExpectBegin()
+		m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.MustRaise))
+		m.ExpectRollback()
 	}
-	unmarked := func(cause error, rows *sqlmock.Rows) func(m sqlmock.Sqlmock) {
+	marking := func(cause error) func(m sqlmock.Sqlmock) {
 		return func(m sqlmock.Sqlmock) {
 			entered(m)
-			if q := m.ExpectQuery(markedSQL); cause != nil {
-				q.WillReturnError(cause)
-			} else {
-				q.WillReturnRows(rows)
-			}
+			m.ExpectQuery(markedSQL).WillReturnError(cause)
 			m.ExpectRollback()
 		}
 	}
-	refused := func(m sqlmock.Sqlmock, cause error) {
-		m.ExpectBegin()
-		m.ExpectExec(enterSQL + markSetSQL).WillReturnError(cause)
-		m.ExpectRollback()
-	}
-	raised := func(m sqlmock.Sqlmock) {
-		m.ExpectBegin()
-		m.ExpectExec(raiseSQL).WillReturnResult(ok)
-		m.ExpectCommit()
-	}
 	committing := func(cause error) func(m sqlmock.Sqlmock) {
-		return func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit().WillReturnError(cause) }
+		return func(m sqlmock.Sqlmock) {
+			entered(m)
+			m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
+			m.ExpectCommit().WillReturnError(cause)
+		}
 	}
 	for what, c := range map[string]struct {
 		want   guard.Reason
 		ran    bool
 		expect func(m sqlmock.Sqlmock)
 	}{
-		"committed":    {guard.ReasonNone, true, func(m sqlmock.Sqlmock) { entered(m); marked(m); m.ExpectCommit() }},
-		"begin":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { m.ExpectBegin().WillReturnError(errInjected) }},
-		"enter":        {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, errInjected) }},
-		"enter, 57P01": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) { refused(m, state("57P01")) }},
-		"enter, 42883": {guard.ReasonSetup, false, func(m sqlmock.Sqlmock) { refused(m, state("42883")) }},
-		"enter, stale": {guard.ReasonStale, false, func(m sqlmock.Sqlmock) { refused(m, state(pgerr.Stale)) }},
-		"raised first": {guard.ReasonNone, true, func(m sqlmock.Sqlmock) {
-			refused(m, state(pgerr.MustRaise))
-			raised(m)
-			entered(m)
-			marked(m)
-			m.ExpectCommit()
-		}},
-		"raise refused": {guard.ReasonConflict, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(pgerr.MustRaise))
-			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.Conflict))
-			m.ExpectRollback()
-		}},
-		"the raise's commit": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
-			refused(m, state(pgerr.MustRaise))
-			m.ExpectBegin()
-			m.ExpectExec(raiseSQL).WillReturnResult(ok)
-			m.ExpectCommit().WillReturnError(errInjected)
-		}},
 		"raised for ever": {guard.ReasonUnavailable, false, func(m sqlmock.Sqlmock) {
 			for range maxEnter - 1 {
-				refused(m, state(pgerr.MustRaise))
-				raised(m)
+				refused(m)
+				m.ExpectBegin()
+				m.ExpectExec(raiseSQL).WillReturnResult(ok)
+				m.ExpectCommit()
 			}
-			refused(m, state(pgerr.MustRaise)) // and raises no more
+			refused(m) // and raises no more
 		}},
-		"marker":              {guard.ReasonUnavailable, true, unmarked(errInjected, nil)}, // the COMMIT was not sent
-		"marker, 57P01":       {guard.ReasonUnavailable, true, unmarked(state("57P01"), nil)},
-		"marker, 25P02":       {guard.ReasonOther, true, unmarked(state("25P02"), nil)},
-		"marker, ErrTxDone":   {guard.ReasonOutcomeUnknown, true, unmarked(sql.ErrTxDone, nil)},
-		"marker, another":     {guard.ReasonOutcomeUnknown, true, unmarked(nil, sqlmock.NewRows([]string{""}).AddRow(false))},
+		"marker":              {guard.ReasonUnavailable, true, marking(errInjected)}, // the COMMIT was not sent
+		"marker, 25P02":       {guard.ReasonOther, true, marking(state("25P02"))},
+		"marker, ErrTxDone":   {guard.ReasonOutcomeUnknown, true, marking(sql.ErrTxDone)},
 		"commit":              {guard.ReasonOutcomeUnknown, true, committing(errInjected)},
 		"commit, ErrBadConn":  {guard.ReasonOutcomeUnknown, true, committing(driver.ErrBadConn)},
 		"commit, conn closed": {guard.ReasonOutcomeUnknown, true, committing(pgconn.ErrConnClosed)},
-		"commit, 57P01":       {guard.ReasonOutcomeUnknown, true, committing(state("57P01"))},
-		"commit, 40001":       {guard.ReasonUnavailable, true, committing(state("40001"))},
-		"commit, 23505":       {guard.ReasonOther, true, committing(state("23505"))},
 		"commit, 42P01":       {guard.ReasonOther, true, committing(state("42P01"))},
-		"commit, rolled back": {guard.ReasonOther, true, committing(errors.New(commitRollbackText))},
 	} {
 		t.Run(what, func(t *testing.T) {
 			ran := 0
@@ -196,63 +160,24 @@ func TestFailureOfLook(t *testing.T) {
 	}
 }
 
-// TestFailureOfResolve (P5): what the server's answer about a lost COMMIT means.
+// TestFailureOfResolve (P5): what a server's answer about a lost COMMIT means that is a
+// standby, or has forgotten the transaction.
 func TestFailureOfResolve(t *testing.T) {
-	answer := func(standby bool, timeline, status string) func(m sqlmock.Sqlmock) {
-		return func(m sqlmock.Sqlmock) {
-			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(standby, timeline, status, false))
-		}
-	}
 	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})
-	if committed, err := mocked(t, answer(true, "", "")).Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, sqlkit.ErrStandby) {
-		t.Errorf("a standby: got %v, %v, want ErrUnavailable", committed, err)
-	}
-	if _, err := mocked(t, answer(false, "00000001", "forgotten")).Resolve(t.Context(), lost); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "the transaction is forgotten") {
-		t.Errorf("an answer that will not change: got %v", err)
-	}
-	for status, want := range map[string]guard.Reason{"committed": guard.ReasonNone, "aborted": guard.ReasonUnavailable, "forgotten": guard.ReasonOutcomeUnknown} {
-		db := mocked(t, func(m sqlmock.Sqlmock) {
-			m.ExpectBegin()
-			m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-			m.ExpectQuery(transactionIDSQL).WillReturnRows(sqlmock.NewRows(make([]string, 2)).AddRow("7", "00000001"))
-			m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows(make([]string, 1)).AddRow(true))
-			m.ExpectCommit().WillReturnError(errInjected) // the session may live
-			answer(false, "00000001", status)(m)
-		})
-		err := db.InTxAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, func(context.Context, *sql.Tx) error { return nil })
-		if guard.ReasonOf(err) != want || want == guard.ReasonUnavailable && !strings.Contains(err.Error(), "nothing was committed") {
-			t.Errorf("%s: got %v, want %q", status, err, want)
-		}
-	}
-}
-
-// TestFailureOfEnter (P5, P6): Enter commits nothing, so nothing is unknown.
-func TestFailureOfEnter(t *testing.T) {
-	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonUnavailable: {errInjected, state(pgerr.Serialization), state(pgerr.Deadlock), state(pgerr.LockTimeout), state("57P01"), state("25006")},
-		guard.ReasonSetup:       {state("42883")},
-		guard.ReasonStale:       {state(pgerr.Stale)},
-		guard.ReasonConflict:    {state(pgerr.Conflict)},
-		guard.ReasonInvalid:     {state(pgerr.Subtransaction), state(pgerr.MustRaise)},
+	for _, c := range []struct {
+		standby          bool
+		timeline, status string
+		want             guard.Reason
+		says             string
+	}{
+		{true, "", "", guard.ReasonUnavailable, sqlkit.ErrStandby.Error()},
+		{false, "00000001", "forgotten", guard.ReasonOutcomeUnknown, "the transaction is forgotten"},
 	} {
-		for _, cause := range causes {
-			var db *DB[*sql.Tx]
-			err := func() error {
-				db = mocked(t, func(m sqlmock.Sqlmock) {
-					m.ExpectBegin()
-					m.ExpectExec(enterRowSQL+markSetSQL).WithArgs("r", int64(5), "lease-5", int32(5000), int32(15000), sqlmock.AnyArg()).WillReturnError(cause)
-					m.ExpectRollback()
-				})
-				tx, err := db.backend.(stdBackend).db.BeginTx(context.Background(), nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback()
-				return db.Enter(t.Context(), tx, claimOf("r", 5))
-			}()
-			if guard.ReasonOf(err) != want || !errors.Is(err, cause) {
-				t.Errorf("%v: got %v, want %q with the driver's error inside", cause, err, want)
-			}
+		db := mocked(t, func(m sqlmock.Sqlmock) {
+			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(c.standby, c.timeline, c.status, false))
+		})
+		if committed, err := db.Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != c.want || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("got %v, %v, want %s that says %q", committed, err, c.want, c.says)
 		}
 	}
 }

@@ -11,45 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
-
-// TestCommitThatNoStandbyHas (P5): a COMMIT that gives up its wait for a synchronous
-// standby is committed on the primary alone, since the driver has the server stop
-// waiting: Resolve does not call that a success. The control is a COMMIT that the
-// standby's setting does not concern.
-func TestCommitThatNoStandbyHas(t *testing.T) {
-	t.Parallel()
-	server, err := pgtest.Start(t.Context(), nil)
-	must(t, err)
-	t.Cleanup(func() { server.Stop() })
-	e := newEnvOn(t, 0, server)
-	e.createWritten()
-	e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
-	local := func(c *pgx.ConnConfig) { c.RuntimeParams["synchronous_commit"] = "local" } // waits for no standby
-	admin, waiting := e.open(nil, local), e.open(&Options{CommitTimeout: 200 * time.Millisecond})
-	set := func(sql string) {
-		must(t, admin.unfenced(t.Context(), sql))
-		must(t, admin.unfenced(t.Context(), "SELECT pg_reload_conf()"))
-	}
-	set("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-	defer set("ALTER SYSTEM RESET synchronous_standby_names")
-	e.waitFor("the setting", "SELECT current_setting('synchronous_standby_names') = 'nobody'")
-	claims, opts := []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}
-	for tries := 0; ; tries++ { // until the checkpointer knows the setting, commits do not wait
-		err := waiting.fencedAll(t.Context(), claims, opts, write5)
-		if err == nil && tries < 1000 {
-			time.Sleep(5 * time.Millisecond)
-			continue
-		}
-		wantReason(t, err, guard.ReasonOutcomeUnknown)
-		_, err = waiting.Resolve(t.Context(), err)
-		wantReason(t, err, guard.ReasonOutcomeUnknown, "asked later")
-		break
-	}
-	noError(t, admin.fencedAll(t.Context(), claims, opts, write5), "the control")
-}
 
 // cancelling is a dest whose Scan ends the context.
 type cancelling struct{ cancel func() }
@@ -169,17 +132,6 @@ func TestEncodingOfATransaction(t *testing.T) {
 	})
 }
 
-// TestVerdictOfNothing (P5): the verdict admits nothing that is not there.
-func TestVerdictOfNothing(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	for call, want := range map[string]string{
-		"NULL, 'l', 5, 'l', false": "stale", "5, NULL, 5, 'l', false": "conflict", "5, 'l', 5, NULL, false": "conflict",
-		"5, 'l', 5, 'l', NULL": "stale", "5, 'l', 5, 'l', false": "current",
-	} {
-		e.wantText(want, call, "SELECT fencepost.verdict("+call+")")
-	}
-}
-
 // TestStoppedInsideARaise: a client that stops between its raise and the COMMIT delays
 // its successor no longer than a stopped holder does. The control is the setting that
 // ends none.
@@ -190,12 +142,8 @@ func TestStoppedInsideARaise(t *testing.T) {
 			if !ends {
 				stopped, timeout = "SELECT fencepost.raise($1, $2, $3, $4)", time.Second
 			}
-			tx, err := e.admin.Begin(t.Context())
-			must(t, err)
-			_, err = tx.Exec(t.Context(), stopped, "r", int64(5), "lease-5", int32(1000))
-			must(t, err)
-			db := e.open(&Options{RaiseTimeout: timeout})
-			err = db.Raise(t.Context(), claimOf("r", 6))
+			tx := e.begin(stopped, "r", int64(5), "lease-5", int32(1000))
+			err := e.open(&Options{RaiseTimeout: timeout}).Raise(t.Context(), claimOf("r", 6))
 			if ends {
 				noError(t, err)
 			} else {
@@ -239,29 +187,6 @@ func TestEnforcerLearns(t *testing.T) {
 	})
 }
 
-// enterTracer counts the transactions that are to enter.
-type enterTracer struct{ n *atomic.Int32 }
-
-func (c enterTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(q.SQL, "fencepost.enter(") {
-		c.n.Add(1)
-	}
-	return ctx
-}
-
-func (c enterTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (c enterTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceBatchStartData) context.Context {
-	for _, s := range q.Batch.QueuedQueries {
-		c.TraceQueryStart(ctx, nil, pgx.TraceQueryStartData{SQL: s.SQL})
-	}
-	return ctx
-}
-
-func (c enterTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-func (c enterTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
 // TestCancelledAsksNothing: InTx returns at once when its context ends, although the
 // driver closes the connection then, and asks the server nothing more. The control
 // is a context of the callback's own: the session may have been ended by a raise.
@@ -270,7 +195,14 @@ func TestCancelledAsksNothing(t *testing.T) {
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		for _, own := range []bool{false, true} {
 			var asked atomic.Int32
-			db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = enterTracer{&asked} })
+			p, through := e.newProxy()
+			p.set(func(message string) fate {
+				if strings.Contains(message, "fencepost.enter(") {
+					asked.Add(1)
+				}
+				return forward
+			})
+			db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
 			ctx, cancel := context.WithCancel(t.Context())
 			err := db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 				if own {

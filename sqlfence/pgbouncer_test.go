@@ -154,48 +154,40 @@ func TestPgBouncer(t *testing.T) {
 // connection to the server. The control: a claim set for the session is visible
 // to the next client, too.
 func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.guardWriters()
-		port := e.pgBouncer(t)
-		a, b := e.through(port, "one", pgx.QueryExecModeExec), e.through(port, "one", pgx.QueryExecModeExec)
-		backend := func(db fence) (pid int64) {
-			if _, err := db.row(t.Context(), "SELECT pg_backend_pid()", nil, &pid); err != nil {
-				t.Fatal(err)
-			}
-			return pid
+	e := someEnv(t)
+	e.guardWriters()
+	port := e.pgBouncer(t)
+	a, b := e.through(port, "one", pgx.QueryExecModeExec), e.through(port, "one", pgx.QueryExecModeExec)
+	backend := func(db fence) (pid int64) {
+		if _, err := db.row(t.Context(), "SELECT pg_backend_pid()", nil, &pid); err != nil {
+			t.Fatal(err)
 		}
-		if backend(a) != backend(b) {
-			t.Fatal("the clients do not share their connection")
-		}
-		unclaimed := func() error { return ErrorFrom(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
-		noError(t, a.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-			if err := tx.present(ctx, claimOf("a", 5)); err != nil {
-				return err
-			}
-			_, err := tx.exec(ctx, "UPDATE items SET v = 8 WHERE id = 1")
-			return err
-		}))
-		noError(t, a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }))
-		wantReason(t, unclaimed(), guard.ReasonMissing, "another client without a claim")
-		must(t, a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))))
-		e.wantWritten("a claim that was set for the session", unclaimed())
-	})
+		return pid
+	}
+	if backend(a) != backend(b) {
+		t.Fatal("the clients do not share their connection")
+	}
+	unclaimed := func() error { return ErrorFrom(b.unfenced(t.Context(), "UPDATE items SET v = 9 WHERE id = 1")) }
+	noError(t, presenting(a, "UPDATE items SET v = 8 WHERE id = 1", claimOf("a", 5)))
+	noError(t, a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }))
+	wantReason(t, unclaimed(), guard.ReasonMissing, "another client without a claim")
+	must(t, a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))))
+	e.wantWritten("a claim that was set for the session", unclaimed())
 }
 
 // TestPgBouncerPreparedStatements (P5): pgx's default mode prepares statements,
 // which two clients on one server connection do not share. The error says which
 // mode to set.
 func TestPgBouncerPreparedStatements(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		port := e.pgBouncer(t)
-		e.createPairs()
-		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
-		pairs := e.table("pairs", []string{"a", "b"}, nil)
-		a, b := e.through(port, "one", pgx.QueryExecModeCacheStatement), e.through(port, "one", pgx.QueryExecModeCacheStatement)
-		must(t, pairs.Update(t.Context(), a, claimOf("r", 1), Key{1, "x"}, Set{"v": "a"}))
-		err := pairs.Update(t.Context(), b, claimOf("r", 2), Key{1, "x"}, Set{"v": "b"})
-		if err == nil || !strings.Contains(err.Error(), "QueryExecModeExec") {
-			t.Errorf("the second client: %v", err)
-		}
-	})
+	e := someEnv(t)
+	port := e.pgBouncer(t)
+	e.createPairs()
+	e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
+	pairs := e.table("pairs", []string{"a", "b"}, nil)
+	a, b := e.through(port, "one", pgx.QueryExecModeCacheStatement), e.through(port, "one", pgx.QueryExecModeCacheStatement)
+	must(t, pairs.Update(t.Context(), a, claimOf("r", 1), Key{1, "x"}, Set{"v": "a"}))
+	err := pairs.Update(t.Context(), b, claimOf("r", 2), Key{1, "x"}, Set{"v": "b"})
+	if err == nil || !strings.Contains(err.Error(), "QueryExecModeExec") {
+		t.Errorf("the second client: %v", err)
+	}
 }

@@ -103,72 +103,64 @@ func TestResetCompares(t *testing.T) {
 // TestResetWaits (P1): a reset waits for the transactions that entered under
 // the mark. The control takes no lock and does not.
 func TestResetWaits(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		// waited says whether a reset ends only after the transaction.
-		waited := func() bool {
-			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
-			end := e.holding(claimOf("r", 5))
-			reset := e.start(func(func()) error {
-				return e.db.Reset(context.Background(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
-			})
-			waited := len(reset) == 0
-			noError(t, errors.Join(end(), <-reset))
-			return waited
-		}
-		if !waited() {
-			t.Error("the reset did not wait")
-		}
-		e.mutate("reset", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
-		if waited() {
-			t.Error("the control waited")
-		}
-	})
+	e := someEnv(t)
+	e.createWritten()
+	// waited says whether a reset ends only after the transaction.
+	waited := func() bool {
+		e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
+		end := e.holding(claimOf("r", 5))
+		reset := e.start(func(func()) error {
+			return e.db.Reset(context.Background(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
+		})
+		waited := len(reset) == 0
+		noError(t, errors.Join(end(), <-reset))
+		return waited
+	}
+	if !waited() {
+		t.Error("the reset did not wait")
+	}
+	e.mutate("reset", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+	if waited() {
+		t.Error("the control waited")
+	}
 }
 
 // TestResetsAreKept: a role that may reset and read cannot change or delete the
 // record, nor the marks; not even the owner does by mistake.
 func TestResetsAreKept(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		role := e.newRole("operator", "")
-		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role +
-			"; GRANT EXECUTE ON FUNCTION fencepost.reset TO " + role + "; GRANT SELECT ON fencepost.mark_resets, fencepost.marks TO " + role)
-		e.putMark("r", guard.Mark{Token: 9})
-		as := func(role, sql string) error {
-			_, err := e.admin.Exec(t.Context(), "BEGIN; SET LOCAL ROLE "+role+";"+sql+";COMMIT")
-			if err != nil {
-				e.admin.Reset()
+	e := someEnv(t)
+	role := e.newRole("operator", "")
+	e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role +
+		"; GRANT EXECUTE ON FUNCTION fencepost.reset TO " + role + "; GRANT SELECT ON fencepost.mark_resets, fencepost.marks TO " + role)
+	e.putMark("r", guard.Mark{Token: 9})
+	as := func(role, sql string) error {
+		_, err := e.admin.Exec(t.Context(), "BEGIN; SET LOCAL ROLE "+role+";"+sql+";COMMIT")
+		if err != nil {
+			e.admin.Reset()
+		}
+		return err
+	}
+	must(t, as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"))
+	for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
+		wantState(t, e.db.plain(context.Background(), inTurn(running("SET LOCAL session_replication_role = replica"), running(sql))), "42501", "%s as a replica", sql)
+		for _, who := range []string{role, "CURRENT_USER"} {
+			if who == "CURRENT_USER" {
+				who = e.text("SELECT quote_ident(current_user)")
 			}
-			return err
+			wantState(t, as(who, sql), "42501", "%s: %s", who, sql)
 		}
-		must(t, as(role, "SELECT fencepost.reset('r', 9, '', 8, '', 8, 'op', 'why', 1000), (SELECT count(*) FROM fencepost.mark_resets)"))
-		for _, sql := range []string{"UPDATE fencepost.mark_resets SET actor = 'x'", "DELETE FROM fencepost.mark_resets", "TRUNCATE fencepost.mark_resets"} {
-			wantState(t, e.db.plain(context.Background(), func(ctx context.Context, tx testTx) error {
-				if _, err := tx.exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
-					return err
-				}
-				_, err := tx.exec(ctx, sql)
-				return err
-			}), "42501", "%s as a replica", sql)
-			for _, who := range []string{role, "CURRENT_USER"} {
-				if who == "CURRENT_USER" {
-					who = e.text("SELECT quote_ident(current_user)")
-				}
-				wantState(t, as(who, sql), "42501", "%s: %s", who, sql)
-			}
+	}
+	for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
+		"SELECT fencepost.raise('r', 10, '', 1000)"} {
+		wantState(t, as(role, sql), "42501", "%s", sql)
+	}
+	// What callers outside this module must not omit either.
+	for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
+		if err := as(role, "SELECT fencepost.reset("+call+", 1000)"); err == nil {
+			t.Errorf("reset(%s) was carried out", call)
 		}
-		for _, sql := range []string{"UPDATE fencepost.marks SET token = 1", "INSERT INTO fencepost.mark_resets OVERRIDING SYSTEM VALUE SELECT * FROM fencepost.mark_resets",
-			"SELECT fencepost.raise('r', 10, '', 1000)"} {
-			wantState(t, as(role, sql), "42501", "%s", sql)
-		}
-		// What callers outside this module must not omit either.
-		for _, call := range []string{"'r', 8, '', 7, '', 6, 'op', 'why'", "'r', 8, '', 7, '', NULL, 'op', 'why'", "'r', 8, '', 7, '', 9, ' ', 'why'", "'r', 8, '', 7, '', 9, 'op', NULL"} {
-			if err := as(role, "SELECT fencepost.reset("+call+", 1000)"); err == nil {
-				t.Errorf("reset(%s) was carried out", call)
-			}
-		}
-		e.wantInt(1, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
-	})
+	}
+	e.wantInt(1, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
 }
 
 // TestPages: marks and resets are read page by page, in order, each once.
@@ -285,27 +277,26 @@ func TestStoreControls(t *testing.T) {
 		"retire lowers the floor":  {{"retire", "greatest(f.token, excluded.token)", "excluded.token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			someDriver(t, func(t *testing.T, e *env) {
-				for _, m := range mutations {
-					e.mutate(m.function, m.old, m.new)
-				}
-				db := e.open(nil)
-				failures := guardtest.Check(t.Context(), guardtest.Harness{
-					New: func(ctx context.Context) (guard.Store, error) {
-						_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
-						return db, err
-					},
-					Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
-					Operations: 12,
-					Steps:      100,
-					Volume:     300,
-					Margin:     2 * time.Millisecond,
-					Timeout:    2 * patience,
-				})
-				if len(failures) == 0 {
-					t.Error("the suite passed")
-				}
+			e := someEnv(t)
+			for _, m := range mutations {
+				e.mutate(m.function, m.old, m.new)
+			}
+			db := e.open(nil)
+			failures := guardtest.Check(t.Context(), guardtest.Harness{
+				New: func(ctx context.Context) (guard.Store, error) {
+					_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
+					return db, err
+				},
+				Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
+				Operations: 12,
+				Steps:      100,
+				Volume:     300,
+				Margin:     2 * time.Millisecond,
+				Timeout:    2 * patience,
 			})
+			if len(failures) == 0 {
+				t.Error("the suite passed")
+			}
 		})
 	}
 }
@@ -319,11 +310,7 @@ func (e *env) crossRetire() (err error) {
 	e.exec(`TRUNCATE fencepost.marks;
 		INSERT INTO fencepost.marks (resource, token, raised_at) VALUES ('first', 1, '2000-03-01'), ('a', 2, '2000-01-01'), ('b', 3, '2000-01-01'), ('between', 4, '2000-01-01')`)
 	hold := func(resource string) (release func()) {
-		tx, err := e.admin.Begin(ctx)
-		must(e, err)
-		if _, err := tx.Exec(ctx, "SELECT FROM fencepost.marks WHERE resource = $1 FOR UPDATE", resource); err != nil {
-			e.Fatal(err)
-		}
+		tx := e.begin("SELECT FROM fencepost.marks WHERE resource = $1 FOR UPDATE", resource)
 		return func() { tx.Rollback(ctx) }
 	}
 	waiting := func(n int) {
@@ -349,14 +336,11 @@ func (e *env) crossRetire() (err error) {
 // TestRetireTogether: two retirements at once do not deadlock. The control takes no
 // lock, and does.
 func TestRetireTogether(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.db = e.serverDefault("deadlock_timeout", "50ms")
-		noError(t, e.crossRetire())
-		e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
-		if err := e.crossRetire(); guard.ReasonOf(err) != guard.ReasonUnavailable || !strings.Contains(err.Error(), "40P01") {
-			t.Errorf("without the lock, the control: got %v, want a deadlock", err)
-		}
-	})
+	e := someEnv(t)
+	e.db = e.serverDefault("deadlock_timeout", "50ms")
+	noError(t, e.crossRetire())
+	e.mutate("retire", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
+	wantSays(t, e.crossRetire(), guard.ReasonUnavailable, "40P01", "without the lock, the control")
 }
 
 // TestLostReset (P5): a reset that loses its connection at its statement changed

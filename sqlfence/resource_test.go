@@ -143,6 +143,7 @@ func TestKeyTexts(t *testing.T) {
 			e.exec(fmt.Sprintf("CREATE TABLE k_%s (%[1]s %s PRIMARY KEY, x int, last_fencing_token bigint NOT NULL DEFAULT 0)", column, kind))
 			table, err := sqlrow.NewTable([]string{"k_" + column}, []string{column}, template("k:{"+column+kinds[column]+"}"), nil)
 			must(t, err)
+			e.wantFindings(kind, Verification{WithoutSchema: true, Tables: []*Table{table}})
 			for _, v := range good[column] {
 				e.exec("DELETE FROM k_" + column)
 				var other *guard.MisdirectedError
@@ -163,9 +164,7 @@ func TestKeyTexts(t *testing.T) {
 			}
 			for _, v := range bad[column] {
 				err := table.Upsert(t.Context(), e.db, guard.Claim{Resource: "k:x", Token: 6}, Key{v}, Set{"x": 1})
-				if guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), column) {
-					t.Errorf("%s, %T %v: %v, want ErrInvalid that names the column", kind, v, v, err)
-				}
+				wantSays(t, err, guard.ReasonInvalid, column, "%s, %T %v", kind, v, v)
 			}
 		}
 		table, err := sqlrow.NewTable([]string{"k_t"}, []string{"t"}, template("k:{t}"), nil)
@@ -178,7 +177,8 @@ func TestKeyTexts(t *testing.T) {
 }
 
 // TestTemplateTypes (P9): a variable's type must be its column's; columns of which
-// several spellings are equal are refused at the first use.
+// several spellings are equal are refused at the first use, and found by Verify before
+// it. TestKeyTexts has the types that fit.
 func TestTemplateTypes(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
@@ -197,6 +197,7 @@ func TestTemplateTypes(t *testing.T) {
 			wantInvalid(t, kind, update(e.open(nil)), "template k:"+c.variable, "k is ")
 			err = e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return update(tx.in()) })
 			wantInvalid(t, kind+" in a transaction", err, "template k:"+c.variable, "k is ")
+			e.wantFindings(kind, Verification{WithoutSchema: true, Tables: []*Table{table}}, "k is ")
 		}
 	})
 }
@@ -266,57 +267,55 @@ func (e *env) compareJoins(lists [][]string) (differ []string, joined, refused i
 // controls: without the escaping, the length or the characters' check they
 // differ.
 func TestJoinResourceAgrees(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		config := e.admin.Config().Copy()
-		config.MaxConns = 1 // for pg_temp
-		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		must(t, err)
-		t.Cleanup(pool.Close)
-		e.admin = pool
-		e.exec(`CREATE FUNCTION pg_temp.joined(p text[]) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN fencepost.join_resource(VARIADIC p); EXCEPTION WHEN invalid_parameter_value THEN RETURN NULL; END'`)
-		rng := rand.New(rand.NewPCG(rand.Uint64(), 1))
-		lists := [][]string{{}, {""}, {"a", ""}, {"", "a"}, {":"}, {"a:b"}, {"a", "b"}, {"%3A"}, {"a%3Ab"}, {"NULL"}, {strings.Repeat("x", 512)}, {strings.Repeat("x", 513)},
-			{strings.Repeat("é", 256)}, {strings.Repeat("é", 256) + "x"}, {strings.Repeat(":", 170) + "xx"}, {strings.Repeat(":", 170) + "xxx"}}
-		for r := rune(1); r < 0x2ff; r++ { // every character near the ranges that are refused
-			lists = append(lists, []string{"x" + string(r)})
+	e := someEnv(t)
+	config := e.admin.Config().Copy()
+	config.MaxConns = 1 // for pg_temp
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	e.admin = pool
+	e.exec(`CREATE FUNCTION pg_temp.joined(p text[]) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN fencepost.join_resource(VARIADIC p); EXCEPTION WHEN invalid_parameter_value THEN RETURN NULL; END'`)
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 1))
+	lists := [][]string{{}, {""}, {"a", ""}, {"", "a"}, {":"}, {"a:b"}, {"a", "b"}, {"%3A"}, {"a%3Ab"}, {"NULL"}, {strings.Repeat("x", 512)}, {strings.Repeat("x", 513)},
+		{strings.Repeat("é", 256)}, {strings.Repeat("é", 256) + "x"}, {strings.Repeat(":", 170) + "xx"}, {strings.Repeat(":", 170) + "xxx"}}
+	for r := rune(1); r < 0x2ff; r++ { // every character near the ranges that are refused
+		lists = append(lists, []string{"x" + string(r)})
+	}
+	for range longtest.ByLength(2000, 1_000_000) {
+		parts := make([]string, 1+rng.IntN(4))
+		for i := range parts {
+			parts[i] = randomPart(rng)
 		}
-		for range longtest.ByLength(2000, 1_000_000) {
-			parts := make([]string, 1+rng.IntN(4))
-			for i := range parts {
-				parts[i] = randomPart(rng)
+		lists = append(lists, parts)
+	}
+	var differ []string
+	joined, refused := 0, 0
+	for chunk := range slices.Chunk(lists, 10_000) {
+		d, j, r := e.compareJoins(chunk)
+		differ, joined, refused = append(differ, d...), joined+j, refused+r
+	}
+	if len(differ) > 0 {
+		t.Errorf("%d differ, the first: %q", len(differ), differ[0])
+	}
+	if joined < 500 || refused < 500 {
+		t.Errorf("%d were joined and %d refused", joined, refused)
+	}
+	seen := map[string][]string{} // the join must be injective
+	for _, parts := range lists {
+		if name, err := guard.JoinResource(parts...); err == nil {
+			if other, taken := seen[name]; taken && !slices.Equal(other, parts) {
+				t.Errorf("%q and %q have one name", other, parts)
 			}
-			lists = append(lists, parts)
+			seen[name] = parts
 		}
-		var differ []string
-		joined, refused := 0, 0
-		for chunk := range slices.Chunk(lists, 10_000) {
-			d, j, r := e.compareJoins(chunk)
-			differ, joined, refused = append(differ, d...), joined+j, refused+r
+	}
+	for _, m := range [][2]string{{"replace(part, '%', '%25')", "part"}, {"octet_length(name)", "length(name)"}, {`\u009f`, `\u009e`}, {"part = ''", "part = ' '"}} {
+		undo := e.mutate("join_resource", m[0], m[1])
+		if differ, _, _ := e.compareJoins(lists[:min(len(lists), 5000)]); len(differ) == 0 {
+			t.Errorf("with %q in place of %q nothing differs", m[1], m[0])
 		}
-		if len(differ) > 0 {
-			t.Errorf("%d differ, the first: %q", len(differ), differ[0])
-		}
-		if joined < 500 || refused < 500 {
-			t.Errorf("%d were joined and %d refused", joined, refused)
-		}
-		seen := map[string][]string{} // the join must be injective
-		for _, parts := range lists {
-			if name, err := guard.JoinResource(parts...); err == nil {
-				if other, taken := seen[name]; taken && !slices.Equal(other, parts) {
-					t.Errorf("%q and %q have one name", other, parts)
-				}
-				seen[name] = parts
-			}
-		}
-		for _, m := range [][2]string{{"replace(part, '%', '%25')", "part"}, {"octet_length(name)", "length(name)"}, {`\u009f`, `\u009e`}, {"part = ''", "part = ' '"}} {
-			def := e.text("SELECT pg_get_functiondef('fencepost.join_resource'::regproc)")
-			e.mutate("join_resource", m[0], m[1])
-			if differ, _, _ := e.compareJoins(lists[:min(len(lists), 5000)]); len(differ) == 0 {
-				t.Errorf("with %q in place of %q nothing differs", m[1], m[0])
-			}
-			e.exec(def)
-		}
-	})
+		undo()
+	}
 }
 
 // TestTriggersNameByTemplate: a trigger's resources have the names that the
@@ -334,58 +333,57 @@ func TestTriggersNameByTemplate(t *testing.T) {
 	}
 	must(t, json.Unmarshal(data, &vectors))
 	types := map[string]string{guard.TypeText: "text", guard.TypeInt: "bigint", guard.TypeUUID: "uuid"}
-	someDriver(t, func(t *testing.T, e *env) {
-		installed, compared := map[string]Trigger{}, map[string]int{}
-		for _, v := range vectors.Names {
-			template, err := guard.NewTemplate(v.Template)
-			if err != nil || len(v.Values) == 0 {
-				continue
+	e := someEnv(t)
+	installed, compared := map[string]Trigger{}, map[string]int{}
+	for _, v := range vectors.Names {
+		template, err := guard.NewTemplate(v.Template)
+		if err != nil || len(v.Values) == 0 {
+			continue
+		}
+		trigger, known := installed[v.Template]
+		if !known {
+			table := "named_" + itoa(len(installed))
+			var columns, names []string
+			for i, p := range slices.DeleteFunc(template.Parts(), func(p guard.TemplatePart) bool { return p.Variable == "" }) {
+				names = append(names, "c"+itoa(i))
+				columns = append(columns, names[i]+" "+types[p.Type]+" NOT NULL")
 			}
-			trigger, known := installed[v.Template]
-			if !known {
-				table := "named_" + itoa(len(installed))
-				var columns, names []string
-				for i, p := range slices.DeleteFunc(template.Parts(), func(p guard.TemplatePart) bool { return p.Variable == "" }) {
-					names = append(names, "c"+itoa(i))
-					columns = append(columns, names[i]+" "+types[p.Type]+" NOT NULL")
-				}
-				e.exec("CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")")
-				trigger = triggerOn([]string{table}, v.Template, names...)
-				if err := e.db.InstallTrigger(t.Context(), trigger); err != nil {
-					t.Fatalf("%s: %v", v.Template, err)
-				}
-				installed[v.Template] = trigger
+			e.exec("CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")")
+			trigger = triggerOn([]string{table}, v.Template, names...)
+			if err := e.db.InstallTrigger(t.Context(), trigger); err != nil {
+				t.Fatalf("%s: %v", v.Template, err)
 			}
-			name, err := template.Name(v.Values...)
-			if err != nil || name != v.Name {
-				t.Errorf("%s of %q: %q, %v, the vector says %q", v.Template, v.Values, name, err, v.Name)
-			}
-			literals := make([]string, len(v.Values))
-			for i, value := range v.Values {
-				literals[i] = quoteText(value)
-			}
-			write := "INSERT INTO " + trigger.Table[0] + " VALUES (" + strings.Join(literals, ", ") + ")"
-			_, err = e.admin.Exec(t.Context(), write)
-			if got := sqlkit.OfferedIn(err).Resource; pgerr.State(err) != pgerr.Missing || got != v.Name {
-				t.Errorf("%s of %q in SQL: %q, %v, want %q", v.Template, v.Values, got, err, v.Name)
-			}
-			for _, p := range template.Parts() {
-				if p.Variable != "" {
-					compared[p.Type]++
-				}
+			installed[v.Template] = trigger
+		}
+		name, err := template.Name(v.Values...)
+		if err != nil || name != v.Name {
+			t.Errorf("%s of %q: %q, %v, the vector says %q", v.Template, v.Values, name, err, v.Name)
+		}
+		literals := make([]string, len(v.Values))
+		for i, value := range v.Values {
+			literals[i] = quoteText(value)
+		}
+		write := "INSERT INTO " + trigger.Table[0] + " VALUES (" + strings.Join(literals, ", ") + ")"
+		_, err = e.admin.Exec(t.Context(), write)
+		if got := sqlkit.OfferedIn(err).Resource; pgerr.State(err) != pgerr.Missing || got != v.Name {
+			t.Errorf("%s of %q in SQL: %q, %v, want %q", v.Template, v.Values, got, err, v.Name)
+		}
+		for _, p := range template.Parts() {
+			if p.Variable != "" {
+				compared[p.Type]++
 			}
 		}
-		for kind := range types {
-			if compared[kind] == 0 {
-				t.Errorf("no vector has a variable of type %q", kind)
-			}
+	}
+	for kind := range types {
+		if compared[kind] == 0 {
+			t.Errorf("no vector has a variable of type %q", kind)
 		}
-		e.exec("CREATE TABLE bound (tenant text NOT NULL, n bigint NOT NULL)")
-		must(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"bound"}, "{tenant}:jobs:{n:int}")))
-		for value, want := range map[string]string{"''": "22023", "NULL": "23502", "E'a\\nb'": "22023", "repeat('x', 506)": "22023", "repeat('x', 505)": pgerr.Missing, "repeat(':', 169)": "22023"} {
-			if _, err := e.admin.Exec(t.Context(), "INSERT INTO bound VALUES ("+value+", 7)"); pgerr.State(err) != want {
-				t.Errorf("%s: %v, want SQLSTATE %s", value, err, want)
-			}
+	}
+	e.exec("CREATE TABLE bound (tenant text NOT NULL, n bigint NOT NULL)")
+	must(t, e.db.InstallTrigger(t.Context(), triggerOn([]string{"bound"}, "{tenant}:jobs:{n:int}")))
+	for value, want := range map[string]string{"''": "22023", "NULL": "23502", "E'a\\nb'": "22023", "repeat('x', 506)": "22023", "repeat('x', 505)": pgerr.Missing, "repeat(':', 169)": "22023"} {
+		if _, err := e.admin.Exec(t.Context(), "INSERT INTO bound VALUES ("+value+", 7)"); pgerr.State(err) != want {
+			t.Errorf("%s: %v, want SQLSTATE %s", value, err, want)
 		}
-	})
+	}
 }

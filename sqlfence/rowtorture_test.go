@@ -429,27 +429,25 @@ func TestRowSchedules(t *testing.T) {
 // TestRowTraps: each trap does the damage that it is known for, in a single
 // run.
 func TestRowTraps(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		for name, trap := range traps {
-			d, applied := e.scheduled(t, trap.schedule, trap.way, true)
-			if trap.shows(d) == 0 {
-				t.Errorf("%s: no damage", name)
-			}
-			t.Logf("%s: %+v, written: %q", name, d, applied)
+	e := someEnv(t)
+	for name, trap := range traps {
+		d, applied := e.scheduled(t, trap.schedule, trap.way, true)
+		if trap.shows(d) == 0 {
+			t.Errorf("%s: no damage", name)
 		}
-	})
+		t.Logf("%s: %+v, written: %q", name, d, applied)
+	}
 }
 
 // TestRowTortureControl: the harness of TestRowTorture finds damage by itself.
 // Half of the holders write after their successor took over, so that the result
 // does not depend on chance.
 func TestRowTortureControl(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		s := &steps{env: e, db: e.db, way: traps["upsert without a comparison"].way, rows: 1, broken: true}
-		if d := s.run(t.Context(), 10); d.backwards == 0 || d.lost == 0 {
-			t.Errorf("%+v: no damage", d)
-		}
-	})
+	e := someEnv(t)
+	s := &steps{env: e, db: e.db, way: traps["upsert without a comparison"].way, rows: 1, broken: true}
+	if d := s.run(t.Context(), 10); d.backwards == 0 || d.lost == 0 {
+		t.Errorf("%+v: no damage", d)
+	}
 }
 
 // traps are ways to fence a row that look right but are not, under READ

@@ -19,9 +19,7 @@ func TestSchemaMissing(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		saysMigrate := func(what string, err error) {
 			t.Helper()
-			if guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-				t.Errorf("%s: got %v, want ErrSetup that says to run Migrate", what, err)
-			}
+			wantSays(t, err, guard.ReasonSetup, "sqladmin's Migrate", what)
 		}
 		e.exec("DROP TABLE fencepost.marks") // as if only half of the schema existed
 		saysMigrate("without the table", e.db.Raise(t.Context(), claimOf("r", 1)))
@@ -29,6 +27,7 @@ func TestSchemaMissing(t *testing.T) {
 		for what, call := range e.calls(e.db, claimOf("r", 1), "InTx", "Raise", "Admit", "Mark", "Retire", "Verify", "Triggers", "RemoveTrigger") {
 			saysMigrate(what, call(t.Context()))
 		}
+		saysMigrate("Enter", entering(e.db)(t.Context(), claimOf("r", 1), ran))
 		saysMigrate("InstallTrigger", e.db.InstallTrigger(t.Context(), triggerOn([]string{"pg_class"}, `x`)))
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
@@ -84,25 +83,6 @@ func TestTokenColumnType(t *testing.T) {
 			}
 			if n := e.int("SELECT count(*) FROM marked WHERE v = 'old'"); n != 1 != good {
 				t.Errorf("%s: %d rows are old", kind, n)
-			}
-		}
-	})
-}
-
-// TestErrorsNameTheOperation (P6): the error of a write says which one it was.
-func TestErrorsNameTheOperation(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.exec(`CREATE TABLE docs (id int PRIMARY KEY, v text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO docs VALUES (1, 'old');
-			CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
-			CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON docs EXECUTE FUNCTION fail()`)
-		table, claim, key := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer}), claimOf("1", 5), Key{1}
-		for want, call := range map[string]func() error{
-			"update docs":            func() error { return table.Update(t.Context(), e.db, claim, key, Set{"v": "new"}) },
-			"upsert into docs":       func() error { return table.Upsert(t.Context(), e.db, claim, key, Set{"v": "new"}) },
-			"raise the mark in docs": func() error { return table.Raise(t.Context(), e.db, claim, key, nil) },
-		} {
-			if err := call(); err == nil || !strings.Contains(err.Error(), want+": ") {
-				t.Errorf("%q is not in the error %v", want, err)
 			}
 		}
 	})
@@ -185,11 +165,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				}, blocked, ""},
 				"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
 			} {
-				row, err := e.admin.Begin(t.Context())
-				must(t, err)
-				if _, err := row.Exec(t.Context(), "UPDATE docs SET v = v"); err != nil {
-					t.Fatal(err)
-				}
+				row := e.begin("UPDATE docs SET v = v")
 				lease := &testLease{claim: claimOf("r", 6), valid: true}
 				ctx, cancel := context.WithCancelCause(guard.WithLease(t.Context(), lease))
 				done := make(chan error, 1)
@@ -197,7 +173,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				c.wait()
 				lease.valid = !lost
 				cancel(over)
-				err = <-done
+				err := <-done
 				unknown := errors.Is(err, guard.ErrOutcomeUnknown)
 				if !strings.Contains(err.Error(), over.Error()) || errors.Is(err, over) == unknown || errors.Is(err, guard.ErrLeaseLost) != (lost && !unknown) || errors.As(err, new(*guard.LostError)) != (lost && !unknown) {
 					t.Errorf("%s, lease lost %v: %v", what, lost, err)

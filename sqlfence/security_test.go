@@ -21,26 +21,25 @@ import (
 // pg_catalog first and in pg_temp last, or leaves none to be resolved, and
 // those that run with the owner's rights are those that callers need.
 func TestSearchPathPinned(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		rows, err := e.admin.Query(t.Context(), `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
-			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`)
-		must(t, err)
-		defer rows.Close()
-		for rows.Next() {
-			var name, body string
-			must(t, rows.Scan(&name, &body))
-			if found := unqualified(body); len(found) != 0 {
-				t.Errorf("function %s has no pinned search_path and leaves to the caller's: %q", name, found)
-			}
+	e := someEnv(t)
+	rows, err := e.admin.Query(t.Context(), `SELECT proname::text, prosrc FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace
+		AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`)
+	must(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var name, body string
+		must(t, rows.Scan(&name, &body))
+		if found := unqualified(body); len(found) != 0 {
+			t.Errorf("function %s has no pinned search_path and leaves to the caller's: %q", name, found)
 		}
-		if rows.Err() != nil {
-			t.Fatal(rows.Err())
-		}
-		definers := e.text(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND prosecdef`)
-		if definers != "enter enter_row enter_snapshot guard_problems guard_status holders present raise report require reset retire" {
-			t.Errorf("SECURITY DEFINER: %s", definers)
-		}
-	})
+	}
+	if rows.Err() != nil {
+		t.Fatal(rows.Err())
+	}
+	definers := e.text(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND prosecdef`)
+	if definers != "enter enter_row enter_snapshot guard_problems guard_status holders present raise report require reset retire" {
+		t.Errorf("SECURITY DEFINER: %s", definers)
+	}
 }
 
 // TestNotHijacked: functions, operators, types and tables that stand in front
@@ -54,46 +53,44 @@ func TestNotHijacked(t *testing.T) {
 		"enter":  "SELECT fencepost.enter('r', 5, 'a', 1000, 1000)",
 		"retire": "SELECT fencepost.retire('infinity', 1000, 1000)",
 	}
-	someDriver(t, func(t *testing.T, e *env) {
-		e.hijacker()
-		attempt := func(call string) string {
-			e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
-			if _, err := e.admin.Exec(t.Context(), "BEGIN;"+caller+call+";COMMIT"); err != nil {
-				e.admin.Reset() // the session has the application's search_path until its transaction ends
-				return err.Error()
-			}
-			return ""
+	e := someEnv(t)
+	e.hijacker()
+	attempt := func(call string) string {
+		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
+		if _, err := e.admin.Exec(t.Context(), "BEGIN;"+caller+call+";COMMIT"); err != nil {
+			e.admin.Reset() // the session has the application's search_path until its transaction ends
+			return err.Error()
 		}
-		for function, call := range calls {
-			if got := attempt(call); got != "" {
-				t.Errorf("%s: %s", function, got)
-			}
-			if !strings.Contains(pinned, function) {
-				continue
-			}
-			e.exec("ALTER FUNCTION fencepost." + function + " RESET search_path")
-			if got := attempt(call); !strings.Contains(got, "hijacked") {
-				t.Errorf("%s without a pinned search_path, the control: %q", function, got)
-			}
-			e.exec("ALTER FUNCTION fencepost." + function + " SET search_path = pg_catalog, pg_temp")
+		return ""
+	}
+	for function, call := range calls {
+		if got := attempt(call); got != "" {
+			t.Errorf("%s: %s", function, got)
 		}
-		// Every schema name in enter is needed.
-		whole := e.text("SELECT pg_get_functiondef('fencepost.enter'::regproc)")
-		for _, cut := range [][2]string{{"OPERATOR(pg_catalog.<>)", "<>"}, {"OPERATOR(pg_catalog.=)", "="}, {"OPERATOR(pg_catalog.>)", ">"},
-			{"pg_catalog.current_setting", "current_setting"}, {"pg_catalog.pg_is_in_recovery", "pg_is_in_recovery"}, {"pg_catalog.set_config", "set_config"},
-			{"pg_catalog.pg_advisory_xact_lock_shared", "pg_advisory_xact_lock_shared"},
-			{"::pg_catalog.text", "::text"}, {"fencepost.marks", "marks"}} {
-			e.mutate("enter", cut[0], cut[1])
-			if got := attempt(calls["enter"]); got == "" {
-				t.Errorf("enter with %s in place of %s, the control, was not hijacked", cut[1], cut[0])
-			}
-			e.exec(whole)
+		if !strings.Contains(pinned, function) {
+			continue
 		}
-		e.mutate("lock_key", "pg_catalog.hashtextextended", "hashtextextended")
+		e.exec("ALTER FUNCTION fencepost." + function + " RESET search_path")
+		if got := attempt(call); !strings.Contains(got, "hijacked") {
+			t.Errorf("%s without a pinned search_path, the control: %q", function, got)
+		}
+		e.exec("ALTER FUNCTION fencepost." + function + " SET search_path = pg_catalog, pg_temp")
+	}
+	// Every schema name in enter is needed.
+	for _, cut := range [][2]string{{"OPERATOR(pg_catalog.<>)", "<>"}, {"OPERATOR(pg_catalog.=)", "="}, {"OPERATOR(pg_catalog.>)", ">"},
+		{"pg_catalog.current_setting", "current_setting"}, {"pg_catalog.pg_is_in_recovery", "pg_is_in_recovery"}, {"pg_catalog.set_config", "set_config"},
+		{"pg_catalog.pg_advisory_xact_lock_shared", "pg_advisory_xact_lock_shared"},
+		{"::pg_catalog.text", "::text"}, {"fencepost.marks", "marks"}} {
+		undo := e.mutate("enter", cut[0], cut[1])
 		if got := attempt(calls["enter"]); got == "" {
-			t.Error("lock_key without a schema of its function, the control, was not hijacked")
+			t.Errorf("enter with %s in place of %s, the control, was not hijacked", cut[1], cut[0])
 		}
-	})
+		undo()
+	}
+	e.mutate("lock_key", "pg_catalog.hashtextextended", "hashtextextended")
+	if got := attempt(calls["enter"]); got == "" {
+		t.Error("lock_key without a schema of its function, the control, was not hijacked")
+	}
 }
 
 // application sets up an application: the role that migrates is not a
@@ -257,113 +254,111 @@ func (e *env) hijacked(path, sql string) bool {
 // overload, is not run by the calls of operators, migrators and holders. The
 // control is the plain SQL of some of them, under the same path.
 func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.guardWriters()
-		e.exec(`CREATE TABLE jobs (id varchar(20) PRIMARY KEY, state text, lease varchar(50) NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', ''), ('2', '');
-			CREATE TABLE verified (id text PRIMARY KEY, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0)`)
-		e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
-		role := e.text("SELECT session_user")
-		roles := e.testRoles(t)
-		trigger := triggerOn([]string{"parts"}, `{tenant}`)
-		next := guard.Token(1)
-		for _, path := range e.hijacker() {
-			db := e.along(path)
-			check := func(what string, err error) {
-				if err != nil {
-					t.Errorf("%s under %s: %v", what, path, err)
-				}
-			}
-			check("InstallTrigger", db.InstallTrigger(t.Context(), trigger))
-			found, err := db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{trigger},
-				Tables: []*Table{e.table("verified", []string{"id"}, &TableOptions{LeaseColumn: "lease"})}})
-			check("Verify", err)
-			if !slices.Equal(found, []Finding{{Subject: "role " + role, Problem: "is a superuser, or a member of one, whom nothing stops"}}) {
-				t.Errorf("Verify under %s: %v", path, found)
-			}
-			_, err = db.Triggers(t.Context())
-			check("Triggers", err)
-			for m, err := range db.Marks(t.Context(), "") {
-				check("Marks "+m.Resource, err)
-			}
-			for _, err := range db.Resets(t.Context(), 0) {
-				check("Resets", err)
-			}
-			mark, err := db.Mark(t.Context(), "r")
-			check("Mark", err)
-			to := guard.Mark{Token: mark.Token + 1, LeaseID: "a"}
-			check("Reset", db.Reset(t.Context(), "r", mark, to, 100, "ann", "test"))
-			check("Raise", db.Raise(t.Context(), guard.Claim{Resource: "r", Token: to.Token + 1, LeaseID: "a"}))
-			check("MigrateRoles", db.MigrateRoles(t.Context(), roles))
-			check("InTx", db.fencedAll(t.Context(), []guard.Claim{{Resource: "r", Token: to.Token + 2, LeaseID: "a"}}, &TxOptions{Resolve: true},
-				func(ctx context.Context, tx testTx) error { return tx.present(ctx, claimOf("p", 1)) }))
-			check("RemoveTrigger", db.RemoveTrigger(t.Context(), []string{"parts"}))
-			check("Migrate", db.Migrate(t.Context()))
-			template, err := guard.NewTemplate("job:{id}")
-			check("template", err)
-			jobs, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
-			check("sqlrow.NewTable", err)
-			plain, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
-			check("sqlrow.NewTable", err)
-			for _, table := range []*Table{jobs, plain} {
-				claim := func(id string, token guard.Token) guard.Claim {
-					return guard.Claim{Resource: "job:" + id, Token: token, LeaseID: "l"}
-				}
-				next++
-				check("Update", table.Update(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
-				next++
-				check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
-				next++
-				check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
-				wantReason(t, table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}), guard.ReasonStale, "a stale Update under %s", path)
-			}
-			for what, sql := range map[string]string{
-				"format":      "SELECT format('%s', 'x'::pg_catalog.text)",
-				"to_regclass": "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('jobs')",
-				"the salt":    "SELECT hashtextextended('', 0)",
-			} {
-				if !e.hijacked(path, sql) {
-					t.Errorf("%s, the control, was not hijacked under %s", what, path)
-				}
+	e := someEnv(t)
+	e.guardWriters()
+	e.exec(`CREATE TABLE jobs (id varchar(20) PRIMARY KEY, state text, lease varchar(50) NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO jobs VALUES ('1', ''), ('2', '');
+		CREATE TABLE verified (id text PRIMARY KEY, lease text NOT NULL DEFAULT '', last_fencing_token bigint NOT NULL DEFAULT 0)`)
+	e.putMark("r", guard.Mark{Token: 5, LeaseID: "a"})
+	role := e.text("SELECT session_user")
+	roles := e.testRoles(t)
+	trigger := triggerOn([]string{"parts"}, `{tenant}`)
+	next := guard.Token(1)
+	for _, path := range e.hijacker() {
+		db := e.along(path)
+		check := func(what string, err error) {
+			if err != nil {
+				t.Errorf("%s under %s: %v", what, path, err)
 			}
 		}
-	})
+		check("InstallTrigger", db.InstallTrigger(t.Context(), trigger))
+		found, err := db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{trigger},
+			Tables: []*Table{e.table("verified", []string{"id"}, &TableOptions{LeaseColumn: "lease"})}})
+		check("Verify", err)
+		if !slices.Equal(found, []Finding{{Subject: "role " + role, Problem: "is a superuser, or a member of one, whom nothing stops"}}) {
+			t.Errorf("Verify under %s: %v", path, found)
+		}
+		_, err = db.Triggers(t.Context())
+		check("Triggers", err)
+		for m, err := range db.Marks(t.Context(), "") {
+			check("Marks "+m.Resource, err)
+		}
+		for _, err := range db.Resets(t.Context(), 0) {
+			check("Resets", err)
+		}
+		mark, err := db.Mark(t.Context(), "r")
+		check("Mark", err)
+		to := guard.Mark{Token: mark.Token + 1, LeaseID: "a"}
+		check("Reset", db.Reset(t.Context(), "r", mark, to, 100, "ann", "test"))
+		check("Raise", db.Raise(t.Context(), guard.Claim{Resource: "r", Token: to.Token + 1, LeaseID: "a"}))
+		check("MigrateRoles", db.MigrateRoles(t.Context(), roles))
+		check("InTx", db.fencedAll(t.Context(), []guard.Claim{{Resource: "r", Token: to.Token + 2, LeaseID: "a"}}, &TxOptions{Resolve: true},
+			func(ctx context.Context, tx testTx) error { return tx.present(ctx, claimOf("p", 1)) }))
+		check("RemoveTrigger", db.RemoveTrigger(t.Context(), []string{"parts"}))
+		check("Migrate", db.Migrate(t.Context()))
+		template, err := guard.NewTemplate("job:{id}")
+		check("template", err)
+		jobs, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{LeaseColumn: "lease", Rule: guard.SameOrNewer})
+		check("sqlrow.NewTable", err)
+		plain, err := sqlrow.NewTable([]string{"jobs"}, []string{"id"}, template, &TableOptions{Rule: guard.SameOrNewer})
+		check("sqlrow.NewTable", err)
+		for _, table := range []*Table{jobs, plain} {
+			claim := func(id string, token guard.Token) guard.Claim {
+				return guard.Claim{Resource: "job:" + id, Token: token, LeaseID: "l"}
+			}
+			next++
+			check("Update", table.Update(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+			next++
+			check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
+			next++
+			check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
+			wantReason(t, table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}), guard.ReasonStale, "a stale Update under %s", path)
+		}
+		for what, sql := range map[string]string{
+			"format":      "SELECT format('%s', 'x'::pg_catalog.text)",
+			"to_regclass": "SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('jobs')",
+			"the salt":    "SELECT hashtextextended('', 0)",
+		} {
+			if !e.hijacked(path, sql) {
+				t.Errorf("%s, the control, was not hijacked under %s", what, path)
+			}
+		}
+	}
 }
 
 // TestMigrationRunsNoCodeOfOthers: the same for the migrations of an empty
 // database, by Migrate and as a script, whose transaction has its search_path
 // back afterwards. The control is the script that does not set one.
 func TestMigrationRunsNoCodeOfOthers(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		for _, path := range e.hijacker() {
-			db := e.along(path)
-			e.exec("DROP SCHEMA fencepost CASCADE")
-			if err := db.Migrate(t.Context()); err != nil {
-				t.Errorf("Migrate under %s: %v", path, err)
-				continue
-			}
-			whole := e.text("SELECT string_agg(pg_get_functiondef(oid), '' ORDER BY oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace")
-			if strings.Contains(whole, "shared.") {
-				t.Errorf("Migrate under %s left a name of the application's", path)
-			}
-			e.exec("DROP SCHEMA fencepost CASCADE")
-			conn, err := pgx.Connect(t.Context(), e.url)
-			must(t, err)
-			defer conn.Close(t.Context())
-			result, err := conn.PgConn().Exec(t.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+sqladmin.MigrationSQL()+"; SHOW search_path; COMMIT").ReadAll()
-			if err != nil {
-				t.Errorf("the script under %s: %v", path, err)
-				continue
-			}
-			if got := string(result[len(result)-2].Rows[0][0]); got != path {
-				t.Errorf("after the script the search_path is %s, want %s", got, path)
-			}
-			e.exec("DROP SCHEMA fencepost CASCADE")
-			if !e.hijacked(path, strings.ReplaceAll(sqladmin.MigrationSQL(), migrate.Pin, "")) {
-				t.Errorf("the script without a search_path of its own, the control, was not hijacked under %s", path)
-			}
-			must(t, e.db.Migrate(t.Context()))
+	e := someEnv(t)
+	for _, path := range e.hijacker() {
+		db := e.along(path)
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		if err := db.Migrate(t.Context()); err != nil {
+			t.Errorf("Migrate under %s: %v", path, err)
+			continue
 		}
-	})
+		whole := e.text("SELECT string_agg(pg_get_functiondef(oid), '' ORDER BY oid) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace")
+		if strings.Contains(whole, "shared.") {
+			t.Errorf("Migrate under %s left a name of the application's", path)
+		}
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		conn, err := pgx.Connect(t.Context(), e.url)
+		must(t, err)
+		defer conn.Close(t.Context())
+		result, err := conn.PgConn().Exec(t.Context(), "BEGIN; SET LOCAL search_path = "+path+";"+sqladmin.MigrationSQL()+"; SHOW search_path; COMMIT").ReadAll()
+		if err != nil {
+			t.Errorf("the script under %s: %v", path, err)
+			continue
+		}
+		if got := string(result[len(result)-2].Rows[0][0]); got != path {
+			t.Errorf("after the script the search_path is %s, want %s", got, path)
+		}
+		e.exec("DROP SCHEMA fencepost CASCADE")
+		if !e.hijacked(path, strings.ReplaceAll(sqladmin.MigrationSQL(), migrate.Pin, "")) {
+			t.Errorf("the script without a search_path of its own, the control, was not hijacked under %s", path)
+		}
+		must(t, e.db.Migrate(t.Context()))
+	}
 }
 
 var (

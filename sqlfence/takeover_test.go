@@ -10,7 +10,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
-	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // work runs fn in some kind of transaction.
@@ -33,51 +32,19 @@ func after(takeOver func(context.Context, guard.Claim) error, in work) work {
 	}
 }
 
-// takenOver reports what is lost when holder 6 takes over from holder 5, who has
-// read and not yet written.
-func (e *env) takenOver(what string, in work) {
-	e.Helper()
-	e.freshLedger()
-	if acked, lost, stale := e.interleaved(in, true, false); acked != 2 || lost != 0 || stale != 0 {
-		e.Errorf("%s: %d were acknowledged, want 2; %d lost, %d inserts stale", what, acked, lost, stale)
-	}
-}
-
-// TestNoLostTakeover (P2): holder 6 reads every write that was acknowledged to
-// holder 5, although holder 5 was still writing when holder 6 arrived. That a
-// comparison in the write alone is not enough is one of the traps of TestRowTraps.
-func TestNoLostTakeover(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		admit := func(ctx context.Context, c guard.Claim) error { _, err := e.db.Admit(ctx, c); return err }
-		e.takenOver("Raise first", after(e.db.Raise, e.db.fenced))
-		e.takenOver("Admit first", after(admit, e.db.fenced))
-		e.takenOver("InTx alone", e.db.fenced)
-	})
-}
-
-// TestNoLostUpdatesInSets (P1, P2): sets of rows, inserts included, lose no
-// acknowledged update and get no stale row.
-func TestNoLostUpdatesInSets(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.freshLedger()
-		e.ledgerTorture("InTx", e.db.fenced, campaign(8))
-	})
-}
-
-// TestNoLostUpdatesInSetsControls: plain transactions lose the update of an
+// TestEveryWayControls: plain transactions lose the update of an
 // aimed schedule, and the harness of the torture finds damage by itself: most of
 // its updates are lost without a fence, so no chance is needed.
-func TestNoLostUpdatesInSetsControls(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.freshLedger()
-		if acked, lost, stale := e.interleaved(unfenced(e), true, false); acked != 2 || lost != 1 || stale != 1 {
-			t.Errorf("aimed: %d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
-		}
-		e.freshLedger()
-		if d := e.torturedLedger(unfenced(e), 15); d.lost <= 0 || d.stale == 0 || d.backwards == 0 {
-			t.Errorf("plain transactions: %+v: no damage", d)
-		}
-	})
+func TestEveryWayControls(t *testing.T) {
+	e := someEnv(t)
+	e.freshLedger()
+	if acked, lost, stale := e.interleaved(unfenced(e), true, false); acked != 2 || lost != 1 || stale != 1 {
+		t.Errorf("aimed: %d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
+	}
+	e.freshLedger()
+	if d := e.torturedLedger(unfenced(e), 15); d.lost <= 0 || d.stale == 0 || d.backwards == 0 {
+		t.Errorf("plain transactions: %+v: no damage", d)
+	}
 }
 
 // staleEntries counts the entries of older tokens that a newer token's entries
@@ -185,78 +152,69 @@ func retrying(in work) work {
 	}
 }
 
-// someDefaults runs a test under each level as the server's default: all of
-// them for both drivers in the long form, else for one driver each.
-func someDefaults(t *testing.T, test func(t *testing.T, e *env, db fence, level Isolation)) {
-	drivers := someDriver
-	if longtest.Long {
-		drivers = eachDriver
-	}
-	for level, name := range levels {
-		t.Run(name, func(t *testing.T) {
-			drivers(t, func(t *testing.T, e *env) { test(t, e, e.serverDefault("default_transaction_isolation", name), level) })
-		})
-	}
-}
-
 // TestEveryWayUnderEveryDefault (P1, P2) is about the ways that compare with the
 // marks of schema fencepost. Single statements compare with their row's own
 // mark, so that Admit protects none of them: see TestRowTorture. Whatever the
-// server's default level, no way loses an acknowledged update, admits a stale
-// insert, or refuses what it wrote; at random, and in the
-// schedules in which TestBrokenShapes finds damage.
+// server's default level, no way loses an acknowledged update of a set of rows, admits a
+// stale insert, or refuses what it wrote; at random, and in the schedules in which
+// TestBrokenShapes finds damage: a new holder that takes over reads every write that was
+// acknowledged to the old one, although that was still writing. That a comparison in the
+// write alone is not enough is one of the traps of TestRowTraps. The drivers take turns,
+// except in the long form.
 func TestEveryWayUnderEveryDefault(t *testing.T) {
-	someDefaults(t, func(t *testing.T, e *env, db fence, level Isolation) {
-		ways := map[string]work{
-			"InTx":            db.fenced,
-			"Admit, InTx":     after(func(ctx context.Context, claim guard.Claim) error { _, err := db.Admit(ctx, claim); return err }, db.fenced),
-			"REPEATABLE READ": atLevel(db, RepeatableRead), "SERIALIZABLE": atLevel(db, Serializable),
-			"Raise, Enter": retrying(after(db.Raise, entering(db))),
-		}
-		if level == ReadCommitted {
-			ways["Enter"] = entering(db)
-		}
-		for name, in := range ways {
-			e.freshLedger()
-			e.ledgerTorture(name, in, campaign(2))
-			for _, written := range []bool{false, true} {
-				e.freshLedger()
-				if acked, lost, stale := e.interleaved(in, true, written); acked != 2 || lost != 0 || stale != 0 {
-					t.Errorf("%s, aimed, written %v: %d were acknowledged, %d lost, %d inserts stale", name, written, acked, lost, stale)
-				}
+	t.Parallel()
+	turn := rand.IntN(len(openers))
+	for _, level := range []Isolation{ReadCommitted, RepeatableRead, Serializable} {
+		turn++
+		for i := range openers {
+			if i == turn%len(openers) || longtest.Long {
+				t.Run(levels[level]+"/"+openers[i].driver, func(t *testing.T) {
+					t.Parallel()
+					newEnv(t, i).everyWay(t, level)
+				})
 			}
 		}
-	})
+	}
+}
+
+func (e *env) everyWay(t *testing.T, level Isolation) {
+	db := e.serverDefault("default_transaction_isolation", levels[level])
+	admit := func(ctx context.Context, claim guard.Claim) error { _, err := db.Admit(ctx, claim); return err }
+	ways := map[string]work{
+		"InTx":            db.fenced,
+		"Raise, InTx":     after(db.Raise, db.fenced),
+		"Admit, InTx":     after(admit, db.fenced),
+		"REPEATABLE READ": atLevel(db, RepeatableRead), "SERIALIZABLE": atLevel(db, Serializable),
+		"Raise, Enter": retrying(after(db.Raise, entering(db))),
+	}
+	if level == ReadCommitted {
+		ways["Enter"] = entering(db)
+	}
+	for name, in := range ways {
+		e.freshLedger()
+		e.ledgerTorture(name, in, campaign(3))
+		for _, written := range []bool{false, true} {
+			e.freshLedger()
+			if acked, lost, stale := e.interleaved(in, true, written); acked != 2 || lost != 0 || stale != 0 {
+				t.Errorf("%s, aimed, written %v: %d were acknowledged, %d lost, %d inserts stale", name, written, acked, lost, stale)
+			}
+		}
+	}
 }
 
 // TestBrokenShapes: each variant that is known to lose data loses it in the
 // schedule in which TestEveryWayUnderEveryDefault runs the correct ones.
 func TestBrokenShapes(t *testing.T) {
-	enter := func(ctx context.Context, tx testTx, claim guard.Claim) error {
-		_, err := tx.exec(ctx, enterSQL, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
-		return sqlkit.Failure("enter", claim, err, false)
-	}
 	shapes := map[string]func(e *env) work{
 		"read and write, then enter": func(e *env) work {
 			return func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-				return e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
-					if err := fn(ctx, tx); err != nil {
-						return err
-					}
-					return tx.enter(ctx, claim)
-				})
+				return e.db.plain(ctx, inTurn(fn, enters(claim)))
 			}
 		},
 		"enter in a savepoint that is rolled back": func(e *env) work {
 			return after(e.db.Raise, func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-				return e.db.plain(ctx, func(ctx context.Context, tx testTx) error {
-					tx.exec(ctx, "SAVEPOINT s")
-					if err := enter(ctx, tx, claim); err != nil {
-						return err
-					}
-					tx.exec(ctx, "ROLLBACK TO s")
-					return fn(ctx, tx)
-				})
+				enter := running(enterSQL, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
+				return e.db.plain(ctx, inTurn(running("SAVEPOINT s"), enter, running("ROLLBACK TO s"), fn))
 			})
 		},
 		"raise without the lock": func(e *env) work {
@@ -273,12 +231,11 @@ func TestBrokenShapes(t *testing.T) {
 	}
 	for name, shape := range shapes {
 		t.Run(name, func(t *testing.T) {
-			someDriver(t, func(t *testing.T, e *env) {
-				e.freshLedger()
-				if acked, lost, stale := e.interleaved(shape(e), true, false); acked != 2 || lost != 1 || stale != 1 {
-					t.Errorf("%d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
-				}
-			})
+			e := someEnv(t)
+			e.freshLedger()
+			if acked, lost, stale := e.interleaved(shape(e), true, false); acked != 2 || lost != 1 || stale != 1 {
+				t.Errorf("%d were acknowledged, %d lost, %d inserts stale; want 2, 1, 1", acked, lost, stale)
+			}
 		})
 	}
 }
@@ -287,32 +244,31 @@ func TestBrokenShapes(t *testing.T) {
 // older holder that waits for it while the mark is raised reads the old mark
 // from its snapshot; it is refused only if it locks or writes the row.
 func TestSnapshotControls(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		for _, level := range []Isolation{RepeatableRead, Serializable} {
-			db := e.serverDefault("default_transaction_isolation", levels[level])
-			ways := map[string]func() error{
-				"InTxAll": func() error { return atLevel(db, level)(context.Background(), claimOf("r", 5), write5) },
-				"Enter":   func() error { return entering(db)(context.Background(), claimOf("r", 5), write5) },
-			}
-			for name, way := range ways {
-				rows, err := e.staleEnter(way)
-				if reason := guard.ReasonOf(err); rows != 0 || reason != guard.ReasonStale && reason != guard.ReasonUnavailable {
-					t.Errorf("%v, %s: %v, %d rows", level, name, err, rows)
-				}
-			}
-		}
-		e.mutate("enter_snapshot", "FOR SHARE", "")
-		e.mutate("enter_row", "UPDATE fencepost.marks AS x SET lease_id = p_lease\n", "mine := pg_current_xact_id()::xid; UPDATE fencepost.marks AS x SET lease_id = p_lease\n")
-		e.mutate("enter_row", "x.token = p_token AND", "false AND")
-		e.mutate("enter_row", `COLLATE "C" RETURNING x.xmin INTO mine;`, `COLLATE "C";`)
-		db := e.serverDefault("default_transaction_isolation", levels[RepeatableRead])
-		for name, way := range map[string]func() error{
-			"InTxAll": func() error { return atLevel(db, RepeatableRead)(context.Background(), claimOf("r", 5), write5) },
+	e := someEnv(t)
+	for _, level := range []Isolation{RepeatableRead, Serializable} {
+		db := e.serverDefault("default_transaction_isolation", levels[level])
+		ways := map[string]func() error{
+			"InTxAll": func() error { return atLevel(db, level)(context.Background(), claimOf("r", 5), write5) },
 			"Enter":   func() error { return entering(db)(context.Background(), claimOf("r", 5), write5) },
-		} {
-			if rows, err := e.staleEnter(way); err != nil || rows != 1 {
-				t.Errorf("%s, the control: %v, %d rows", name, err, rows)
+		}
+		for name, way := range ways {
+			rows, err := e.staleEnter(way)
+			if reason := guard.ReasonOf(err); rows != 0 || reason != guard.ReasonStale && reason != guard.ReasonUnavailable {
+				t.Errorf("%v, %s: %v, %d rows", level, name, err, rows)
 			}
 		}
-	})
+	}
+	e.mutate("enter_snapshot", "FOR SHARE", "")
+	e.mutate("enter_row", "UPDATE fencepost.marks AS x SET lease_id = p_lease\n", "mine := pg_current_xact_id()::xid; UPDATE fencepost.marks AS x SET lease_id = p_lease\n")
+	e.mutate("enter_row", "x.token = p_token AND", "false AND")
+	e.mutate("enter_row", `COLLATE "C" RETURNING x.xmin INTO mine;`, `COLLATE "C";`)
+	db := e.serverDefault("default_transaction_isolation", levels[RepeatableRead])
+	for name, way := range map[string]func() error{
+		"InTxAll": func() error { return atLevel(db, RepeatableRead)(context.Background(), claimOf("r", 5), write5) },
+		"Enter":   func() error { return entering(db)(context.Background(), claimOf("r", 5), write5) },
+	} {
+		if rows, err := e.staleEnter(way); err != nil || rows != 1 {
+			t.Errorf("%s, the control: %v, %d rows", name, err, rows)
+		}
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -99,9 +98,7 @@ func TestInTxEndedByCallback(t *testing.T) {
 				}
 				return c.end(ctx, tx)
 			})
-			if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !strings.Contains(err.Error(), "ended the transaction itself") {
-				t.Errorf("%s: got %v, want ErrOutcomeUnknown", what, err)
-			}
+			wantSays(t, err, guard.ReasonOutcomeUnknown, "ended the transaction itself", "%s", what)
 			if n := e.written(); n != c.rows {
 				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
 			}
@@ -190,6 +187,7 @@ func TestUpdateInTx(t *testing.T) {
 					"Update":   update(ctx, tx, 5, "new"),
 					"Upsert":   table.Upsert(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
 					"Takeover": taking.Raise(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, nil),
+					"Enter":    tx.enter(ctx, claimOf("r", 5)),
 				} {
 					wantReason(t, err, guard.ReasonUnavailable, "%s in a transaction that was %s", way, what)
 				}

@@ -1,11 +1,9 @@
 package sqlrow
 
 import (
-	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"io"
 	"strings"
 	"testing"
 
@@ -67,161 +65,60 @@ const (
 	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, true FROM "jobs" WHERE ("id" = $1)`
 )
 
-func mockTable(t *testing.T) *Table {
-	table, err := anyTable([]string{"jobs"}, []string{"id"}, nil)
+func mockTable(t *testing.T, rule guard.Rule) *Table {
+	table, err := anyTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: rule})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return table
 }
 
-// TestFailureAroundUpdate: the count of the rows, the verdict's read, and a
-// row that is replaced between the two.
+// TestFailureAroundUpdate: a driver that cannot say how many rows were written, and
+// the row of the verdict that cannot be read.
 func TestFailureAroundUpdate(t *testing.T) {
-	mark := func(tokens ...int64) *sqlmock.Rows {
-		rows := sqlmock.NewRows([]string{"token", "lease", "satisfied"})
-		for _, token := range tokens {
-			rows.AddRow(token, nil, true)
-		}
-		return rows
-	}
-	none, one := sqlmock.NewResult(0, 0), sqlmock.NewResult(0, 1)
-	for what, c := range map[string]struct {
-		want   guard.Reason
-		expect func(m sqlmock.Sqlmock)
-	}{
-		"no count": {guard.ReasonOutcomeUnknown, func(m sqlmock.Sqlmock) {
+	for want, expect := range map[guard.Reason]func(m sqlmock.Sqlmock){
+		guard.ReasonOutcomeUnknown: func(m sqlmock.Sqlmock) {
 			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewErrorResult(errInjected))
-		}},
-		"the verdict fails": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnError(errInjected)
-		}},
-		"the verdict's row fails": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(9).RowError(0, errInjected))
-		}},
-		"replaced once": {guard.ReasonNone, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			m.ExpectExec(mockUpdate).WillReturnResult(one)
-		}},
-		"replaced, then refused": {guard.ReasonStale, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark(6))
-		}},
-		"replaced for ever": {guard.ReasonUnavailable, func(m sqlmock.Sqlmock) {
-			for i := range maxReplaced {
-				m.ExpectExec(mockUpdate).WillReturnResult(none)
-				m.ExpectQuery(mockVerdict).WillReturnRows(mark(int64(i % 2)))
-			}
-		}},
-		"held back": {guard.ReasonSetup, func(m sqlmock.Sqlmock) {
-			for range maxReplaced {
-				m.ExpectExec(mockUpdate).WillReturnResult(none)
-				m.ExpectQuery(mockVerdict).WillReturnRows(mark(4))
-			}
-		}},
-		"gone": {guard.ReasonNotFound, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(none)
-			m.ExpectQuery(mockVerdict).WillReturnRows(mark())
-		}},
-		"two rows": {guard.ReasonOther, func(m sqlmock.Sqlmock) {
-			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewResult(0, 2))
-		}},
+		},
+		guard.ReasonUnavailable: func(m sqlmock.Sqlmock) {
+			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(9, nil, true).RowError(0, errInjected))
+		},
 	} {
-		t.Run(what, func(t *testing.T) {
-			err := rowCalls["Update"].call(t, mocked(t, c.expect))
-			if guard.ReasonOf(err) != c.want {
-				t.Errorf("got %v, want %q", err, c.want)
-			}
-		})
+		err := mockTable(t, guard.OncePerToken).Update(t.Context(), mocked(t, expect), claimOf("r", 5), Key{7}, Set{"v": "new"})
+		if guard.ReasonOf(err) != want {
+			t.Errorf("got %v, want %q", err, want)
+		}
 	}
 }
 
-const (
-	mockTake = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token"` +
-		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, "v"`
-	mockUpsert = `INSERT INTO "jobs" ("id", "last_fencing_token", "v") VALUES ($1, $2::bigint, $3) ON CONFLICT ("id") DO UPDATE` +
-		` SET "last_fencing_token" = $2::bigint, "v" = EXCLUDED."v" WHERE "jobs"."id" = $1 AND $2::bigint OPERATOR(pg_catalog.>=) "jobs"."last_fencing_token"`
-)
-
-// rowCalls are the statements on rows against a mocked driver.
-var rowCalls = map[string]struct {
-	sql  string
-	call func(t *testing.T, q Querier) error
-}{
-	"Update": {mockUpdate, func(t *testing.T, q Querier) error {
-		return mockTable(t).Update(t.Context(), q, claimOf("r", 5), Key{7}, Set{"v": "new"})
-	}},
-	"Takeover": {mockTake, func(t *testing.T, q Querier) error {
-		return newer(t).Raise(t.Context(), q, claimOf("r", 5), Key{7}, Dest{"v": new(int)})
-	}},
-	"Upsert": {mockUpsert, func(t *testing.T, q Querier) error {
-		return newer(t).Upsert(t.Context(), q, claimOf("r", 5), Key{7}, Set{"v": "new"})
-	}},
-}
-
-func newer(t *testing.T) *Table {
-	table, err := anyTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
-}
-
-// TestFailureOfRows (P5, P6): what an error of each statement means, including
-// one after rows, when the statement is committed.
+// TestFailureOfRows (P5, P6): what is the caller's fault is no error of the store. The
+// other reasons are those of package pgerr, whose tests have all of them.
 func TestFailureOfRows(t *testing.T) {
-	for want, causes := range map[guard.Reason][]error{
-		guard.ReasonOutcomeUnknown: {errInjected, io.ErrUnexpectedEOF, driver.ErrBadConn, context.DeadlineExceeded,
-			state("57P01"), state("57P02"), state("57P03"), state("57P05"), state("08006"), state("40003"), state("58030"), state("XX000"), state("25P03"), state("25P04")},
-		guard.ReasonUnavailable: {state("40001"), state("40P01"), state("55P03"), state("57014"), state("53300"), state("25006"),
-			state("25P02"), state("26000"), state("SF005")},
-		guard.ReasonSetup:    {state("42501"), state("28P01")},
-		guard.ReasonStale:    {state("SF001")},
-		guard.ReasonConflict: {state("SF002")},
-		guard.ReasonInvalid: {state("42P01"), state("42703"), state("42883"), state("3F000"), state("42601"),
-			state("42P10"), state("428C9"), state("42804"), state("42702")},
-		guard.ReasonOther:   {state("23505"), state("22P02"), state("42P06"), state("P0001")},
-		guard.ReasonMissing: {state("SF003")},
+	for want, states := range map[guard.Reason]string{
+		guard.ReasonInvalid: "42P01 42703 42883 3F000 42601 42P10 428C9 42804 42702", guard.ReasonSetup: "42501 28P01",
+		guard.ReasonOther: "23505 22P02 42P06 P0001", guard.ReasonUnavailable: "40001", guard.ReasonOutcomeUnknown: "57P01",
 	} {
-		for way, c := range rowCalls {
-			for _, cause := range causes {
-				db := mocked(t, func(m sqlmock.Sqlmock) {
-					if way == "Takeover" {
-						m.ExpectQuery(c.sql).WillReturnError(cause)
-					} else {
-						m.ExpectExec(c.sql).WithArgs(7, int64(5), "new").WillReturnError(cause)
-					}
-				})
-				if err := c.call(t, db); guard.ReasonOf(err) != want || !errors.Is(err, cause) {
-					t.Errorf("%s, %v: got %v, want %s with the driver's error inside", way, cause, err, want)
-				}
+		for _, code := range strings.Fields(states) {
+			cause := state(code)
+			if err := mockTable(t, guard.SameOrNewer).failure("update", claimOf("r", 5), cause, true); guard.ReasonOf(err) != want || !errors.Is(err, cause) {
+				t.Errorf("%s: got %v, want %s with the driver's error inside", code, err, want)
 			}
 		}
 	}
+}
+
+// TestErrorBehindRows (P5): the error of a driver after the rows came when the statement
+// was committed.
+func TestErrorBehindRows(t *testing.T) {
+	const take = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token"` +
+		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, "v"`
 	db := mocked(t, func(m sqlmock.Sqlmock) {
 		row := []driver.Value{nil, true, 1}
-		m.ExpectQuery(mockTake).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(row...).AddRow(row...).RowError(1, errInjected))
+		m.ExpectQuery(take).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(row...).AddRow(row...).RowError(1, errInjected))
 	})
-	if err := rowCalls["Takeover"].call(t, db); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
-		t.Errorf("an error behind the rows: got %v, want ErrOutcomeUnknown", err)
-	}
-}
-
-// TestUpsertOfADeletedRow: a row that refused an upsert and was deleted before its
-// mark was read is inserted by the next try.
-func TestUpsertOfADeletedRow(t *testing.T) {
-	db := mocked(t, func(m sqlmock.Sqlmock) {
-		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 0))
-		m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)))
-		m.ExpectExec(mockUpsert).WillReturnResult(sqlmock.NewResult(0, 1))
-	})
-	if err := rowCalls["Upsert"].call(t, db); err != nil {
-		t.Error(err)
+	if err := mockTable(t, guard.SameOrNewer).Raise(t.Context(), db, claimOf("r", 5), Key{7}, Dest{"v": new(int)}); guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
+		t.Errorf("got %v, want ErrOutcomeUnknown", err)
 	}
 }
 
