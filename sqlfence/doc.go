@@ -80,9 +80,9 @@
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
 // On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT is the
-// other: a stale holder is refused at its first statement. BEGIN and enter go alone before any
-// but SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, before what pgx does not prepare or has
-// yet to prepare on the connection, and with a tracer, the simple or the describing exec mode.
+// other: a stale holder is refused at its first statement. BEGIN and enter have a round trip of
+// their own before any but SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, before what pgx has
+// yet to prepare there or does not prepare, and under a tracer, the simple or the describing mode.
 //
 // Enter sets a marker that lives as long as the transaction. COMMIT checks for it if the
 // callback has sent anything else than those statements. A callback that ended the

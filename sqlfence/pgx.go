@@ -95,7 +95,7 @@ type pgxConn struct {
 	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
 	// look for the marker.
 	mayHaveEnded bool
-	committed    bool // it has answered COMMIT to the callback
+	committed    bool // the callback has sent a COMMIT that succeeded
 }
 
 // ready acquires the connection, and another one if it has ended. As the pool does, it asks

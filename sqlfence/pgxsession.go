@@ -5,10 +5,10 @@ import "github.com/jackc/pgx/v5"
 // pgxSession is what decides how the callback's first statement is sent in a session, and is
 // kept with the connection.
 type pgxSession struct {
-	// alone: a tracer would see the statement as part of a batch, the simple protocol takes
+	// separate: a tracer would see the statement as part of a batch, the simple protocol takes
 	// several statements for one, and a mode that describes each one first would do so
 	// before BEGIN.
-	alone bool
+	separate bool
 	// caches: pgx prepares or describes a text once, with a round trip before BEGIN, in
 	// which the text would wait for locks without lock_timeout, and before the claim was
 	// judged. So only a text that it has goes with BEGIN.
@@ -33,16 +33,16 @@ func sessionOf(c *pgx.Conn) *pgxSession {
 		s.caches = true
 	case pgx.QueryExecModeExec:
 	default:
-		s.alone = true
+		s.separate = true
 	}
-	s.alone = s.alone || config.Tracer != nil
+	s.separate = s.separate || config.Tracer != nil
 	data[key] = s
 	return s
 }
 
 // together reports whether queries are sent with BEGIN.
 func (s *pgxSession) together(queries []*pgx.QueuedQuery) bool {
-	if s.alone {
+	if s.separate {
 		return false
 	}
 	for _, q := range queries {

@@ -118,7 +118,7 @@ func usual(text string) bool {
 	}
 	switch strings.ToUpper(word) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH":
-		return word != text && !strings.Contains(text, ";") // alone it would be the name of a prepared one
+		return word != text && !strings.Contains(text, ";") // one word is the name of a prepared one
 	}
 	return false
 }

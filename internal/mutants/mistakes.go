@@ -210,7 +210,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",
-		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
+		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, nil, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
 		by:    suite("sqlfence", "^TestStore$"),
 	},
 	{
