@@ -192,10 +192,11 @@ func TestForceUnlockThatCannotRaise(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	var over sync.WaitGroup
 	over.Go(func() {
-		_ = fenced(t, pool).InTx(context.Background(), lease.Claim(), func(context.Context, pgx.Tx) error {
+		_ = fenced(t, pool).InTx(context.Background(), lease.Claim(), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT")
 			close(entered)
 			<-leave
-			return nil
+			return err
 		})
 	})
 	<-entered

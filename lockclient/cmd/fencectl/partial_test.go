@@ -29,7 +29,10 @@ func TestReaderGoesAway(t *testing.T) {
 	url, pool := database(t)
 	lease := hold(t, pool, "worker-1", "billing", time.Hour)
 	tried := false
-	_ = fenced(t, pool).InTx(t.Context(), lease.Claim(), func(context.Context, pgx.Tx) error { // the raise waits for it
+	_ = fenced(t, pool).InTx(t.Context(), lease.Claim(), func(ctx context.Context, tx pgx.Tx) error { // the raise waits for it
+		if _, err := tx.Exec(ctx, "SELECT"); err != nil {
+			return err
+		}
 		tried = true
 		r, w, err := os.Pipe()
 		if err != nil {

@@ -29,7 +29,12 @@ var errNotKept = errors.New("not kept")
 // admits presents a claim to a real fence. What it writes is rolled back.
 func admits(t *testing.T, pool *pgxpool.Pool, claim guard.Claim) bool {
 	t.Helper()
-	err := fenced(t, pool).InTx(t.Context(), claim, func(context.Context, pgx.Tx) error { return errNotKept })
+	err := fenced(t, pool).InTx(t.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT"); err != nil {
+			return err
+		}
+		return errNotKept
+	})
 	var refused *guard.RejectedError
 	if !errors.Is(err, errNotKept) && !errors.As(err, &refused) {
 		t.Fatalf("%+v: %v", claim, err)
