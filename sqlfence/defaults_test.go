@@ -130,9 +130,7 @@ func TestDefaultReadOnly(t *testing.T) {
 		db := e.serverDefault("default_transaction_read_only", "on")
 		err := db.fenced(t.Context(), claimOf("r", 5), write5)
 		if e.driver == "pgx" {
-			if err != nil {
-				t.Errorf("InTx: %v", err)
-			}
+			noError(t, err, "InTx")
 			return
 		}
 		wantSays(t, err, guard.ReasonUnavailable, "read-only", "InTx")
@@ -206,9 +204,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 				}),
 				db.Raise(t.Context(), of(5)),
 			} {
-				if err != nil {
-					t.Errorf("%v, %d: %v", mode, what, err)
-				}
+				noError(t, err, "%v, %d", mode, what)
 			}
 			noError(t, db.fenced(t.Context(), of(6), write(6)), "%v: above the mark", mode)
 			if mark, err := db.Admit(t.Context(), of(6)); err != nil || mark.Token != 6 || mark.LeaseID != of(6).LeaseID {

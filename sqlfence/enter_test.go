@@ -2,7 +2,6 @@ package sqlfence
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
-	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -42,9 +42,7 @@ func TestEnterRollsBack(t *testing.T) {
 		if !errors.Is(err, failed) {
 			t.Fatal(err)
 		}
-		if err := <-raised; err != nil {
-			t.Error(err)
-		}
+		noError(t, <-raised)
 		e.putMark("r", guard.Mark{Token: 4, LeaseID: "lease-4"})
 		entering(e.db)(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return failed })
 		wantMark(t, e.db, "r", 4)
@@ -132,9 +130,7 @@ func TestInTxAll(t *testing.T) {
 				}
 				return errors.Join(e.raiseMustWait(claimOf("a", 8)), e.raiseMustWait(claimOf("b", 6)))
 			})
-			if err != nil {
-				t.Errorf("%v: %v", level, err)
-			}
+			noError(t, err, "%v", level)
 			var rejected *guard.RejectedError
 			err = e.db.fencedAll(t.Context(), []guard.Claim{claimOf("a", 7), claimOf("b", 4)}, opts, ran)
 			if !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Claim != claimOf("b", 4) || rejected.Mark.Token != 5 {
@@ -183,9 +179,7 @@ func TestInTxAllNoCircle(t *testing.T) {
 		}()
 	}
 	for range cap(errs) {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		noError(t, <-errs)
 	}
 }
 
@@ -223,24 +217,18 @@ func TestTwoDBsInOneTransaction(t *testing.T) {
 		other := e.open(nil)
 		must(t, e.db.Raise(t.Context(), claimOf("s", 5)))
 		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			for range 2 {
-				if err := otherEnter(ctx, other, tx, claimOf("s", 5)); err != nil {
-					return err
+			entered := func() error {
+				if x, ok := tx.(pgxTx); ok {
+					return other.(pgxFence).Enter(ctx, x.tx, claimOf("s", 5))
 				}
+				return other.(stdFence).Enter(ctx, tx.(stdTx).tx, claimOf("s", 5))
 			}
-			return write5(ctx, tx)
+			return errors.Join(entered(), entered(), write5(ctx, tx))
 		})
 		if err != nil || e.written() != 1 {
 			t.Errorf("%v, %d rows", err, e.written())
 		}
 	})
-}
-
-func otherEnter(ctx context.Context, other fence, tx testTx, claim guard.Claim) error {
-	if x, ok := tx.(pgxTx); ok {
-		return other.(pgxFence).Enter(ctx, x.tx, claim)
-	}
-	return other.(stdFence).Enter(ctx, tx.(stdTx).tx, claim)
 }
 
 // TestEndedBehindAnotherError (P6): a holder whose session a raise has ended learns
@@ -333,42 +321,25 @@ func TestEnterAnotherTransaction(t *testing.T) {
 	})
 }
 
-// sentBackend keeps the arguments of statements in transactions of others.
-type sentBackend struct {
-	stdBackend
-	args [][]any
-}
-
-func (b *sentBackend) in(*sql.Tx) sqlkit.Querier { return b }
-
-func (b *sentBackend) Exec(_ context.Context, _ string, args []any) (int64, error) {
-	b.args = append(b.args, args)
-	return 1, nil
-}
-
-func (b *sentBackend) Query(context.Context, string, []any, sqlkit.EachRow) error { return nil }
-
 // TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
 // square: each statement presents its own claim.
 func TestEnterPresentsOnce(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	claims := []guard.Claim{claimOf("a", 5), claimOf("b", 5), claimOf("c", 5)}
 	for _, present := range []bool{false, true} {
-		sent := &sentBackend{}
-		d := &DB[*sql.Tx]{backend: sent, opts: Options{PresentClaims: present}}
-		claims := make([]guard.Claim, 64)
-		for n := range claims {
-			claims[n] = claimOf(fmt.Sprint("r", n), 5)
-		}
-		if err := d.Enter(t.Context(), nil, claims...); err != nil || len(sent.args) != len(claims) {
-			t.Fatalf("%d statements, %v", len(sent.args), err)
-		}
-		for n, args := range sent.args {
-			presented := 0
-			for _, claim := range claims {
-				presented += strings.Count(fmt.Sprint(args...), `"`+claim.Resource+`"`)
+		p, through := e.newProxy()
+		var statements, presented atomic.Int64
+		p.set(func(message string) fate {
+			if strings.Contains(message, "fencepost.enter_row(") {
+				statements.Add(1)
+				presented.Add(int64(strings.Count(message, `"resource"`)))
 			}
-			if presented != map[bool]int{true: 1}[present] {
-				t.Fatalf("PresentClaims %t: statement %d presents %d claims", present, n, presented)
-			}
+			return forward
+		})
+		db := e.open(&Options{PresentClaims: present}, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
+		must(t, db.plain(t.Context(), enters(claims...)))
+		if want := map[bool]int64{true: 3}[present]; statements.Load() != 3 || presented.Load() != want {
+			t.Errorf("PresentClaims %t: %d statements present %d claims, want 3 and %d", present, statements.Load(), presented.Load(), want)
 		}
 	}
 }

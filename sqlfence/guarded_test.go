@@ -269,9 +269,7 @@ func TestEnteringPresents(t *testing.T) {
 			return all
 		}
 		for way, err := range ways(e.db) {
-			if err != nil {
-				t.Errorf("%s: %v", way, err)
-			}
+			noError(t, err, "%s", way)
 		}
 		wantReason(t, ErrorFrom(e.db.unfenced(t.Context(), both)), guard.ReasonMissing, "none of them")
 		for way, err := range ways(e.open(&Options{})) {

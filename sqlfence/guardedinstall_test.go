@@ -36,9 +36,7 @@ func TestInstallWaits(t *testing.T) {
 			t.Errorf("%s does not wait", c.what)
 		}
 		tx.Rollback(t.Context())
-		if err := <-called; err != nil {
-			t.Errorf("%s: %v", c.what, err)
-		}
+		noError(t, <-called, "%s", c.what)
 	}
 	e.begin(another)
 	if err := e.db.InstallTrigger(t.Context(), g); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
@@ -66,12 +64,8 @@ func TestInstallAgainBesideAWriter(t *testing.T) {
 	if err == nil {
 		err = writer.Commit(t.Context())
 	}
-	if err != nil {
-		t.Errorf("the writer: %v", err)
-	}
-	if err := <-installed; err != nil {
-		t.Errorf("the installation: %v", err)
-	}
+	noError(t, err, "the writer")
+	noError(t, <-installed, "the installation")
 }
 
 // TestInstallRights (P6): the owner of a table alone may not install triggers, and the

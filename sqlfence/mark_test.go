@@ -368,9 +368,7 @@ func TestRaisedAtIsNotTheBegin(t *testing.T) {
 		var before time.Time
 		must(t, e.admin.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
 		must(t, end())
-		if err := <-raised; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-raised)
 		retired, err := e.db.Retire(t.Context(), before)
 		must(t, err)
 		return retired.Count
@@ -391,20 +389,8 @@ func TestRaisedAtIsNotTheBegin(t *testing.T) {
 // refuses what the issuer issues.
 func TestRetireIsBounded(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		admin, ok := e.db.(interface {
-			ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error
-		})
-		if !ok {
-			t.Fatal("no ResetFloor")
-		}
 		retire := func(last guard.Token) (guard.Retired, error) {
-			switch db := e.db.(type) {
-			case pgxFence:
-				return db.RetireUpTo(t.Context(), time.Now().Add(time.Hour), last)
-			case stdFence:
-				return db.RetireUpTo(t.Context(), time.Now().Add(time.Hour), last)
-			}
-			return guard.Retired{}, errors.New("another driver")
+			return e.db.RetireUpTo(t.Context(), time.Now().Add(time.Hour), last)
 		}
 		const most = guard.Token(math.MaxInt64 - 1)
 		e.exec("INSERT INTO fencepost.marks (resource, token) VALUES ('a', 7), ('b', $1)", int64(most))
@@ -425,7 +411,7 @@ func TestRetireIsBounded(t *testing.T) {
 		wantReason(t, e.db.Raise(t.Context(), claimOf("c", 8)), guard.ReasonStale, "under the highest floor")
 		// The repair compares, and is recorded.
 		reset := func(from, to, last guard.Token) error {
-			return admin.ResetFloor(t.Context(), from, to, last, "ops", "a made-up token")
+			return e.db.ResetFloor(t.Context(), from, to, last, "ops", "a made-up token")
 		}
 		for want, err := range map[guard.Reason]error{
 			guard.ReasonStale:   reset(most-1, 7, 8),

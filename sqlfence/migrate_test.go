@@ -269,9 +269,7 @@ func TestMigrateRolesTakesTurns(t *testing.T) {
 		t.Error("it did not wait for another one")
 	}
 	must(t, tx.Rollback(t.Context()))
-	if err := <-migrated; err != nil {
-		t.Error(err)
-	}
+	noError(t, <-migrated)
 }
 
 func TestRolesSQLRefuses(t *testing.T) {

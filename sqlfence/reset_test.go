@@ -22,82 +22,77 @@ const pageSize = 500
 // TestReset: a poisoned mark is lowered to what the issuer issued, tokens above
 // it are admitted again and others not, and the record says who did it and why.
 func TestReset(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		poisoned, repaired := guard.Mark{Token: 1 << 60, LeaseID: "made up"}, guard.Mark{Token: 7, LeaseID: "lease-7"}
-		e.putMark("r", poisoned)
-		if err := e.db.Raise(t.Context(), claimOf("r", 8)); !errors.Is(err, guard.ErrStale) {
-			t.Fatalf("the mark is not ahead: %v", err)
-		}
-		must(t, e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"))
-		if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark != repaired {
-			t.Errorf("the mark is %+v, %v", mark, err)
-		}
-		wantReason(t, e.db.Raise(t.Context(), claimOf("r", 6)), guard.ReasonStale, "a token below the new mark")
-		noError(t, e.db.Raise(t.Context(), claimOf("r", 8)), "a token above the new mark")
-		resets, err := collect(e.db.Resets(t.Context(), 0))
-		if err != nil || len(resets) != 1 {
-			t.Fatalf("%+v, %v", resets, err)
-		}
-		got := resets[0]
-		if got.ID < 1 || time.Since(got.At).Abs() > time.Hour || got.Role == "" {
-			t.Errorf("the record has %+v", got)
-		}
-		got.ID, got.At, got.Role = 0, time.Time{}, ""
-		if want := (sqladmin.Reset{Resource: "r", FromToken: 1 << 60, FromLease: "made up", ToToken: 7, ToLease: "lease-7", IssuersLast: 7, Actor: "operator", Reason: "restored the issuer"}); got != want {
-			t.Errorf("the record is %+v, want %+v", got, want)
-		}
-	})
+	e := newEnvOf(t, "pgx")
+	poisoned, repaired := guard.Mark{Token: 1 << 60, LeaseID: "made up"}, guard.Mark{Token: 7, LeaseID: "lease-7"}
+	e.putMark("r", poisoned)
+	if err := e.db.Raise(t.Context(), claimOf("r", 8)); !errors.Is(err, guard.ErrStale) {
+		t.Fatalf("the mark is not ahead: %v", err)
+	}
+	must(t, e.db.Reset(t.Context(), "r", poisoned, repaired, 7, "operator", "restored the issuer"))
+	if mark, err := e.db.Mark(t.Context(), "r"); err != nil || mark != repaired {
+		t.Errorf("the mark is %+v, %v", mark, err)
+	}
+	wantReason(t, e.db.Raise(t.Context(), claimOf("r", 6)), guard.ReasonStale, "a token below the new mark")
+	noError(t, e.db.Raise(t.Context(), claimOf("r", 8)), "a token above the new mark")
+	resets, err := collect(e.db.Resets(t.Context(), 0))
+	if err != nil || len(resets) != 1 {
+		t.Fatalf("%+v, %v", resets, err)
+	}
+	got := resets[0]
+	if got.ID < 1 || time.Since(got.At).Abs() > time.Hour || got.Role == "" {
+		t.Errorf("the record has %+v", got)
+	}
+	got.ID, got.At, got.Role = 0, time.Time{}, ""
+	if want := (sqladmin.Reset{Resource: "r", FromToken: 1 << 60, FromLease: "made up", ToToken: 7, ToLease: "lease-7", IssuersLast: 7, Actor: "operator", Reason: "restored the issuer"}); got != want {
+		t.Errorf("the record is %+v, want %+v", got, want)
+	}
 }
 
 // TestResetCompares: a mark that is not the one the operator saw is left alone,
 // and the reason says how it differs; so is one if an input is invalid.
 func TestResetCompares(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		mark, to := guard.Mark{Token: 50, LeaseID: "a"}, guard.Mark{Token: 7}
-		for what, c := range map[string]struct {
-			resource string
-			from     guard.Mark
-			want     guard.Reason
-		}{
-			"raised since":  {"r", guard.Mark{Token: 49, LeaseID: "a"}, guard.ReasonStale},
-			"lowered since": {"r", guard.Mark{Token: 51, LeaseID: "a"}, guard.ReasonConflict},
-			"another lease": {"r", guard.Mark{Token: 50}, guard.ReasonConflict},
-			"no mark":       {"s", mark, guard.ReasonNotFound},
-		} {
-			e.putMark("r", mark)
-			var rejected *guard.RejectedError
-			err := e.db.Reset(t.Context(), c.resource, c.from, to, 9, "operator", "why")
-			if guard.ReasonOf(err) != c.want || !errors.As(err, &rejected) || rejected.Claim.Token != c.from.Token || c.resource == "r" && rejected.Mark != mark {
-				t.Errorf("%s: got %v, want %s with the mark", what, err, c.want)
-			}
+	e := newEnvOf(t, "pgx")
+	mark, to := guard.Mark{Token: 50, LeaseID: "a"}, guard.Mark{Token: 7}
+	for what, c := range map[string]struct {
+		resource string
+		from     guard.Mark
+		want     guard.Reason
+	}{
+		"raised since":  {"r", guard.Mark{Token: 49, LeaseID: "a"}, guard.ReasonStale},
+		"lowered since": {"r", guard.Mark{Token: 51, LeaseID: "a"}, guard.ReasonConflict},
+		"another lease": {"r", guard.Mark{Token: 50}, guard.ReasonConflict},
+		"no mark":       {"s", mark, guard.ReasonNotFound},
+	} {
+		e.putMark("r", mark)
+		var rejected *guard.RejectedError
+		err := e.db.Reset(t.Context(), c.resource, c.from, to, 9, "operator", "why")
+		if guard.ReasonOf(err) != c.want || !errors.As(err, &rejected) || rejected.Claim.Token != c.from.Token || c.resource == "r" && rejected.Mark != mark {
+			t.Errorf("%s: got %v, want %s with the mark", what, err, c.want)
 		}
-		call := func(resource string, from, to guard.Mark, last guard.Token, actor, reason string) error {
-			return e.db.Reset(t.Context(), resource, from, to, last, actor, reason)
-		}
-		wantInvalid(t, "above the issuer's last", call("r", mark, to, 6, "op", "why"), "to", `"7"`)
-		wantInvalid(t, "no issuer's last", call("r", mark, to, 0, "op", "why"), "token", "0")
-		wantInvalid(t, "blank actor", call("r", mark, to, 9, " \t\u00a0", "why"), "actor", "")
-		wantInvalid(t, "long actor", call("r", mark, to, 9, strings.Repeat("x", 129), "why"), "actor", "xxx")
-		wantInvalid(t, "blank reason", call("r", mark, to, 9, "op", " \n\u2003"), "reason", "")
-		wantInvalid(t, "long reason", call("r", mark, to, 9, "op", strings.Repeat("x", 1025)), "reason", "xxx")
-		wantInvalid(t, "NUL", call("r", mark, to, 9, "op", "a\x00b"), "reason", `\x00`)
-		wantInvalid(t, "no token", call("r", guard.Mark{}, to, 9, "op", "why"), "token", "")
-		wantInvalid(t, "resource", call("", mark, to, 9, "op", "why"), "resource", "")
-		wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
-		over, cancel := context.WithCancel(t.Context())
-		cancel()
-		wantReason(t, e.db.Reset(over, "r", mark, to, 9, "op", "why"), guard.ReasonUnavailable, "a context that is over")
-		if e.driver == "pgx" { // on database/sql the operators\' pool is another one
-			err := e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
-				return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
-			})
-			wantInvalid(t, "inside InTx", err, "Reset", `"r"`)
-		}
-		e.wantInt(0, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
-		if now, err := e.db.Mark(t.Context(), "r"); err != nil || now != mark {
-			t.Errorf("the mark is %+v, %v", now, err)
-		}
-	})
+	}
+	call := func(resource string, from, to guard.Mark, last guard.Token, actor, reason string) error {
+		return e.db.Reset(t.Context(), resource, from, to, last, actor, reason)
+	}
+	wantInvalid(t, "above the issuer's last", call("r", mark, to, 6, "op", "why"), "to", `"7"`)
+	wantInvalid(t, "no issuer's last", call("r", mark, to, 0, "op", "why"), "token", "0")
+	wantInvalid(t, "blank actor", call("r", mark, to, 9, " \t\u00a0", "why"), "actor", "")
+	wantInvalid(t, "long actor", call("r", mark, to, 9, strings.Repeat("x", 129), "why"), "actor", "xxx")
+	wantInvalid(t, "blank reason", call("r", mark, to, 9, "op", " \n\u2003"), "reason", "")
+	wantInvalid(t, "long reason", call("r", mark, to, 9, "op", strings.Repeat("x", 1025)), "reason", "xxx")
+	wantInvalid(t, "NUL", call("r", mark, to, 9, "op", "a\x00b"), "reason", `\x00`)
+	wantInvalid(t, "no token", call("r", guard.Mark{}, to, 9, "op", "why"), "token", "")
+	wantInvalid(t, "resource", call("", mark, to, 9, "op", "why"), "resource", "")
+	wantInvalid(t, "floor", call("r", guard.Mark{Token: 50, Floor: true}, to, 9, "op", "why"), "from", `"50"`)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantReason(t, e.db.Reset(over, "r", mark, to, 9, "op", "why"), guard.ReasonUnavailable, "a context that is over")
+	wantInvalid(t, "inside InTx", e.db.fenced(t.Context(), claimOf("s", 5), func(ctx context.Context, _ testTx) error {
+		return e.db.Reset(ctx, "r", mark, to, 9, "op", "why")
+	}), "Reset", `"r"`)
+	e.wantInt(0, "resets are on record", "SELECT count(*) FROM fencepost.mark_resets")
+	if now, err := e.db.Mark(t.Context(), "r"); err != nil || now != mark {
+		t.Errorf("the mark is %+v, %v", now, err)
+	}
 }
 
 // TestResetWaits (P1): a reset waits for the transactions that entered under
@@ -165,72 +160,71 @@ func TestResetsAreKept(t *testing.T) {
 
 // TestPages: marks and resets are read page by page, in order, each once.
 func TestPages(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		ctx := context.Background()
-		names := []string{"a", "b", "b/1", "b/2", "b/\U0010ffff", "b/\U0010ffffz", "b0", "c", "\ud7ff", "\ue000"}
-		for i, name := range names {
-			must(t, e.db.Raise(ctx, claimOf(name, guard.Token(i+1))))
-		}
-		e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
-		for _, c := range []struct {
-			prefix string
-			want   []string
-		}{{"", names}, {"b", names[1:7]}, {"b/", names[2:6]}, {"b/\U0010ffff", names[4:6]}, {"\ud7ff", names[8:9]}, {"x", nil}} {
-			var got []string
-			for m, err := range e.db.Marks(ctx, c.prefix) {
-				must(t, err)
-				got = append(got, m.Resource)
-				if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
-					t.Errorf("%+v", m)
-				}
-			}
-			if !slices.Equal(got, c.want) {
-				t.Errorf("prefix %q: %q, want %q", c.prefix, got, c.want)
+	e := newEnvOf(t, "pgx")
+	ctx := context.Background()
+	names := []string{"a", "b", "b/1", "b/2", "b/\U0010ffff", "b/\U0010ffffz", "b0", "c", "\ud7ff", "\ue000"}
+	for i, name := range names {
+		must(t, e.db.Raise(ctx, claimOf(name, guard.Token(i+1))))
+	}
+	e.exec("INSERT INTO fencepost.marks VALUES ('', 1)")
+	for _, c := range []struct {
+		prefix string
+		want   []string
+	}{{"", names}, {"b", names[1:7]}, {"b/", names[2:6]}, {"b/\U0010ffff", names[4:6]}, {"\ud7ff", names[8:9]}, {"x", nil}} {
+		var got []string
+		for m, err := range e.db.Marks(ctx, c.prefix) {
+			must(t, err)
+			got = append(got, m.Resource)
+			if i := slices.Index(names, m.Resource); i < 0 || m.Token != guard.Token(i+1) || m.LeaseID != claimOf("", m.Token).LeaseID || time.Since(m.RaisedAt).Abs() > time.Hour {
+				t.Errorf("%+v", m)
 			}
 		}
-		for i := range 3 {
-			must(t, e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)))
+		if !slices.Equal(got, c.want) {
+			t.Errorf("prefix %q: %q, want %q", c.prefix, got, c.want)
 		}
-		all, err := collect(e.db.Resets(ctx, 0))
-		if err != nil || len(all) != 3 || all[0].Reason != "reset 0" || all[2].Reason != "reset 2" {
-			t.Fatalf("%+v, %v", all, err)
-		}
-		rest, err := collect(e.db.Resets(ctx, all[0].ID))
-		if err != nil || !slices.Equal(rest, all[1:]) {
-			t.Errorf("after the first: %+v, %v", rest, err)
-		}
-		for range e.db.Marks(ctx, "") { // a caller that stops is not called again, and no connection is kept
-			break
-		}
-		_, err = collect(e.db.Marks(ctx, "a\x00"))
-		wantInvalid(t, "prefix", err, "prefix", `\x00`)
-		_, err = collect(e.db.Resets(ctx, -1))
-		wantInvalid(t, "after", err, "after", "-1")
-		// More than a page, to one past its end and to its end.
-		for n, extra := range []int{pageSize + 1, pageSize - 1} {
-			prefix := fmt.Sprintf("many%d/", n)
-			e.exec("INSERT INTO fencepost.marks SELECT $1::text || lpad(n::text, 5, '0'), n FROM generate_series(1, $2::int) n", prefix, pageSize+extra)
-			seen := 0
-			for m, err := range e.db.Marks(ctx, prefix) {
-				if seen++; err != nil || m.Resource != fmt.Sprintf("%s%05d", prefix, seen) || m.Token != guard.Token(seen) {
-					t.Fatalf("mark %d: %+v, %v", seen, m, err)
-				}
-			}
-			if seen != pageSize+extra {
-				t.Errorf("%d marks were listed, want %d", seen, pageSize+extra)
-			}
-		}
-		// A listing that cannot be read is an error, and not an empty one (P5).
-		e.exec("ALTER TABLE fencepost.marks RENAME TO away; ALTER TABLE fencepost.mark_resets RENAME TO away_resets")
-		for m, err := range e.db.Marks(ctx, "") {
-			if guard.ReasonOf(err) != guard.ReasonSetup || m != (sqladmin.ResourceMark{}) {
-				t.Errorf("without the table: %+v, %v", m, err)
+	}
+	for i := range 3 {
+		must(t, e.db.Reset(ctx, "c", guard.Mark{Token: guard.Token(8 - i), LeaseID: map[bool]string{true: "lease-8"}[i == 0]}, guard.Mark{Token: guard.Token(7 - i)}, 9, "op", fmt.Sprint("reset ", i)))
+	}
+	all, err := collect(e.db.Resets(ctx, 0))
+	if err != nil || len(all) != 3 || all[0].Reason != "reset 0" || all[2].Reason != "reset 2" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	rest, err := collect(e.db.Resets(ctx, all[0].ID))
+	if err != nil || !slices.Equal(rest, all[1:]) {
+		t.Errorf("after the first: %+v, %v", rest, err)
+	}
+	for range e.db.Marks(ctx, "") { // a caller that stops is not called again, and no connection is kept
+		break
+	}
+	_, err = collect(e.db.Marks(ctx, "a\x00"))
+	wantInvalid(t, "prefix", err, "prefix", `\x00`)
+	_, err = collect(e.db.Resets(ctx, -1))
+	wantInvalid(t, "after", err, "after", "-1")
+	// More than a page, to one past its end and to its end.
+	for n, extra := range []int{pageSize + 1, pageSize - 1} {
+		prefix := fmt.Sprintf("many%d/", n)
+		e.exec("INSERT INTO fencepost.marks SELECT $1::text || lpad(n::text, 5, '0'), n FROM generate_series(1, $2::int) n", prefix, pageSize+extra)
+		seen := 0
+		for m, err := range e.db.Marks(ctx, prefix) {
+			if seen++; err != nil || m.Resource != fmt.Sprintf("%s%05d", prefix, seen) || m.Token != guard.Token(seen) {
+				t.Fatalf("mark %d: %+v, %v", seen, m, err)
 			}
 		}
-		_, err = collect(e.db.Resets(ctx, 0))
-		wantReason(t, err, guard.ReasonSetup, "resets without the table")
-		e.exec("ALTER TABLE fencepost.away RENAME TO marks; ALTER TABLE fencepost.away_resets RENAME TO mark_resets")
-	})
+		if seen != pageSize+extra {
+			t.Errorf("%d marks were listed, want %d", seen, pageSize+extra)
+		}
+	}
+	// A listing that cannot be read is an error, and not an empty one (P5).
+	e.exec("ALTER TABLE fencepost.marks RENAME TO away; ALTER TABLE fencepost.mark_resets RENAME TO away_resets")
+	for m, err := range e.db.Marks(ctx, "") {
+		if guard.ReasonOf(err) != guard.ReasonSetup || m != (sqladmin.ResourceMark{}) {
+			t.Errorf("without the table: %+v, %v", m, err)
+		}
+	}
+	_, err = collect(e.db.Resets(ctx, 0))
+	wantReason(t, err, guard.ReasonSetup, "resets without the table")
+	e.exec("ALTER TABLE fencepost.away RENAME TO marks; ALTER TABLE fencepost.away_resets RENAME TO mark_resets")
 }
 
 // collect reads a listing to its end or its error.
@@ -244,24 +238,30 @@ func collect[Entry any](all iter.Seq2[Entry, error]) (entries []Entry, err error
 	return entries, nil
 }
 
+// store is what package guardtest needs to test the marks of a database.
+func (e *env) store() guardtest.Harness {
+	other := e.connect(poolSize)
+	return guardtest.Harness{
+		New: func(ctx context.Context) (guard.Store, error) {
+			_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
+			return e.open(nil), err
+		},
+		Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
+		Operations: 12, Steps: 100, Volume: 300,
+		Margin: 2 * time.Millisecond, Timeout: 2 * patience,
+	}
+}
+
 // TestStore: the marks of a database are a guard.Store, shared by replicas and
 // kept across a restart of the process.
 func TestStore(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		other := e.connect(poolSize)
-		guardtest.Run(t, guardtest.Harness{
-			New: func(ctx context.Context) (guard.Store, error) {
-				_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
-				return e.open(nil), err
-			},
-			Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
-			Reopen:     func(context.Context, guard.Store) (guard.Store, error) { return e.single(), nil },
-			Operations: longtest.ByLength(12, 40),
-			Steps:      longtest.ByLength(100, 300),
-			Volume:     longtest.ByLength(300, 2500),
-			Margin:     2 * time.Millisecond,
-			Timeout:    2 * patience,
-		})
+		h := e.store()
+		h.Reopen = func(context.Context, guard.Store) (guard.Store, error) { return e.single(), nil }
+		if longtest.Long {
+			h.Operations, h.Steps, h.Volume = 40, 300, 2500
+		}
+		guardtest.Run(t, h)
 	})
 }
 
@@ -281,20 +281,7 @@ func TestStoreControls(t *testing.T) {
 			for _, m := range mutations {
 				e.mutate(m.function, m.old, m.new)
 			}
-			db := e.open(nil)
-			failures := guardtest.Check(t.Context(), guardtest.Harness{
-				New: func(ctx context.Context) (guard.Store, error) {
-					_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
-					return db, err
-				},
-				Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.db, nil },
-				Operations: 12,
-				Steps:      100,
-				Volume:     300,
-				Margin:     2 * time.Millisecond,
-				Timeout:    2 * patience,
-			})
-			if len(failures) == 0 {
+			if failures := guardtest.Check(t.Context(), e.store()); len(failures) == 0 {
 				t.Error("the suite passed")
 			}
 		})
@@ -359,9 +346,7 @@ func TestLostReset(t *testing.T) {
 		"COMMIT":           {onCommit(cutAfter), guard.ReasonOutcomeUnknown, 4},
 	} {
 		e.exec("DELETE FROM fencepost.marks")
-		if err := e.db.Raise(t.Context(), claimOf("r", 5)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		p.set(c.rule)
 		err := db.Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
 		p.set(nil)

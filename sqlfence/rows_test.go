@@ -270,9 +270,7 @@ func TestUpsertRaces(t *testing.T) {
 		t.Errorf("a row that is there: got %v, want ErrStale", err)
 	}
 	e.exec("DELETE FROM docs WHERE id = 0") // the control
-	if err := table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}); err != nil {
-		t.Errorf("a row that is gone remembers: %v", err)
-	}
+	noError(t, table.Upsert(t.Context(), e.db, old, Key{0}, Set{"v": "back"}), "a row that is gone remembers")
 }
 
 // TestExpr: PostgreSQL computes the same from an expression inside an Update,

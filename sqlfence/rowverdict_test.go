@@ -67,41 +67,26 @@ type rowCase struct {
 	claim  guard.Claim
 }
 
-// rowWays are the statements on rows. Each returns the verdicts of all cases.
-var rowWays = map[string]func(q Querier, table *Table, cases []rowCase) ([]error, error){
-	"Update": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-		return t.Update(ctx, q, claim, key, set)
-	}),
-	"Upsert": eachCase(func(t *Table, ctx context.Context, q Querier, claim guard.Claim, key Key, set Set) error {
-		return t.Upsert(ctx, q, claim, key, set)
-	}),
-	"Takeover": takeCases,
-}
-
-func eachCase(write func(*Table, context.Context, Querier, guard.Claim, Key, Set) error) func(Querier, *Table, []rowCase) ([]error, error) {
-	return func(q Querier, table *Table, cases []rowCase) ([]error, error) {
-		verdicts := make([]error, len(cases))
-		for i, c := range cases {
-			verdicts[i] = write(table, context.Background(), q, c.claim, Key{i, "x"}, Set{"v": "new"})
-		}
-		return verdicts, nil
-	}
-}
-
-func takeCases(q Querier, table *Table, cases []rowCase) ([]error, error) {
-	verdicts := make([]error, len(cases))
-	for i, c := range cases {
+// rowWays are the statements on rows, each on that of a case.
+var rowWays = map[string]func(table *Table, q Querier, claim guard.Claim, id int) error{
+	"Update": func(table *Table, q Querier, claim guard.Claim, id int) error {
+		return table.Update(context.Background(), q, claim, Key{id, "x"}, Set{"v": "new"})
+	},
+	"Upsert": func(table *Table, q Querier, claim guard.Claim, id int) error {
+		return table.Upsert(context.Background(), q, claim, Key{id, "x"}, Set{"v": "new"})
+	},
+	"Takeover": func(table *Table, q Querier, claim guard.Claim, id int) error {
 		var v, w string
-		verdicts[i] = table.Raise(context.Background(), q, c.claim, Key{i, "x"}, Dest{"v": &v, "w": &w})
-		if verdicts[i] == nil && (v != "old" || w != fmt.Sprint("w", i)) {
-			return nil, fmt.Errorf("case %d read %q and %q", i, v, w)
+		err := table.Raise(context.Background(), q, claim, Key{id, "x"}, Dest{"v": &v, "w": &w})
+		if err == nil && (v != "old" || w != fmt.Sprint("w", id)) {
+			return fmt.Errorf("case %d read %q and %q", id, v, w)
 		}
-	}
-	return verdicts, nil
+		return err
+	},
 }
 
 // rowCases are all small marks and claims on rows that are there or not.
-func rowCases(rule guard.Rule, leases bool) (cases []rowCase) {
+func rowCases(leases bool) (cases []rowCase) {
 	for _, absent := range []bool{false, true} {
 		for _, mark := range someMarks() {
 			if !leases && mark.LeaseID != "" || absent && mark != (guard.Mark{}) {
@@ -124,11 +109,11 @@ func (e *env) compareRows(limit int, q Querier, way string) (problems []string) 
 				continue
 			}
 			table := e.table("cases", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
-			cases := rowCases(rule, lease != "")
+			cases := rowCases(lease != "")
 			e.fillCases(cases)
-			verdicts, err := rowWays[way](q, table, cases)
-			if err != nil {
-				return append(problems, err.Error())
+			verdicts := make([]error, len(cases))
+			for i, c := range cases {
+				verdicts[i] = rowWays[way](table, q, c.claim, i)
 			}
 			rows := e.cases(len(cases))
 			if n := e.int("SELECT count(*) FROM cases WHERE b = 'y' AND concat(v, w, last_fencing_token, last_lease_id COLLATE pg_catalog.\"C\") = 'oldother0'"); n != int64(len(cases)) {
@@ -367,9 +352,7 @@ func TestWhere(t *testing.T) {
 				if changed := e.int("SELECT count(*) FROM docs WHERE last_fencing_token <> 5 OR v = 'written'"); (changed == 1) != (c.want == guard.ReasonNone) {
 					t.Errorf("%s, %v, %v, token %d: %d rows were changed", way, c.v, c.w, c.token, changed)
 				}
-				if err := table.Upsert(t.Context(), e.db, claimOf("r", 7), Key{1}, Set{"v": "any"}); err != nil {
-					t.Errorf("the table itself has a predicate now: %v", err)
-				}
+				noError(t, table.Upsert(t.Context(), e.db, claimOf("r", 7), Key{1}, Set{"v": "any"}), "the table itself has a predicate now")
 			}
 		}
 		err := open.Upsert(t.Context(), e.db, claimOf("r", 1), Key{2}, Set{"v": "closed"})

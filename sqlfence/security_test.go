@@ -266,9 +266,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 	for _, path := range e.hijacker() {
 		db := e.along(path)
 		check := func(what string, err error) {
-			if err != nil {
-				t.Errorf("%s under %s: %v", what, path, err)
-			}
+			noError(t, err, "%s under %s", what, path)
 		}
 		check("InstallTrigger", db.InstallTrigger(t.Context(), trigger))
 		found, err := db.Verify(t.Context(), Verification{Role: role, Triggers: []Trigger{trigger},

@@ -265,14 +265,6 @@ func TestTransactor(t *testing.T) {
 			if err := run(func(ctx context.Context) error { return errors.Join(insert(ctx, 12), mine) }); !errors.Is(err, mine) {
 				t.Errorf("%s: %v", name, err)
 			}
-			func() {
-				defer func() {
-					if got := recover(); got != mine {
-						t.Errorf("%s: panic %v", name, got)
-					}
-				}()
-				_ = run(func(ctx context.Context) error { _ = insert(ctx, 12); panic(mine) })
-			}()
 			var pg *pgconn.PgError
 			if err := run(work(11)); guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "work_token_key" { // the deferred one
 				t.Errorf("%s: %v", name, err)

@@ -303,25 +303,24 @@ func TestTriggersOfTypes(t *testing.T) {
 // TestVerifyFails (P5): a check that fails is an error of Verify, and not a
 // database without findings.
 func TestVerifyFails(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		p, through := e.newProxy()
-		db := e.open(nil, through)
-		tables := Verification{Tables: []*Table{e.table("jobs", []string{"id"}, nil)}, WithoutSchema: true}
-		if found, err := db.Verify(t.Context(), tables); err != nil || len(found) != 1 {
-			t.Errorf("the control: %v, %v", found, err)
-		}
-		p.set(on("'the table does not exist'", cutBefore))
-		p.CutAll() // what was prepared is sent again
-		if found, err := db.Verify(t.Context(), tables); found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
-			t.Errorf("tables: %v, %v, want ErrUnavailable", found, err)
-		}
-		p.set(nil)
-		e.exec("DROP FUNCTION fencepost.guard_problems")
-		found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{triggerOn([]string{"jobs"}, "{tenant}")}})
-		if found != nil || guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
-			t.Errorf("triggers: %v, %v, want ErrSetup that names the way out", found, err)
-		}
-	})
+	e := newEnvOf(t, "pgx")
+	p, through := e.newProxy()
+	db := e.open(nil, through)
+	tables := Verification{Tables: []*Table{e.table("jobs", []string{"id"}, nil)}, WithoutSchema: true}
+	if found, err := db.Verify(t.Context(), tables); err != nil || len(found) != 1 {
+		t.Errorf("the control: %v, %v", found, err)
+	}
+	p.set(on("'the table does not exist'", cutBefore))
+	p.CutAll() // what was prepared is sent again
+	if found, err := db.Verify(t.Context(), tables); found != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
+		t.Errorf("tables: %v, %v, want ErrUnavailable", found, err)
+	}
+	p.set(nil)
+	e.exec("DROP FUNCTION fencepost.guard_problems")
+	found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{triggerOn([]string{"jobs"}, "{tenant}")}})
+	if found != nil || guard.ReasonOf(err) != guard.ReasonSetup || !strings.Contains(err.Error(), "sqladmin's Migrate") {
+		t.Errorf("triggers: %v, %v, want ErrSetup that names the way out", found, err)
+	}
 }
 
 // TestVerifyDrift: each of these changes of schema fencepost breaks a promise, and
