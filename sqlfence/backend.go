@@ -42,10 +42,12 @@ type conn[Tx any] interface {
 	in() sqlkit.Querier
 	// tx is the callback's handle.
 	tx() Tx
-	// begun reports that a transaction was begun.
+	// begun reports that a BEGIN was sent.
 	begun() bool
 	// start begins the transaction of a callback that has sent nothing.
 	start(ctx context.Context) error
+	// committed reports that the callback is known to have sent a COMMIT that succeeded.
+	committed() bool
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.
 	commit(ctx context.Context, bound *commitBound) error
@@ -59,16 +61,16 @@ type conn[Tx any] interface {
 type txMode struct {
 	level sql.IsolationLevel // named in every BEGIN, so that the server's default does not apply
 	// marker, if there is one, is what the first statements put into the setting
-	// fencepost.transaction; then commit returns errEnded, and commits nothing, if
-	// it is not there any more (see [DB.enterStatement]).
+	// fencepost.transaction; if commit looks for it and it is gone, it returns errEnded,
+	// and commits nothing (see [DB.enterStatement]).
 	marker string
 	with   *pgxFirst // goes with BEGIN and the first statements; on pgx, else nil
 }
 
 var readCommitted = txMode{level: sql.LevelReadCommitted}
 
-// held is a connection that a callback's handle belongs to, and that all begin on that
-// is needed before its transaction begins.
+// held is the connection of a callback's handle. The raises that are needed before its
+// transaction begins run on it too.
 type held[Tx any] interface {
 	conn[Tx]
 	// ready replaces the connection if it has ended.

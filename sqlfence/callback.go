@@ -50,9 +50,9 @@ func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
 	return nil
 }
 
-// call runs fn in the transaction of c, commits it and releases c, even if fn
-// panics or calls runtime.Goexit. committing reports that err is the COMMIT's, gone
-// that it is fn's and that the session had ended by then.
+// call runs fn in the transaction of c and, if it returns nil, commits. It releases c even if
+// fn panics or calls runtime.Goexit. committing reports that err is of the COMMIT, or of a
+// BEGIN before it; gone that it is fn's and that the session had ended by then.
 func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard.Claim, fn func(ctx context.Context, tx Tx) error) (committing, gone bool, err error) {
 	own := &callback[Tx]{Context: ctx, db: d, tx: c.tx(), claims: claims}
 	defer c.release()
@@ -64,7 +64,7 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 	if err := sqlkit.Ended(ctx, op, claim); err != nil && !c.begun() {
 		return false, false, err
 	} else if err != nil {
-		return false, false, d.unlessEnded(ctx, own, c.gone(), op, err)
+		return false, false, d.unlessEnded(ctx, own, c.gone(), c.committed(), op, err)
 	}
 	if err := c.start(ctx); err != nil {
 		return true, false, pgerr.NotSent(err)
@@ -74,15 +74,15 @@ func (d *DB[Tx]) call(ctx context.Context, op string, c conn[Tx], claims []guard
 
 // unlessEnded returns err, which says that nothing was committed, unless the callback
 // ended the fenced transaction itself.
-func (d *DB[Tx]) unlessEnded(ctx context.Context, own *callback[Tx], gone bool, op string, err error) error {
-	if own.claims == nil || gone {
+func (d *DB[Tx]) unlessEnded(ctx context.Context, own *callback[Tx], gone, committed bool, op string, err error) error {
+	if own.claims == nil || gone && !committed {
 		return err // it has no marker, or nothing can be asked
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	var same bool
 	_, asking := sqlkit.Row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same)
-	if asking == nil && !same || errors.Is(asking, pgx.ErrTxClosed) {
+	if committed || asking == nil && !same || errors.Is(asking, pgx.ErrTxClosed) {
 		return guard.OutcomeUnknown(op, own.claims[0], errEnded)
 	}
 	return err

@@ -14,8 +14,8 @@
 //		return err // superseded by a newer holder: stop
 //	}
 //
-// Three packages: this one has the schema's marks and the transactions that compare
-// with them; sqlrow keeps a row's mark in the row; sqladmin is for operators.
+// This package has the schema's marks and the transactions that compare with them; sqlrow
+// keeps a row's mark in the row, sqladmin is for operators, sqltest for tests.
 //
 // # What it guarantees
 //
@@ -80,13 +80,13 @@
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
 // On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT is the
-// other: a stale holder is refused at its first statement. BEGIN and enter have a round trip of
-// their own before any but SELECT, INSERT, UPDATE, DELETE, MERGE and WITH, before what pgx has
-// yet to prepare there or does not prepare, and under a tracer, the simple or the describing mode.
+// other: a stale holder is refused at its first statement. BEGIN and enter go by themselves if the
+// statement is not SELECT, INSERT, UPDATE, DELETE, MERGE or WITH, is an Exec without arguments, or
+// is new to pgx's cache; and under a tracer, QueryExecModeSimpleProtocol or DescribeExec.
 //
-// Enter sets a marker that lives as long as the transaction. COMMIT checks for it if the
-// callback has sent anything else than those statements. A callback that ended the
-// transaction in SQL, or took the marker away, then gets ErrOutcomeUnknown: it may have
+// Enter sets a marker that lives as long as the transaction. COMMIT checks for it unless all that
+// the callback sent is known not to end a transaction. If the callback ended it in SQL, or took
+// the marker away, and returns nil, the result is ErrOutcomeUnknown: it may have
 // committed, and what it writes after that is not fenced. The pgx.Tx sends nothing more, unless
 // the callback began another one, which is rolled back; on database/sql what follows commits.
 //
@@ -95,7 +95,7 @@
 // or work for 15 ([Options].TerminateAfter). So a holder that is stopped between
 // statements delays its successor by at most 2 s, even one with short deadlines, if the
 // pool has a connection to spare. InTx then returns ErrStale, or ErrOutcomeUnknown if the
-// COMMIT was the next statement; code of the caller's gets the server's 57P01. A
+// COMMIT was the next statement; statements and an Enter of the caller's get 57P01. A
 // raise whose caller gives up may still end a session that it has seen. What it does not
 // end, it waits for: idle transactions of other roles, and an Enter that itself raised, end
 // by [Options].IdleTimeout; writers that only present a claim by their session's own

@@ -95,11 +95,11 @@ type pgxConn struct {
 	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
 	// look for the marker.
 	mayHaveEnded bool
-	committed    bool // the callback has sent a COMMIT that succeeded
+	hasCommitted bool // the callback has, by a COMMIT that its handle saw
 }
 
-// ready acquires the connection, and another one if it has ended. As the pool does, it asks
-// a connection that has been idle for a second.
+// ready acquires the connection, and another one if it has ended. As the pool does, it pings
+// one that was held for a second without a transaction.
 func (c *pgxConn) ready(ctx context.Context) error {
 	if c.Conn != nil && !c.begun() && time.Since(c.since) > time.Second {
 		c.Conn.Ping(ctx)
@@ -131,6 +131,8 @@ func (c *pgxConn) in() sqlkit.Querier { return sqlkit.Pgx{On: c.open, Conn: c.Co
 
 func (c *pgxConn) begun() bool { return c.open != nil }
 
+func (c *pgxConn) committed() bool { return c.hasCommitted }
+
 func (c *pgxConn) start(ctx context.Context) error { return c.handle.start(ctx, nil) }
 
 // pgxBegin returns a batch that begins a transaction with some statements.
@@ -146,8 +148,9 @@ func pgxBegin(how txMode, first ...statement) *pgx.Batch {
 	return b
 }
 
-// begin sends BEGIN and the statements in one round trip, with what goes with them. A
-// refused batch leaves the transaction open in the server.
+// begin sends BEGIN and the statements in one round trip, and the callback's first ones if they
+// can go with them. A refused batch leaves the transaction open in the server; DB.with rolls
+// it back.
 func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) error {
 	b := pgxBegin(how, first...)
 	own := b.QueuedQueries
@@ -196,18 +199,18 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 	return nil
 }
 
-// commit commits. If the session ended, what the callback itself committed before is not
-// known to be nothing.
+// commit commits. If the session ended after a COMMIT of the callback's own, the outcome is
+// unknown.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	err := c.checkAndCommit(ctx, bound)
-	if err != nil && c.committed && c.Conn.IsClosed() {
+	if err != nil && c.hasCommitted && c.Conn.IsClosed() {
 		return errEnded
 	}
 	return err
 }
 
-// checkAndCommit sends the check for the marker and COMMIT in one round trip. Both come
-// before one Sync, or are one message of the simple protocol, so that the server
+// checkAndCommit sends COMMIT, and if the callback may have ended the transaction, the check for
+// the marker in the same round trip. Both come before one Sync, or are one message of the simple protocol, so that the server
 // skips the COMMIT if the marker is missing.
 func (c *pgxConn) checkAndCommit(ctx context.Context, bound *commitBound) error {
 	if err := committable(c.Conn); err != nil {

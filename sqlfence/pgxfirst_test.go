@@ -219,29 +219,51 @@ func TestFirstStatementIsCut(t *testing.T) {
 }
 
 // TestCommittedAndCut (P5): a callback that has committed is not told that nothing was
-// committed because its session ended before InTx could look.
+// committed because its session, or with it its context, ended before InTx could look. The
+// control commits nothing.
 func TestCommittedAndCut(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.createWritten()
-	for _, end := range []string{"COMMIT AND CHAIN", "SAVEPOINT s", "COMMIT"} {
-		e.exec("DELETE FROM written")
-		err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-			if err != nil {
-				return err
+	for _, end := range []string{"COMMIT AND CHAIN", "SAVEPOINT s", "COMMIT", "Query", "Commit"} {
+		for _, cut := range []bool{false, true} {
+			e.exec("DELETE FROM written")
+			ctx, cancel := context.WithCancel(t.Context())
+			err := e.on(e.connect(1), nil).(pgxFence).InTx(ctx, claimOf("r", 5), func(ctx context.Context, tx pgx.Tx) error {
+				var pid int64
+				err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid)
+				if err == nil {
+					_, err = tx.Exec(ctx, "INSERT INTO written VALUES ($1)", 5)
+				}
+				switch {
+				case err != nil:
+				case end == "Query":
+					var rows pgx.Rows
+					if rows, err = tx.Query(ctx, "COMMIT AND CHAIN"); err == nil {
+						rows.Close()
+					}
+				case end == "Commit":
+					err = tx.Commit(ctx)
+				default:
+					_, err = tx.Exec(ctx, end)
+				}
+				if err != nil {
+					return err
+				}
+				e.terminate(pid)
+				if cut {
+					tx.Conn().Ping(ctx) // closes it
+					cancel()
+				}
+				return nil
+			})
+			cancel()
+			want := guard.ReasonOutcomeUnknown
+			if end == "SAVEPOINT s" {
+				want = guard.ReasonUnavailable
 			}
-			if err := errors.Join(write5(ctx, tx), running(end)(ctx, tx)); err != nil {
-				return err
+			if wantReason(t, err, want, "%s, cut %t", end, cut); (e.written() == 1) != (want == guard.ReasonOutcomeUnknown) {
+				t.Errorf("%s: %d rows", end, e.written())
 			}
-			e.terminate(pid)
-			return nil
-		})
-		want := guard.ReasonOutcomeUnknown
-		if end == "SAVEPOINT s" {
-			want = guard.ReasonUnavailable
-		}
-		if wantReason(t, err, want, "%s", end); (e.written() == 1) != (want == guard.ReasonOutcomeUnknown) {
-			t.Errorf("%s: %d rows", end, e.written())
 		}
 	}
 }

@@ -5,19 +5,20 @@ import "github.com/jackc/pgx/v5"
 // pgxSession is what decides how the callback's first statement is sent in a session, and is
 // kept with the connection.
 type pgxSession struct {
-	// separate: a tracer would see the statement as part of a batch, the simple protocol takes
+	// separate: BEGIN always goes by itself, since a tracer would see the statement as part of a batch, the simple protocol takes
 	// several statements for one, and a mode that describes each one first would do so
 	// before BEGIN.
 	separate bool
 	// caches: pgx prepares or describes a text once, with a round trip before BEGIN, in
 	// which the text would wait for locks without lock_timeout, and before the claim was
-	// judged. So only a text that it has goes with BEGIN.
+	// judged. So only a text that it should have goes with BEGIN; if it has dropped one for
+	// others since, that text is prepared before.
 	caches bool
 	cached map[string]bool
 	named  bool // the callback of some transaction has prepared a statement of its own
 }
 
-// maxCached bounds the texts that are remembered; forgetting one costs a round trip.
+// maxCached bounds the texts that are noted; later ones do not go with BEGIN.
 const maxCached = 256
 
 // sessionOf returns the session of a connection.
@@ -53,7 +54,7 @@ func (s *pgxSession) together(queries []*pgx.QueuedQuery) bool {
 	return len(queries) > 0
 }
 
-// keep notes what pgx has cached, or has dropped because it failed.
+// keep notes what pgx has cached, or has dropped because it failed. It hears of no eviction.
 func (s *pgxSession) keep(texts []string, cached bool) {
 	for _, text := range texts {
 		switch {

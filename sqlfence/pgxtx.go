@@ -17,9 +17,10 @@ type pgxFirst struct {
 	cut     bool             // the connection ended, or the context, while they were under way
 }
 
-// pgxHandle is a callback's handle of its transaction, or of a savepoint in it. COMMIT
-// bypasses pgx's own handle, which would not know that the transaction is over
-// and would keep writing, on a connection that somebody else uses by then.
+// pgxHandle is a callback's handle of its transaction, or of a savepoint in it. A checked
+// COMMIT bypasses pgx's own handle, which would not know that the transaction is over
+// and would keep writing, on a connection that somebody else uses by then; so end closes
+// this one.
 type pgxHandle struct {
 	pgx.Tx // pgx's own; nil until the transaction begins
 	conn   *pgxConn
@@ -33,8 +34,8 @@ type pgxHandle struct {
 	objects    bool // LargeObjects was called
 }
 
-// start begins the transaction, unless that was done. A refusal is for good; an ended
-// context is none.
+// start begins the transaction, unless that was done. A refusal is for good; after
+// an ended context the next call may begin it.
 func (t *pgxHandle) start(ctx context.Context, with *pgxFirst) error {
 	if t.begin == nil {
 		return t.refused
@@ -85,8 +86,8 @@ func (t *pgxHandle) sent(err error) {
 }
 
 // single reports whether a statement is a usual one, has no second in it, and no option that a
-// batch does not have. It cannot end the transaction; others make COMMIT look whether the
-// transaction is still the same.
+// batch does not have. It notes any other, after which COMMIT looks whether the transaction
+// is still the same.
 func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
 	single := usual(q.SQL)
 	for _, arg := range q.Arguments {
@@ -110,7 +111,7 @@ func usual(text string) bool {
 		if end < 0 {
 			return false
 		}
-		text = text[end:] // after the name that sqlc gives it
+		text = text[end:] // skips a line such as sqlc's "-- name"
 	}
 	word := text
 	if end := strings.IndexAny(text, " \t\r\n"); end >= 0 {
@@ -123,9 +124,8 @@ func usual(text string) bool {
 	return false
 }
 
-// open returns what to send a statement to, once the transaction has begun: nothing after the
-// callback has ended it in SQL, since the statement would commit by itself, without a
-// fence.
+// open returns pgx's handle of the transaction, which has begun; a closed one if the callback
+// has ended it in SQL, since a statement would commit by itself, without a fence.
 func (t *pgxHandle) open() pgx.Tx {
 	if c := t.Tx.Conn(); c != nil && !c.IsClosed() && !c.PgConn().IsBusy() && c.PgConn().TxStatus() == 'I' {
 		return closedTx()
@@ -150,7 +150,7 @@ func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (tag pgco
 		tag, err = t.open().Exec(ctx, sql, args...)
 	}
 	t.sent(err)
-	t.conn.committed = t.conn.committed || tag.String() == "COMMIT"
+	t.conn.sawTag(tag)
 	return tag, err
 }
 
@@ -219,7 +219,10 @@ func (t *pgxHandle) Commit(ctx context.Context) error {
 	if err := t.start(ctx, nil); err != nil {
 		return err
 	}
-	return t.open().Commit(ctx)
+	tx := t.open()
+	err := tx.Commit(ctx)
+	t.conn.hasCommitted = t.conn.hasCommitted || err == nil && tx == t.conn.open // a savepoint's is none
+	return err
 }
 
 func (t *pgxHandle) Rollback(ctx context.Context) error {
@@ -324,6 +327,11 @@ func (r pgxRow) Scan(dest ...any) error {
 	return err
 }
 
+// sawTag notes what the server said of a statement of the callback's.
+func (c *pgxConn) sawTag(tag pgconn.CommandTag) {
+	c.hasCommitted = c.hasCommitted || tag.String() == "COMMIT"
+}
+
 // scans notes a destination that is given the rows, which have the connection.
 func (c *pgxConn) scans(dest []any) {
 	for _, d := range dest {
@@ -349,6 +357,7 @@ func (r *pgxRows) Conn() *pgx.Conn {
 
 func (r *pgxRows) Close() {
 	r.Rows.Close()
+	r.of.conn.sawTag(r.CommandTag())
 	if r.results != nil {
 		r.closing = r.results.Close()
 		r.of.sent(r.closing)

@@ -233,12 +233,12 @@ func TestFirstStatement(t *testing.T) {
 			for what, first := range firsts {
 				var want, got string
 				var wantErr error
-				run := func(begin func(ctx context.Context, fn func(pgx.Tx) error) error, read *string) (err error, rows int64) {
+				run := func(begin func(ctx context.Context, fn func(pgx.Tx) error) error, read *string) (rows int64, err error) {
 					e.exec("DELETE FROM written")
 					err = begin(t.Context(), func(tx pgx.Tx) (err error) { *read, err = first(t.Context(), tx); return err })
-					return err, e.written()
+					return e.written(), err
 				}
-				wantErr, rows := run(func(ctx context.Context, fn func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, db.pool, fn) }, &want)
+				rows, wantErr := run(func(ctx context.Context, fn func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, db.pool, fn) }, &want)
 				touched := e.touched()
 				for way, db := range map[string]pgxFence{"the mark is raised": db, "the mark is there": db, "one connection": single, "one connection, again": single} {
 					if way == "the mark is raised" {
@@ -246,7 +246,7 @@ func TestFirstStatement(t *testing.T) {
 					} else {
 						must(t, db.Raise(t.Context(), claimOf("r", 5)))
 					}
-					err, n := run(func(ctx context.Context, fn func(pgx.Tx) error) error {
+					n, err := run(func(ctx context.Context, fn func(pgx.Tx) error) error {
 						return db.InTx(ctx, claimOf("r", 5), func(_ context.Context, tx pgx.Tx) error { return fn(tx) })
 					}, &got)
 					if got != want || (err == nil) != (wantErr == nil) || n != rows || e.touched() != touched {

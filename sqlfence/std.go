@@ -72,6 +72,8 @@ func (c *stdConn) begun() bool { return true }
 
 func (c *stdConn) start(context.Context) error { return nil }
 
+func (c *stdConn) committed() bool { return false }
+
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, even in the middle of a COMMIT. The statements inside
 // still take the caller's context.

@@ -52,13 +52,13 @@ const maxClaims = 64
 // READ COMMITTED; [DB.InTxAll] has the other levels, and several resources.
 //
 // If the claim is above the mark, the mark is first raised in a transaction of
-// its own; it stays raised whatever the result of fn. To take over, read what
-// the predecessor left by tx, not before and not elsewhere.
+// its own; it stays raised whatever the result of fn. To take over, read by
+// tx what the predecessor left, not before and not elsewhere.
 //
 // On pgx the transaction begins with the first statement that fn sends by tx, if it can in
 // the same round trip, and what fn does before is not fenced. There a stale holder learns
 // that it is stale, and the server executes nothing of the statement; and there a new
-// holder waits for the transactions of older ones, as long as the statement's context says. If
+// holder waits for the transactions of older ones, until Options.RaiseTimeout or its context ends. If
 // the server refuses the claim, or the mark cannot be raised, statements by tx return
 // that error, and so does InTx, whatever fn makes of it. If fn sends nothing, the claim is
 // compared before COMMIT. On database/sql, and by a [Transactor], the transaction begins
@@ -102,8 +102,9 @@ func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOpti
 	return err
 }
 
-// inTx sorts the claims, begins when the callback sends something, calls it, commits, and
-// says what its error means.
+// inTx sorts the claims, calls fn, commits, and says what its error means. On pgx fn's first
+// statement begins the transaction: pgxHandle.start calls the function that beginLater gave to
+// the connection, that calls beginFenced, and that pgxConn.begin, with the statement.
 func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, atOnce bool, fn func(ctx context.Context, tx Tx) error) error {
 	sorted, err := sortClaims(claims)
 	if err != nil {
