@@ -267,7 +267,7 @@ func TestReadmeFigures(t *testing.T) {
 		}
 	}
 	page, err := os.ReadFile("../../../README.md")
-	want := fmt.Sprintf("has %.0f to %.0f %% of the rate of an unfenced one, %.0f to %.0f %% behind a network of 1 ms", near[0]*100, near[1]*100, far[0]*100, far[1]*100)
+	want := fmt.Sprintf("has %.0f-%.0f %% of the rate of an unfenced one, %.0f-%.0f %% behind 1 ms of network", near[0]*100, near[1]*100, far[0]*100, far[1]*100)
 	if err != nil || near[1] == 0 || far[1] == 0 || !strings.Contains(string(page), want) {
 		t.Errorf("README.md does not say that a fenced transaction %s: %v", want, err)
 	}
