@@ -46,7 +46,7 @@ type conn[Tx any] interface {
 	begun() bool
 	// start begins the transaction of a callback that has sent nothing.
 	start(ctx context.Context) error
-	// committed reports that the callback is known to have sent a COMMIT that succeeded.
+	// committed reports that the callback may have sent a COMMIT.
 	committed() bool
 	// commit gives up when the bound says so, whatever ctx says. If it fails
 	// the transaction may be open, and release rolls it back.

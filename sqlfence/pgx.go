@@ -95,7 +95,8 @@ type pgxConn struct {
 	// mayHaveEnded: something was sent that can end the transaction, so that COMMIT has to
 	// look for the marker.
 	mayHaveEnded bool
-	hasCommitted bool // the callback has, by a COMMIT that its handle saw
+	// mayHaveCommitted: a COMMIT may have been among what can end it.
+	mayHaveCommitted bool
 }
 
 // ready acquires the connection, and another one if it has ended. As the pool does, it pings
@@ -131,7 +132,7 @@ func (c *pgxConn) in() sqlkit.Querier { return sqlkit.Pgx{On: c.open, Conn: c.Co
 
 func (c *pgxConn) begun() bool { return c.open != nil }
 
-func (c *pgxConn) committed() bool { return c.hasCommitted }
+func (c *pgxConn) committed() bool { return c.mayHaveCommitted }
 
 func (c *pgxConn) start(ctx context.Context) error { return c.handle.start(ctx, nil) }
 
@@ -203,7 +204,7 @@ func (c *pgxConn) begin(ctx context.Context, how txMode, first ...statement) err
 // unknown.
 func (c *pgxConn) commit(ctx context.Context, bound *commitBound) error {
 	err := c.checkAndCommit(ctx, bound)
-	if err != nil && c.hasCommitted && c.Conn.IsClosed() {
+	if err != nil && c.mayHaveCommitted && c.Conn.IsClosed() {
 		return errEnded
 	}
 	return err

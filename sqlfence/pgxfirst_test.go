@@ -224,7 +224,7 @@ func TestFirstStatementIsCut(t *testing.T) {
 func TestCommittedAndCut(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	e.createWritten()
-	for _, end := range []string{"COMMIT AND CHAIN", "SAVEPOINT s", "COMMIT", "Query", "Commit"} {
+	for _, end := range []string{"COMMIT AND CHAIN", "SAVEPOINT s", "COMMIT", "commit; BEGIN", "END; BEGIN", "Query", "Batch", "Commit"} {
 		for _, cut := range []bool{false, true} {
 			e.exec("DELETE FROM written")
 			ctx, cancel := context.WithCancel(t.Context())
@@ -241,6 +241,11 @@ func TestCommittedAndCut(t *testing.T) {
 					if rows, err = tx.Query(ctx, "COMMIT AND CHAIN"); err == nil {
 						rows.Close()
 					}
+				case end == "Batch":
+					b := &pgx.Batch{}
+					b.Queue("SELECT 1")
+					b.Queue("COMMIT AND CHAIN")
+					err = tx.SendBatch(ctx, b).Close()
 				case end == "Commit":
 					err = tx.Commit(ctx)
 				default:

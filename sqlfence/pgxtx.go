@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -99,8 +100,19 @@ func (t *pgxHandle) single(q *pgx.QueuedQuery) bool {
 			single = false
 		}
 	}
-	t.conn.mayHaveEnded = t.conn.mayHaveEnded || !single
+	if !single {
+		t.conn.notUsual(q.SQL)
+	}
 	return single
+}
+
+// commits finds what may be a COMMIT in a text, or hide one.
+var commits = regexp.MustCompile(`(?i)\b(COMMIT|END)\b`)
+
+// notUsual notes a text that can end the transaction.
+func (c *pgxConn) notUsual(text string) {
+	c.mayHaveEnded = true
+	c.mayHaveCommitted = c.mayHaveCommitted || commits.MatchString(text)
 }
 
 // usual reports whether a text is one statement, and begins with one of these words.
@@ -150,7 +162,6 @@ func (t *pgxHandle) Exec(ctx context.Context, sql string, args ...any) (tag pgco
 		tag, err = t.open().Exec(ctx, sql, args...)
 	}
 	t.sent(err)
-	t.conn.sawTag(tag)
 	return tag, err
 }
 
@@ -210,7 +221,7 @@ func (t *pgxHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 	if err := t.start(ctx, nil); err != nil {
 		return nil, err
 	}
-	t.conn.mayHaveEnded = true // its name says nothing
+	t.conn.notUsual(sql) // its name will say nothing
 	sessionOf(t.conn.Conn).named = true
 	return t.open().Prepare(ctx, name, sql)
 }
@@ -221,7 +232,7 @@ func (t *pgxHandle) Commit(ctx context.Context) error {
 	}
 	tx := t.open()
 	err := tx.Commit(ctx)
-	t.conn.hasCommitted = t.conn.hasCommitted || err == nil && tx == t.conn.open // a savepoint's is none
+	t.conn.mayHaveCommitted = t.conn.mayHaveCommitted || tx == t.conn.open // a savepoint's is none
 	return err
 }
 
@@ -327,11 +338,6 @@ func (r pgxRow) Scan(dest ...any) error {
 	return err
 }
 
-// sawTag notes what the server said of a statement of the callback's.
-func (c *pgxConn) sawTag(tag pgconn.CommandTag) {
-	c.hasCommitted = c.hasCommitted || tag.String() == "COMMIT"
-}
-
 // scans notes a destination that is given the rows, which have the connection.
 func (c *pgxConn) scans(dest []any) {
 	for _, d := range dest {
@@ -357,7 +363,6 @@ func (r *pgxRows) Conn() *pgx.Conn {
 
 func (r *pgxRows) Close() {
 	r.Rows.Close()
-	r.of.conn.sawTag(r.CommandTag())
 	if r.results != nil {
 		r.closing = r.results.Close()
 		r.of.sent(r.closing)
