@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 type fakeLease struct{ claim guard.Claim }
@@ -70,11 +71,7 @@ func TestClaimContextKeepsTheRest(t *testing.T) {
 		t.Fatal("ended too early")
 	}
 	cancelOuter(cause)
-	select {
-	case <-inner.Done():
-	case <-time.After(10 * time.Second):
-		t.Fatal("the cancel does not arrive")
-	}
+	testkit.Receive(t, "the cancel to arrive", inner.Done())
 	if !errors.Is(inner.Err(), context.Canceled) || context.Cause(inner) != cause {
 		t.Errorf("Err = %v, Cause = %v", inner.Err(), context.Cause(inner))
 	}

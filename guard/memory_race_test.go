@@ -16,11 +16,12 @@ import (
 // marks below one whose raise had been acknowledged before the reader asked,
 // marks with the lease ID of another token, and stale claims that were admitted.
 type races struct {
-	t                             *testing.T
-	s                             guard.Store
-	issued                        atomic.Int64
-	acked                         [16]atomic.Int64 // by resource
-	raised, below, torn, admitted atomic.Int64
+	t                     *testing.T
+	s                     guard.Store
+	issued                atomic.Int64
+	acked                 [16]atomic.Int64 // by resource
+	raised, readings      atomic.Int64
+	below, torn, admitted atomic.Int64
 }
 
 // bg is used because no call is ever cancelled.
@@ -49,6 +50,7 @@ func (n *races) raise(resource int) {
 func (n *races) read(resource int) {
 	low := guard.Token(n.acked[resource].Load())
 	mark, err := n.s.Mark(bg, nameOf(resource))
+	n.readings.Add(1)
 	switch {
 	case err != nil:
 		n.t.Error(err)
@@ -89,16 +91,14 @@ func (n *races) check(below, torn, admitted int64) {
 // are added, and while all are retired now and then. No reader may see a mark
 // below one whose raise had been acknowledged.
 func TestP1MemoryConcurrentReads(t *testing.T) {
-	const raises, atLeast = 2000, 400 * time.Millisecond
+	const raises, readings = 40000, 40000
 	n := &races{t: t, s: guard.NewMemory(nil)}
-	start := time.Now()
 	var wg sync.WaitGroup
 	loop := func(goroutines int, f func(*rand.Rand)) {
 		for i := range goroutines {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(uint64(goroutines), uint64(i)))
-				// There is no other end condition: a busy machine takes longer.
-				for n.raised.Load() < raises || time.Since(start) < atLeast {
+				for n.raised.Load() < raises || n.readings.Load() < readings {
 					f(rng)
 				}
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/guardtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestMemoryKeepsThePromises(t *testing.T) {
@@ -150,20 +151,15 @@ func TestP1MemoryDecidesAgain(t *testing.T) {
 func untilRaising(t *testing.T) {
 	t.Helper()
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	testkit.Eventually(t, "one caller to wait for the lock", func() bool {
 		waiting := 0
 		for _, g := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			if strings.Contains(g, "sync.(*RWMutex).Lock(") && strings.Contains(g, "guard.(*Memory).raise(") {
 				waiting++
 			}
 		}
-		if waiting == 1 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d callers wait for the lock, want 1", waiting)
-		}
-	}
+		return waiting == 1
+	})
 }
 
 // TestMemoryReadsDoNotAllocate: a holder that writes often presents its

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // whole sends a whole claim for a resource to /acct/acme/close.
@@ -230,8 +231,7 @@ func TestVerify(t *testing.T) {
 // if no other was given, and without what was in the fields.
 func TestLog(t *testing.T) {
 	var log bytes.Buffer
-	before := slog.Default()
-	defer slog.SetDefault(before)
+	testkit.CaptureDefault(t)
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	const secret = "eyJhbGciOi"
 	broken := guard.Unavailable("admit", guard.Claim{}, errors.New("dial tcp 10.0.0.7:5432: connection refused"))

@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // holders is how many follow each other; the control needs half of them to have
@@ -50,7 +51,7 @@ func TestP1HostileHandOver(t *testing.T) {
 func handOver(t *testing.T, surface func(*replica, func(*http.Request)) http.Handler, overtaken bool) (stale, total, acknowledged int64) {
 	const requests = 4
 	url := ledger(t)
-	ctx, fail := context.WithTimeout(context.Background(), 5*time.Minute) // ends a hang
+	ctx, fail := context.WithTimeout(context.Background(), testkit.Patience) // ends a hang
 	defer fail()
 	await := func(c <-chan struct{}) {
 		select {

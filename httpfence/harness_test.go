@@ -17,8 +17,10 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	chimw "github.com/go-chi/chi/v5/middleware"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // newFence is New for tests that are not about the lease ID and the resource's
@@ -38,6 +40,9 @@ func lax(opts *Options) *Options {
 		o = *opts
 	}
 	o.TokenOnly, o.InsecureAnyResource = true, true
+	if o.MaxWait == 0 {
+		o.MaxWait = testkit.Patience // for a machine that is slow
+	}
 	if o.Observer == nil {
 		o.Observer = silent
 	}
@@ -46,6 +51,14 @@ func lax(opts *Options) *Options {
 
 // silent keeps refusals out of the log of the tests.
 var silent = guard.LogObserver(slog.New(slog.DiscardHandler))
+
+// quietly has chi's Recoverer print no stack for r.
+func quietly(r *http.Request) *http.Request { return chimw.WithLogEntry(r, noEntry{}) }
+
+type noEntry struct{}
+
+func (noEntry) Write(int, int, http.Header, time.Duration, any) {}
+func (noEntry) Panic(any, []byte)                               {}
 
 // ok is a handler that only succeeds.
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
@@ -234,7 +247,7 @@ func (s *service) raw(t testing.TB, request string) answer {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(time.Minute)) // ends a hang
+	_ = conn.SetDeadline(time.Now().Add(testkit.Patience)) // ends a hang
 	// The server may answer and close before it has read a megabyte.
 	written := make(chan struct{})
 	go func() {

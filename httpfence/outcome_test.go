@@ -95,7 +95,7 @@ func TestLateFailures(t *testing.T) {
 			chimw.Recoverer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(201)
 				panic("a bug")
-			})).ServeHTTP(w, r)
+			})).ServeHTTP(w, quietly(r))
 		}, false},
 		{"a panic recovered inside with a vote", func(w http.ResponseWriter, r *http.Request) {
 			defer func() { Rollback(r.Context(), errors.New(recover().(string))) }()
@@ -193,7 +193,7 @@ func TestUpgrade(t *testing.T) {
 					if fields != nil {
 						r.Header["Connection"] = slices.Clone(fields)
 					}
-					h.ServeHTTP(w, r)
+					h.ServeHTTP(w, quietly(r))
 					if (len(f.committed) == 0) != bug || (w.Code == 500) != bug {
 						t.Errorf("%q, first %d, recovered inside: %t, panics: %t: committed %q, status %d", fields, first, inside, bug, f.committed, w.Code)
 					}
@@ -246,13 +246,19 @@ func TestBodyBeforeBegin(t *testing.T) {
 		}
 	}
 	f := &fakeTx{store: newStore()}
-	server := httptest.NewUnstartedServer(newTx(f, byPath, &Options{MaxBody: 8}).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	inTx := newTx(f, byPath, &Options{MaxBody: 8}).InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ok(w, r)
 		_, _ = io.Copy(io.Discard, r.Body)
 		write(r.Context(), r.Trailer.Get("X-Sum"))
-	})))
-	server.Config.ReadTimeout = 100 * time.Millisecond
-	server.Start()
+	}))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Late") != "" { // what ReadTimeout does, once the header has arrived
+			if err := http.NewResponseController(w).SetReadDeadline(time.Now()); err != nil {
+				t.Error(err)
+			}
+		}
+		inTx.ServeHTTP(w, r)
+	}))
 	defer server.Close()
 	s := &service{Server: server}
 	head := "POST /r HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\nX-Fencing-Token: 5\r\n"
@@ -266,7 +272,7 @@ func TestBodyBeforeBegin(t *testing.T) {
 		{"is too long", "Transfer-Encoding: chunked\r\n\r\n9\r\n123456789\r\n0\r\n\r\n", 413, 1},
 		{"has trailers", "Trailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Sum: 7\r\n\r\n", 200, 2},
 		{"is broken", "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, 2},
-		{"never ends", "Content-Length: 8\r\n\r\n1234", 408, 2},
+		{"never ends", "X-Late: 1\r\nContent-Length: 8\r\n\r\n1234", 408, 2},
 	} {
 		a := s.raw(t, head+c.rest)
 		if a.status != c.status || c.status != 200 && (a.reason() != "invalid" || a.problem["status"] != float64(c.status)) || len(f.committed) != c.committed || f.rolled != 0 {

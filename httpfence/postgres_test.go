@@ -3,12 +3,12 @@ package httpfence_test
 import (
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestP2RaiseEndpoint: a new holder that raises before it reads loses no
@@ -55,7 +55,7 @@ func TestP2RaiseEndpoint(t *testing.T) {
 				}
 			}
 			if !c.lost {
-				untilBlocked(t, p)
+				pgtest.Blocked(t, p.pool, "fencepost.raise(", 1)
 				select {
 				case status := <-raised:
 					t.Errorf("the raise did not wait: %d", status)
@@ -85,23 +85,5 @@ func TestP2RaiseEndpoint(t *testing.T) {
 				t.Errorf("the new holder read %d, and the account is at %d", before, after)
 			}
 		})
-	}
-}
-
-// untilBlocked returns when a session of the database waits for a lock.
-func untilBlocked(t *testing.T, p *replica) {
-	t.Helper()
-	const waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		var n int
-		if err := p.pool.QueryRow(t.Context(), waits).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		if n > 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("nobody waits for a lock: the raise does not wait")
-		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -136,8 +135,10 @@ func TestTransportSaysWhatWasNotSent(t *testing.T) {
 	}
 	nobody := "http://" + l.Addr().String()
 	_ = l.Close()
+	arrived := make(chan struct{}, 1)
 	slow := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // else the server does not see that the client has left
+		arrived <- struct{}{}
 		<-r.Context().Done()
 	}))
 	defer slow.Close()
@@ -159,9 +160,9 @@ func TestTransportSaysWhatWasNotSent(t *testing.T) {
 	} {
 		ctx := guard.WithClaim(t.Context(), held)
 		if c.timeout {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
-			defer cancel()
+			var end context.CancelCauseFunc
+			ctx, end = context.WithCancelCause(ctx)
+			go func() { <-arrived; end(context.DeadlineExceeded) }() // the time is over when all was sent
 		}
 		r := guard.Must(http.NewRequestWithContext(ctx, "POST", c.url, strings.NewReader("12")))
 		_, err := (&http.Client{Transport: newTransport(c.base, []string{c.url}, nil)}).Do(r)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/jackc/pgx/v5"
@@ -16,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
@@ -64,7 +64,7 @@ func newReplica(t testing.TB, url string) *replica {
 	// The timeout for a hanging holder must not end one that a slow machine
 	// delays.
 	db, err := sqlfence.Pgx(pool, &sqlfence.Options{
-		LockTimeout: time.Minute, IdleTimeout: time.Minute, TerminateAfter: time.Minute, CommitTimeout: time.Minute,
+		LockTimeout: testkit.Patience, IdleTimeout: testkit.Patience, TerminateAfter: testkit.Patience, CommitTimeout: testkit.Patience,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func newReplica(t testing.TB, url string) *replica {
 // distinguish holders only by their tokens.
 func (p *replica) fence() *httpfence.TxMiddleware {
 	return guard.Must(httpfence.NewTx(p.db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{
-		MaxWait: time.Minute, TokenOnly: true, InsecureAnyResource: true,
+		MaxWait: testkit.Patience, TokenOnly: true, InsecureAnyResource: true,
 		Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
 	}))
 }

@@ -13,9 +13,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestStory(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), "", &out); err != nil || !strings.HasSuffix(out.String(), "token 11: balance 15\n") {
@@ -24,6 +26,7 @@ func TestStory(t *testing.T) {
 }
 
 func TestServe(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -51,6 +54,7 @@ func (i *interrupt) Write(b []byte) (int, error) {
 // writes. The fenced transaction refuses it; the control, the same statement
 // in a plain transaction, does not.
 func TestOvertaken(t *testing.T) {
+	testkit.CaptureDefault(t)
 	for _, fenced := range []bool{true, false} {
 		s, err := newService(t.Context(), pgtest.Pool(t))
 		if err != nil {

@@ -11,9 +11,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestFenced(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), true, &out); err != nil || !strings.HasSuffix(out.String(), " 0 of them stale\n") {
@@ -23,6 +25,7 @@ func TestFenced(t *testing.T) {
 
 // The control: without the fence stale writes take effect.
 func TestUnfenced(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), false, &out); err != nil || strings.HasSuffix(out.String(), " 0 of them stale\n") {
@@ -33,6 +36,7 @@ func TestUnfenced(t *testing.T) {
 // A missing account is answered with 404, and gets no mark; the control gets
 // one.
 func TestNothingThere(t *testing.T) {
+	testkit.CaptureDefault(t)
 	pool := pgtest.Pool(t)
 	s, err := newReplica(t.Context(), pool, true, func() {})
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -44,9 +45,9 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 	}
 	fence := guard.Must(sqlfence.Pgx(pool, &sqlfence.Options{Observer: observer}))
 	must(errors.Join(pglock.Migrate(ctx, pool), sqladmin.Pgx(pool).Migrate(ctx)))
-	client := guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), "worker-1", &lockclient.Options{Observer: observer}))
+	client := guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), "worker-1", &lockclient.Options{Observer: observer, Logger: testkit.Logger(t)}))
 	defer client.Close(ctx)
-	opts := &lockclient.AcquireOptions{TTL: time.Minute}
+	opts := &lockclient.AcquireOptions{TTL: time.Hour}
 	lease, err := client.TryAcquire(ctx, "close:2026-04", opts)
 	must(err)
 	must(lease.Renew(ctx))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 type text = wrapperspb.StringValue
@@ -41,7 +41,7 @@ func fence(t *testing.T, store guard.Store) *Fence {
 	named := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{
 		"id": Field(func(m *text) string { return m.GetValue() }),
 	}))
-	m := guard.Must(httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}))
+	m := guard.Must(httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t))}))
 	return guard.Must(New(m, &Options{Unguarded: []string{free}}))
 }
 
@@ -336,7 +336,7 @@ func TestResourceErrors(t *testing.T) {
 	} {
 		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
 			return "", fmt.Errorf("look-up: %w", cause)
-		}, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}))
+		}, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t))}))
 		c := grpcClient(t, guard.Must(New(m, nil)), false)
 		_, err := c.call(guard.WithClaim(t.Context(), claim("a", 5, "a")), unary, "a")
 		if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != want || code(err) != Code(want) {

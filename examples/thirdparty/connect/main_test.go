@@ -11,9 +11,11 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestStory(t *testing.T) {
+	testkit.CaptureDefault(t)
 	server := httptest.NewServer(guard.Must(newHandler(guard.NewMemory(nil))))
 	defer server.Close()
 	var out bytes.Buffer
@@ -24,6 +26,7 @@ func TestStory(t *testing.T) {
 
 // TestProtocols: the reason reaches the client over each of the protocols.
 func TestProtocols(t *testing.T) {
+	testkit.CaptureDefault(t)
 	for name, opts := range map[string][]connect.ClientOption{
 		"Connect": nil, "Connect JSON": {connect.WithProtoJSON()}, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()},
 	} {

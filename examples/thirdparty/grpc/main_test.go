@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"io"
 	"log"
 	"net"
 	"net/http"
@@ -24,9 +23,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/httpfence/grpcfence"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestStory(t *testing.T) {
+	testkit.CaptureDefault(t)
 	var out bytes.Buffer
 	if err := story(t.Context(), &out); err != nil || strings.Count(out.String(), "<nil>") != 2 || !strings.Contains(out.String(), "token 10: fencepost: stale") {
 		t.Errorf("%v\n%s", err, &out)
@@ -39,6 +40,7 @@ func claim(resource string, token guard.Token) guard.Claim {
 
 // TestGRPC: a client of grpc-go learns each reason; reads and other keys are free.
 func TestGRPC(t *testing.T) {
+	testkit.CaptureDefault(t)
 	s := &store{values: map[string]string{}}
 	server, _, err := newServer(guard.NewMemory(nil), s)
 	if err != nil {
@@ -86,6 +88,7 @@ func TestGRPC(t *testing.T) {
 // claims are missing, and one that calls the service in process: it reaches the
 // handler past the fence, which only the handler can notice.
 func TestGateway(t *testing.T) {
+	testkit.CaptureDefault(t)
 	for name, c := range map[string]struct {
 		gateway       func(server *grpc.Server, fence *httpfence.Middleware, kv pb.KVServer) (http.Handler, error)
 		first, second string // the errors under tokens 11 and 10
@@ -134,13 +137,13 @@ func TestGateway(t *testing.T) {
 		}
 		web.Close()
 		server.Stop()
-		log.SetOutput(io.Discard)
 	}
 }
 
 // TestGatewayInProcess: InTx around a gateway's handlers commits what succeeds
 // and rolls back what fails. The handler gets the claim.
 func TestGatewayInProcess(t *testing.T) {
+	testkit.CaptureDefault(t)
 	tx := &transactor{Store: guard.NewMemory(nil)}
 	fence := guard.Must(httpfence.NewTx(tx, func(*http.Request) (string, error) { return "keys of acme", nil }, nil))
 	mux := runtime.NewServeMux(runtime.WithMiddlewares(inProcess(fence.InTx)))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,6 +22,7 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -42,7 +41,7 @@ func newService(t *testing.T) *service {
 	t.Helper()
 	s := &service{pool: pgtest.Pool(t), before: func() {}}
 	var err error
-	if s.db, err = sqlfence.Pgx(s.pool, nil); err != nil {
+	if s.db, err = sqlfence.Pgx(s.pool, &sqlfence.Options{LockTimeout: testkit.Patience, IdleTimeout: testkit.Patience, CommitTimeout: testkit.Patience}); err != nil {
 		t.Fatal(err)
 	}
 	if err := sqladmin.Pgx(s.pool).Migrate(t.Context()); err != nil {
@@ -52,7 +51,7 @@ func newService(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
-	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
+	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t)), MaxWait: testkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +110,7 @@ http {
   upstream replicas { server %[3]s; server %[4]s; }
   server {
     listen %[2]s;
+    proxy_connect_timeout 5m; proxy_read_timeout 5m; proxy_send_timeout 5m;
     location / { proxy_pass http://replicas; %[5]s }
   }
 }
@@ -122,9 +122,9 @@ http {
 		dir, address := t.TempDir(), process.FreeAddr(t)
 		config := fmt.Sprintf(`defaults
   mode http
-  timeout connect 10s
-  timeout client 60s
-  timeout server 60s
+  timeout connect 5m
+  timeout client 5m
+  timeout server 5m
   retries 1
   option redispatch 1
 frontend in
@@ -171,10 +171,11 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 		_ = cmd.Process.Kill()
 		<-ended
 	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if conn, err := net.Dial("tcp", address); err == nil {
+	testkit.Eventually(t, name+" to listen", func() bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
 			_ = conn.Close()
-			return
+			return true
 		}
 		select {
 		case err := <-ended:
@@ -182,10 +183,8 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 			t.Fatalf("%s: %v\n%s", name, err, said.String())
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not listen", name)
-		}
-	}
+		return false
+	})
 }
 
 const (
