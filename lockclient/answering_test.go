@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
@@ -524,7 +525,7 @@ func TestKeepAliveEndsMeanwhile(t *testing.T) {
 	k.mu.Lock() // KeepAlive waits for it, after it has found the lease valid
 	kept := make(chan error)
 	go func() { kept <- lease.KeepAlive(0) }()
-	eventually(t, "KeepAlive has begun", func() bool { return lease.interval() > 0 })
+	testkit.Eventually(t, "KeepAlive has begun", func() bool { return lease.interval() > 0 })
 	k.leases.Pop()
 	lease.mu.Lock()
 	lease.err = ErrReleased

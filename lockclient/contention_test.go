@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -20,9 +22,9 @@ import (
 func TestRowLocked(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	client := newTuned(t, pool, pglock.Options{LockTimeout: 50 * time.Millisecond}, &Options{OpTimeout: patience})
-	lease := mustTry(t, client, "r", time.Minute)
-	mustTry(t, client, "free", time.Minute).Release(t.Context())
+	client := newTuned(t, pool, pglock.Options{LockTimeout: 50 * time.Millisecond}, &Options{OpTimeout: testkit.Patience})
+	lease := mustTry(t, client, "r", time.Hour)
+	mustTry(t, client, "free", time.Hour).Release(t.Context())
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +33,7 @@ func TestRowLocked(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Minute})
+	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Hour})
 	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
 		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
 			t.Errorf("%s: %v", what, err)
@@ -46,11 +48,11 @@ func TestRowLocked(t *testing.T) {
 	client.issuer = refusals
 	acquired, released := make(chan error, 1), make(chan error, 1)
 	go func() {
-		_, err := client.Acquire(context.Background(), "free", &AcquireOptions{TTL: time.Minute})
+		_, err := client.Acquire(context.Background(), "free", &AcquireOptions{TTL: time.Hour})
 		acquired <- err
 	}()
 	go func() { released <- lease.Release(context.Background()) }()
-	eventually(t, "both are refused twice", func() bool { return refusals.acquires.Load() > 1 && refusals.releases.Load() > 1 })
+	testkit.Eventually(t, "both are refused twice", func() bool { return refusals.acquires.Load() > 1 && refusals.releases.Load() > 1 })
 	if len(acquired) > 0 || len(released) > 0 {
 		t.Error("one of them did not wait")
 	}
@@ -92,11 +94,11 @@ func (r *refusals) Release(ctx context.Context, claim guard.Claim) (bool, error)
 func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	client := newTuned(t, pool, pglock.Options{LockTimeout: 45 * time.Second}, &Options{OpTimeout: time.Minute, ReleaseTimeout: time.Minute})
-	healthy := mustTry(t, client, "healthy", time.Minute)
+	client := newTestClient(t, pool, nil)
+	healthy := mustTry(t, client, "healthy", time.Hour)
 	var leases []*Lease
 	for n := range 12 {
-		leases = append(leases, mustTry(t, client, fmt.Sprint("locked ", n), time.Minute))
+		leases = append(leases, mustTry(t, client, fmt.Sprint("locked ", n), time.Hour))
 	}
 	if err := healthy.Renew(t.Context()); err != nil { // from now on releases use the issuer's own connections
 		t.Fatal(err)
@@ -114,23 +116,13 @@ func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 	for _, l := range leases {
 		releases.Go(func() { l.Release(ctx) })
 	}
-	waiting := func() (n int) {
-		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	eventually(t, "two releases wait for their rows", func() bool { return waiting() >= 2 })
+	pgtest.Blocked(t, pool, "fencepost.release(", 2)
 	for range 5 {
-		time.Sleep(50 * time.Millisecond) // more of them come
-		hurry, stop := context.WithTimeout(t.Context(), 10*time.Second)
-		if err := healthy.Renew(hurry); err != nil {
+		time.Sleep(50 * time.Millisecond) // more of them would come by then
+		if err := healthy.Renew(t.Context()); err != nil {
 			t.Error(err)
 		}
-		stop()
-		if waiting() == 0 {
-			t.Error("no release waits any more: the test shows nothing")
-		}
+		pgtest.Blocked(t, pool, "fencepost.release(", 2)
 	}
 	cancel()
 	tx.Rollback(context.Background())

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"runtime"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -27,8 +29,6 @@ import (
 )
 
 // Shared with the tests of lockadmin.
-const patience = leasetest.Patience
-
 type (
 	recorder = leasetest.Recorder
 	proxy    = leasetest.Proxy
@@ -36,7 +36,6 @@ type (
 
 var (
 	mustExec     = leasetest.MustExec
-	eventually   = leasetest.Eventually
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows
 	runOut       = leasetest.RunOut
@@ -70,7 +69,10 @@ func newTuned(t testing.TB, pool *pgxpool.Pool, tuned pglock.Options, opts *Opti
 		o = *opts
 	}
 	if o.OpTimeout == 0 {
-		o.OpTimeout, tuned.LockTimeout = patience, cmp.Or(tuned.LockTimeout, patience/2)
+		o.OpTimeout, tuned.LockTimeout = testkit.Patience, cmp.Or(tuned.LockTimeout, testkit.Patience/2)
+	}
+	if o.Logger == nil {
+		o.Logger = testkit.Logger(t)
 	}
 	tuned.OpTimeout, tuned.Logger = o.OpTimeout, o.Logger
 	c, err := New(guard.Must(pglock.New(pool, &tuned)), "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
@@ -125,9 +127,11 @@ func (m *moved) Why(ctx context.Context, claim guard.Claim) error {
 	return m.Issuer.(driver.Explainer).Why(ctx, claim)
 }
 
-// simulate returns a client of a simulated issuer.
+// simulate returns a client of a simulated issuer. It logs nothing unless opts say so.
 func simulate(t testing.TB, i driver.Issuer, opts *Options) *Client {
 	t.Helper()
+	opts = new(pglease.Of(opts))
+	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	c, err := New(i, "o", opts)
 	if err != nil {
 		t.Fatal(err)
@@ -176,8 +180,8 @@ func grantArgs(resource, id string, ttl time.Duration) []any {
 
 // patient makes c wait for every answer that is in flight when a context ends.
 func patient(c *Client) {
-	c.grace = patience
-	c.issuer.(*pglease.Issuer).Grace = patience
+	c.grace = testkit.Patience
+	c.issuer.(*pglease.Issuer).Grace = testkit.Patience
 }
 
 // waits starts an Acquire and returns its outcome.
@@ -242,7 +246,7 @@ func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
 func expectNoGoroutines(t testing.TB) {
 	t.Helper()
 	t.Cleanup(func() {
-		eventually(t, "goroutines of lockclient end", func() bool { return len(ownGoroutines()) == 0 })
+		testkit.Eventually(t, "goroutines of lockclient end", func() bool { return len(ownGoroutines()) == 0 })
 		for _, stack := range ownGoroutines() {
 			t.Log(stack)
 		}
@@ -306,17 +310,6 @@ func (c *child) line(t testing.TB) string {
 		t.Fatalf("the child ended: %v", c.out.Err())
 	}
 	return c.out.Text()
-}
-
-// blocked waits until n connections of the database wait for a lock.
-func blocked(t *testing.T, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	eventually(t, "they wait for a lock", func() bool {
-		var now int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`).Scan(&now)
-		return err == nil && now == n
-	})
 }
 
 func containsAny(s string, parts ...string) bool {

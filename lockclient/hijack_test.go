@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 
 	"github.com/jackc/pgx/v5"
@@ -97,7 +98,7 @@ func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 				listens(t, client)
 				held := mustTry(t, other, "r", time.Hour)
 				next := waits(t, client, "r", time.Hour)
-				eventually(t, "it waits", func() bool { return rests(t, admin, "r") })
+				testkit.Eventually(t, "it waits", func() bool { return rests(t, admin, "r") })
 				if err := held.Release(t.Context()); err != nil {
 					return err
 				}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -90,14 +91,14 @@ func TestHoldInsideHold(t *testing.T) {
 }
 
 // renewing20ms makes a lease be renewed soon but not be lost on a slow machine.
-var renewing20ms = &HoldOptions{TTL: time.Minute, RenewInterval: 20 * time.Millisecond}
+var renewing20ms = &HoldOptions{TTL: time.Hour, RenewInterval: 20 * time.Millisecond}
 
 // awaitRenewals returns when the server has renewed the lease three times.
 func awaitRenewals(t testing.TB, pool *pgxpool.Pool, resource string) {
 	t.Helper()
 	for range 3 {
 		before := rowOf(t, pool, resource).ExpiresAt
-		eventually(t, "the lease is renewed", func() bool { return rowOf(t, pool, resource).ExpiresAt.After(before) })
+		testkit.Eventually(t, "the lease is renewed", func() bool { return rowOf(t, pool, resource).ExpiresAt.After(before) })
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -20,7 +21,7 @@ func TestLease(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	move := movable(client)
-	const ttl = time.Minute
+	const ttl = time.Hour
 	lease := mustTry(t, client, "r", ttl)
 	r := rowOf(t, pool, "r")
 	want := guard.Claim{Resource: "r", Token: guard.Token(r.Token), LeaseID: *r.LeaseID}
@@ -33,8 +34,8 @@ func TestLease(t *testing.T) {
 		t.Errorf("valid %t, %v, remaining %v", lease.Valid(), lease.Err(), lease.Remaining())
 	}
 	before := lease.deadline
-	move(20 * time.Second)
-	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Second {
+	move(20 * time.Minute)
+	if err := lease.Renew(t.Context()); err != nil || lease.deadline < before+20*time.Minute {
 		t.Errorf("renew: %v, the deadline moved by %v", err, lease.deadline-before)
 	}
 	move(ttl)
@@ -57,7 +58,7 @@ func TestRelease(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	for range 2 {
 		if err := lease.Release(ended); err != nil {
 			t.Fatal(err)
@@ -75,7 +76,7 @@ func TestLeaseConcurrently(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	for range 5 {
-		lease := mustTry(t, client, "r", time.Minute)
+		lease := mustTry(t, client, "r", time.Hour)
 		var wg sync.WaitGroup
 		for i := range 16 {
 			wg.Go(func() {
@@ -124,7 +125,7 @@ func TestPoolOfOne(t *testing.T) {
 	}
 	t.Run("own connections", func(t *testing.T) {
 		err := hold(t, func(*Client) {}, func(_ context.Context, client *Client) {
-			eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
+			testkit.Eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
 		})
 		if err != nil {
 			t.Error(err)
@@ -137,7 +138,7 @@ func TestPoolOfOne(t *testing.T) {
 			move = movable(c)
 		}, func(ctx context.Context, client *Client) {
 			lease := leaseFrom(ctx)
-			eventually(t, "a renewal is tried", func() bool {
+			testkit.Eventually(t, "a renewal is tried", func() bool {
 				lease.mu.Lock()
 				defer lease.mu.Unlock()
 				return lease.trying != 0

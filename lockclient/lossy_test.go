@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
@@ -206,7 +207,7 @@ func (l *losing) round(n int) {
 	l.check(err == nil && lease.Valid() && now.Live && now.ExpiresAt.After(r.ExpiresAt), "renew: %v, the row is %+v", err, now)
 
 	next := waits(l.t, l.successors, l.resource, time.Hour)
-	eventually(l.t, "the successor rests", func() bool { return rests(l.t, l.db, l.resource) })
+	testkit.Eventually(l.t, "the successor rests", func() bool { return rests(l.t, l.db, l.resource) })
 	// If the answer is lost, the successor is granted before the release is sent
 	// again: nothing gets through until then.
 	var successor *Lease

@@ -10,9 +10,13 @@ import (
 	"os/user"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -84,7 +88,7 @@ func tryPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 		c.MaxConns = 10 // twice as many as PgBouncer has
 	})
 	taken := false
-	eventually(t, "pgbouncer answers", func() bool {
+	testkit.Eventually(t, "pgbouncer answers", func() bool {
 		select {
 		case <-ended:
 			if taken = strings.Contains(log.String(), "in use"); !taken {
@@ -104,10 +108,9 @@ func tryPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 // lookAt counts, as another application behind the pooler would, how many of
 // its five server processes listen and how many forward a notification that is
 // not the application's. It has a transaction open on each of them at the same
-// time, so that none is missed; meanwhile is called while all are open, with
-// the number that listen. A process sends its notifications at the end of its
+// time, so that none is missed. A process sends its notifications at the end of its
 // transaction.
-func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening int)) (listening, foreign int) {
+func lookAt(t *testing.T, direct, pooled *pgxpool.Pool) (listening, foreign int) {
 	t.Helper()
 	var txs []pgx.Tx
 	for range 5 {
@@ -123,7 +126,6 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 		listening += n
 		txs = append(txs, tx)
 	}
-	meanwhile(listening)
 	payload := input.NewLeaseID() // a connection may have kept earlier ones
 	mustExec(t, direct, `SELECT pg_notify('fencepost.leases', $1)`, payload)
 	done, cancel := context.WithCancel(t.Context())
@@ -147,9 +149,8 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool, meanwhile func(listening
 
 // TestPoolerNeverListens: behind PgBouncer in transaction mode no server process
 // is left listening, so that other applications get no notifications; waiters
-// poll and are granted. The control always listens there, and is closed while it
-// has no server process: PgBouncer ends those that a client leaves in the middle
-// of a statement.
+// poll and are granted. The control always listens there; PgBouncer ends the server
+// process if its client leaves in the middle of a statement, and then it is repeated.
 func TestPoolerNeverListens(t *testing.T) {
 	t.Parallel()
 	for wake, leaks := range map[pglock.Wake]bool{pglock.WakeAuto: false, pglock.WakePoll: false, pglock.WakeNotify: true} {
@@ -165,51 +166,69 @@ func TestPoolerNeverListens(t *testing.T) {
 			for range 5 {
 				lease := mustTry(t, client, "r", time.Hour)
 				got := waits(t, client, "r", time.Hour)
-				eventually(t, "it is told who has the lease", func() bool { return refused(client, "r") })
-				eventually(t, "it finds that it cannot listen", triedToListen)
+				testkit.Eventually(t, "it is told who has the lease", func() bool { return refused(client, "r") })
+				testkit.Eventually(t, "it finds that it cannot listen", triedToListen)
 				if err := lease.Release(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				(<-got).Release(t.Context())
 			}
-			shut := func() {
+			listening, foreign := 0, 0
+			testkit.Eventually(t, "what is left listening", func() bool {
 				if err := client.Close(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-			}
-			if !leaks {
-				shut()
-				if listening, foreign := lookAt(t, direct, pooled, func(int) {}); listening+foreign > 0 {
-					t.Errorf("after Close %d processes listened and %d foreign notifications came", listening, foreign)
-				}
-				return
-			}
-			eventually(t, "it leaves a server process listening", func() bool {
-				closed := false
-				listening, foreign := lookAt(t, direct, pooled, func(listening int) {
-					if closed = listening > 0; closed {
-						shut()
-					}
-				})
+				listening, foreign = lookAt(t, direct, pooled)
 				if foreign != listening {
 					t.Errorf("%d processes listened and %d foreign notifications came", listening, foreign)
 				}
-				return closed
+				if !leaks || listening > 0 {
+					return true
+				}
+				// PgBouncer has ended the process, in the middle of a statement.
+				client = newTuned(t, pooled, pglock.Options{Wake: wake}, &Options{Logger: client.set.Logger})
+				holder := mustTry(t, client, "r", time.Hour)
+				before := rec.Count("lock_listen_failed")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Hour})
+				testkit.Eventually(t, "a failure to listen", func() bool { return rec.Count("lock_listen_failed") > before })
+				cancel()
+				return holder.Release(t.Context()) != nil
 			})
-			if listening, _ := lookAt(t, direct, pooled, func(int) {}); listening == 0 {
-				t.Error("no process listened after Close")
+			if leaks != (listening > 0) {
+				t.Errorf("after Close %d processes listened", listening)
 			}
 		})
 	}
 }
 
+// hurried is an issuer whose renewals end after limit, unless that is 0.
+type hurried struct {
+	driver.Issuer
+	limit atomic.Int64
+}
+
+func (h *hurried) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	if limit := time.Duration(h.limit.Load()); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	h.Issuer.Renew(ctx, renewals, results)
+}
+
+// Why implements driver.Explainer.
+func (h *hurried) Why(ctx context.Context, claim guard.Claim) error {
+	return h.Issuer.(driver.Explainer).Why(ctx, claim)
+}
+
 // TestPoolerPauses: PgBouncer stops for longer than renewals wait, as for a switch of
 // its server. The attempts that are abandoned meanwhile do not pile up in its queue: what
-// is sent after it goes on is carried out at once, and a lease with some time left is
+// is sent after it goes on is carried out, and a lease with some time left is
 // kept. The control is a lease that runs out during the pause.
 func TestPoolerPauses(t *testing.T) {
 	t.Parallel()
-	const ttl, left = 12 * time.Second, 6 * time.Second
 	pooled := behindPgBouncer(t, migrated(t))
 	config := pooled.Config().ConnConfig.Copy()
 	config.Database, config.DefaultQueryExecMode = "pgbouncer", pgx.QueryExecModeSimpleProtocol
@@ -229,27 +248,33 @@ func TestPoolerPauses(t *testing.T) {
 		}
 		return rows
 	}
-	client := newTestClient(t, pooled, nil)
-	kept, short := mustTry(t, client, "kept", ttl), mustTry(t, client, "short", ttl/6)
+	var events leasetest.Tally
+	client := newTestClient(t, pooled, &Options{Observer: &events})
+	issuer := &hurried{Issuer: client.issuer}
+	client.issuer = issuer
+	move := movable(client)
+	kept, short := mustTry(t, client, "kept", time.Hour), mustTry(t, client, "short", time.Minute)
 	for _, l := range []*Lease{kept, short} {
-		if err := l.KeepAlive(0); err != nil {
+		if err := l.KeepAlive(20 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 	}
 	tell("PAUSE")
-	for kept.Remaining() > left {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if short.Valid() {
-		t.Error("the control, whose renewals cannot arrive, is still held")
+	issuer.limit.Store(int64(20 * time.Millisecond))
+	failed := events.Failed(guard.OpRenew)
+	testkit.Eventually(t, "renewals that are abandoned", func() bool { return events.Failed(guard.OpRenew) > failed+40 })
+	move(10 * time.Minute)
+	if short.Valid() || !kept.Valid() {
+		t.Errorf("during the pause: the control is held: %t, the other one: %v", short.Valid(), kept.Err())
 	}
 	// Its own connections, the pool's and this one's.
 	if n, most := tell("SHOW CLIENTS"), 4*4+10+1; n > most {
 		t.Errorf("PgBouncer has %d clients, at most %d are expected", n, most)
 	}
+	issuer.limit.Store(0)
 	tell("RESUME")
-	eventually(t, "the lease is renewed", func() bool { return kept.Remaining() > left || !kept.Valid() })
+	testkit.Eventually(t, "a renewal", func() bool { return kept.Remaining() > 55*time.Minute || !kept.Valid() })
 	if !kept.Valid() {
-		t.Errorf("lost with %v left when the pooler went on: %v", left, kept.Err())
+		t.Errorf("lost after the pooler went on: %v", kept.Err())
 	}
 }

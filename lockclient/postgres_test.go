@@ -23,7 +23,7 @@ func TestPoolExhausted(t *testing.T) {
 	}
 	defer conn.Release()
 	client := newTestClient(t, pool, &Options{OpTimeout: 50 * time.Millisecond})
-	_, err = client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	_, err = client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour})
 	if !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
@@ -47,7 +47,7 @@ func TestIdleConnectionsBroken(t *testing.T) {
 		mustExec(t, base, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'breaks' AND datname = current_database()")
 	}
 	breakAll()
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	breakAll()
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("renew: %v", err)

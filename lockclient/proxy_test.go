@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
 // warm prepares every statement on the connections in use, so that the next
@@ -14,7 +17,7 @@ import (
 func warm(t *testing.T, c *Client) {
 	t.Helper()
 	for range 3 {
-		lease := mustTry(t, c, "warm", time.Minute)
+		lease := mustTry(t, c, "warm", time.Hour)
 		if err := lease.Renew(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -22,6 +25,22 @@ func warm(t *testing.T, c *Client) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// unhurried is an issuer whose exchanges end by themselves.
+type unhurried struct{ *pglease.Issuer }
+
+func (u unhurried) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	r.Timeout = testkit.Patience
+	return u.Issuer.Acquire(context.WithoutCancel(ctx), r)
+}
+
+func (u unhurried) Renew(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+	u.Issuer.Renew(context.WithoutCancel(ctx), renewals, results)
+}
+
+func (u unhurried) Release(ctx context.Context, claim guard.Claim) (bool, error) {
+	return u.Issuer.Release(context.WithoutCancel(ctx), claim)
 }
 
 // TestOutcomeUnknown: if every answer is lost, nothing is called success or
@@ -33,42 +52,43 @@ func TestOutcomeUnknown(t *testing.T) {
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
-	lease := mustTry(t, client, "mine", time.Minute)
-	client.set.OpTimeout = 600 * time.Millisecond // after the warm-up, which takes as long as it takes
+	lease := mustTry(t, client, "mine", time.Hour)
+	client.issuer = unhurried{client.issuer.(*pglease.Issuer)}
+	client.set.OpTimeout = time.Nanosecond // one attempt, which takes as long as it takes
 	proxy.Cut.Store(1 << 40)
 	if err := lease.Renew(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || !lease.Valid() {
 		t.Errorf("renew: %v, valid %t", err, lease.Valid())
 	}
 	proxy.Cut.Store(0) // the renewal has used up the connections
-	client.set.OpTimeout = patience
+	client.set.OpTimeout = testkit.Patience
 	warm(t, client)
-	client.set.OpTimeout = 600 * time.Millisecond
+	client.set.OpTimeout = time.Nanosecond
 	proxy.Cut.Store(1 << 40)
-	_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute})
+	_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour})
 	var failed *guard.FailedError
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
 		t.Fatalf("acquire: %v", err)
 	}
-	eventually(t, "the server grants (the control)", func() bool {
+	testkit.Eventually(t, "the server grants (the control)", func() bool {
 		var n int
 		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r' AND lease_id = $1", failed.Claim.LeaseID).Scan(&n)
 		return err == nil && n == 1
 	})
 	proxy.Cut.Store(0)
-	eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
+	testkit.Eventually(t, "the grant that nobody got is released", func() bool { return !rowOf(t, direct, "r").Live })
 	settled(client)
-	client.set.OpTimeout = patience
+	client.set.OpTimeout = testkit.Patience
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("renew after the fault: %v", err)
 	}
 
 	proxy.Cut.Store(1 << 40)
-	client.set.ReleaseTimeout = 300 * time.Millisecond
+	client.set.OpTimeout, client.set.ReleaseTimeout = time.Nanosecond, time.Nanosecond
 	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
 		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
 	}
 	proxy.Cut.Store(0)
-	client.set.ReleaseTimeout = patience
+	client.set.OpTimeout, client.set.ReleaseTimeout = testkit.Patience, testkit.Patience
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
 		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
 	}
@@ -83,7 +103,7 @@ func TestCancelledInFlight(t *testing.T) {
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
 	client := newTestClient(t, pool, nil)
 	warm(t, client)
-	holder := mustTry(t, client, "held", time.Minute)
+	holder := mustTry(t, client, "held", time.Hour)
 	conns := pool.Stat().NewConnsCount()
 	patient(client) // a busy machine takes longer than a moment
 	// The context ends when the answer has reached the proxy.
@@ -93,7 +113,7 @@ func TestCancelledInFlight(t *testing.T) {
 		end := func() { cancel(mine) }
 		proxy.Answered.Store(&end)
 		defer proxy.Answered.Store(nil)
-		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Minute})
+		lease, err := client.TryAcquire(ctx, resource, &AcquireOptions{TTL: time.Hour})
 		if ctx.Err() == nil || resource == "r" && !errors.Is(err, mine) {
 			t.Errorf("the context did not end: %v", err)
 		}

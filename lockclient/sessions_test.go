@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestNoNewConnection: leases are renewed and released on idle connections of the
@@ -35,7 +37,8 @@ func TestNoNewConnection(t *testing.T) {
 				}
 			})
 			client := newTestClient(t, pool, &Options{OpTimeout: 4 * time.Second})
-			lease := mustTry(t, client, "r", time.Minute)
+			patient(client) // what was sent may take longer
+			lease := mustTry(t, client, "r", time.Hour)
 			none.Store(true)
 			if err := lease.Renew(t.Context()); err != nil || refused.Load() == 0 {
 				t.Errorf("after %d refused connections: %v", refused.Load(), err)
@@ -64,7 +67,7 @@ func TestReadOnlySession(t *testing.T) {
 		}
 	})
 	client := newTestClient(t, pool, nil)
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	readOnly.Store(true) // for the first one of the client's own
 	conn, err := pgxpool.NewWithConfig(t.Context(), pool.Config())
 	if err != nil {
@@ -84,7 +87,7 @@ func TestReadOnlySession(t *testing.T) {
 		}
 	}
 	mustExec(t, pool, "SET default_transaction_read_only = on") // in the connection that grants
-	if _, err := client.TryAcquire(t.Context(), "s", &AcquireOptions{TTL: time.Minute}); err != nil {
+	if _, err := client.TryAcquire(t.Context(), "s", &AcquireOptions{TTL: time.Hour}); err != nil {
 		t.Error(err)
 	}
 }
@@ -115,7 +118,7 @@ func TestHooksSeeValues(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range leases {
 		wg.Go(func() {
-			lease, err := client.TryAcquire(ctx, fmt.Sprint("r", n), &AcquireOptions{TTL: time.Minute})
+			lease, err := client.TryAcquire(ctx, fmt.Sprint("r", n), &AcquireOptions{TTL: time.Hour})
 			if err != nil {
 				t.Error(err)
 				return
@@ -132,14 +135,14 @@ func TestHooksSeeValues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "they are renewed", func() bool { return client.RenewalLatency().Count > 100 })
+	testkit.Eventually(t, "they are renewed", func() bool { return client.RenewalLatency().Count > 100 })
 	waiting, cancel := context.WithCancel(ctx)
 	over := make(chan error, 1)
 	go func() {
-		_, err := client.Acquire(waiting, "r0", &AcquireOptions{TTL: time.Minute})
+		_, err := client.Acquire(waiting, "r0", &AcquireOptions{TTL: time.Hour})
 		over <- err
 	}()
-	eventually(t, "a waiter rests", func() bool { return rests(t, direct, "r0") })
+	testkit.Eventually(t, "a waiter rests", func() bool { return rests(t, direct, "r0") })
 	cancel()
 	<-over
 	for _, lease := range leases {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 
@@ -36,7 +37,7 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 	granted, refused, unknown, inARow := 0, 0, 0, 0
 	// Each try gets a little more time than the one before, until it succeeds
 	// repeatedly even on a busy machine.
-	for d := time.Duration(0); inARow < 10 && d < patience; d += 5*time.Microsecond + d/50 {
+	for d := time.Duration(0); inARow < 10 && d < testkit.Patience; d += 5*time.Microsecond + d/50 {
 		// A separate resource: an unknown grant may last up to its TTL, since
 		// the release may have overtaken it.
 		resource := fmt.Sprint("r", d)

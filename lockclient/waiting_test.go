@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
@@ -420,9 +421,9 @@ func endsAfterItsHolder(t *testing.T) (heard bool) {
 			_, err := client.Acquire(ctx, "r", minute)
 			ended <- err
 		}()
-		eventually(t, "the first is refused", func() bool { return client.waiters.Count("r") == n+1 && seen.Failed(guard.OpContend) > 0 })
+		testkit.Eventually(t, "the first is refused", func() bool { return client.waiters.Count("r") == n+1 && seen.Failed(guard.OpContend) > 0 })
 	}
-	eventually(t, "the lease is over", func() bool { return client.waiters.Noted("r") == nil })
+	testkit.Eventually(t, "the lease is over", func() bool { return client.waiters.Noted("r") == nil })
 	if heard = seen.Failed(guard.OpContend) == 2; heard {
 		cancel()
 		var held *HeldError

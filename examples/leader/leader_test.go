@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 )
@@ -37,6 +38,7 @@ func terms(t *testing.T, length, limit time.Duration) (n int, took time.Duration
 // If the mark is ahead of the issuer, each new token is stale, too: lead must
 // neither spin nor hide it.
 func TestMarkAhead(t *testing.T) {
+	testkit.CaptureDefault(t)
 	synctest.Test(t, func(t *testing.T) {
 		n, took, err := terms(t, 0, time.Hour)
 		if n != 5 || took < 10*time.Second || !errors.Is(err, guard.ErrStale) {
@@ -47,6 +49,7 @@ func TestMarkAhead(t *testing.T) {
 
 // A leader that is overtaken from time to time goes on.
 func TestOvertakenNowAndThen(t *testing.T) {
+	testkit.CaptureDefault(t)
 	synctest.Test(t, func(t *testing.T) {
 		n, took, err := terms(t, 10*time.Minute, 24*time.Hour)
 		if n < 100 || took < 24*time.Hour || err != nil {

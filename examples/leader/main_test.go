@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestStory(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, true); err != nil {
@@ -27,6 +29,7 @@ func TestStory(t *testing.T) {
 
 // The control: without the fence the stale write is applied.
 func TestUnfenced(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, false); err != nil {

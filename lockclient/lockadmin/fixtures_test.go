@@ -7,6 +7,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -15,7 +16,7 @@ import (
 )
 
 // Shared with the tests of lockclient.
-const patience = leasetest.Patience
+const patience = testkit.Patience
 
 type (
 	recorder = leasetest.Recorder
@@ -23,7 +24,7 @@ type (
 
 var (
 	mustExec     = leasetest.MustExec
-	eventually   = leasetest.Eventually
+	eventually   = testkit.Eventually
 	byLength     = longtest.ByLength[int]
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows

@@ -14,7 +14,10 @@ import (
 // TestServer: what the server offers besides the suite.
 func TestServer(t *testing.T) {
 	opts := &lockclient.HoldOptions{TTL: time.Minute}
-	t.Run("advance", func(t *testing.T) {
+	run := func(name string, test func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+	}
+	run("advance", func(t *testing.T) {
 		client, server := New(t, nil)
 		before := server.Now()
 		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
@@ -31,7 +34,7 @@ func TestServer(t *testing.T) {
 		}
 		<-lease.Done()
 	})
-	t.Run("advance wakes a waiter", func(t *testing.T) {
+	run("advance wakes a waiter", func(t *testing.T) {
 		client, server := New(t, nil)
 		other := server.Client(t, "other", nil)
 		first, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
@@ -44,7 +47,7 @@ func TestServer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("steal", func(t *testing.T) {
+	run("steal", func(t *testing.T) {
 		client, server := New(t, nil)
 		err := client.Hold(t.Context(), "r", opts, func(ctx context.Context) error {
 			claim := server.Steal("r", "thief", time.Hour)
@@ -59,7 +62,7 @@ func TestServer(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("expire", func(t *testing.T) {
+	run("expire", func(t *testing.T) {
 		client, server := New(t, nil)
 		lease, _ := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 		if !server.Expire("r") || server.Expire("r") || !lease.Valid() {
@@ -69,7 +72,7 @@ func TestServer(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("faults", func(t *testing.T) {
+	run("faults", func(t *testing.T) {
 		client, server := New(t, nil)
 		server.FailAcquires(1)
 		acquire := &lockclient.AcquireOptions{TTL: time.Hour}

@@ -5,17 +5,14 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// Patience is how long tests wait where the limit only ends a hang.
-const Patience = time.Minute
 
 // Dial returns a pool on url, changed by the given functions.
 func Dial(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
@@ -71,16 +68,6 @@ func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	}
 }
 
-// Eventually waits as long as it takes on a busy machine.
-func Eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * Patience); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", 2*Patience, what)
-		}
-	}
-}
-
 // RunOut ends a lease by the server's clock, as its TTL would.
 func RunOut(t testing.TB, pool *pgxpool.Pool, resource string) {
 	t.Helper()
@@ -117,15 +104,10 @@ func Forgetful(t *testing.T) *pgtest.Server {
 func HoldBack(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	var pids []string
-	for end := time.Now().Add(time.Minute); len(pids) != 3; { // they start concurrently with the first sessions
-		if time.Now().After(end) {
-			t.Fatalf("processes %v", pids)
-		}
+	testkit.Eventually(t, "three processes that write, which start with the first sessions", func() bool {
 		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
 			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+		return err == nil && len(pids) == 3
+	})
 	MustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
 }

@@ -45,6 +45,12 @@ func (i *Issuer) Listener(idle, quiet, test time.Duration) {
 	i.listener.idle, i.listener.quiet, i.listener.test = idle, quiet, test
 }
 
+// Within sets what limits each wait for a notification. It is called before the first
+// watch.
+func (i *Issuer) Within(f func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)) {
+	i.listener.within = f
+}
+
 // BeforeListen makes f be called before every listening connection is opened;
 // its error is that of opening it. It is called before the first watch.
 func (i *Issuer) BeforeListen(f func() error) {

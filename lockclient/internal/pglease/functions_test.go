@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // functionCase is one call of a function of the schema. In its texts T is the
@@ -129,12 +131,13 @@ func (f *functionTests) run(c functionCase) (wrong []string) {
 	}()
 	if c.meanwhile != "" {
 		var answer *string
-		for end, waits := time.Now().Add(patience), false; !waits && answer == nil && time.Now().Before(end); {
+		pid := f.conn.PgConn().PID()
+		for end, waits := time.Now().Add(testkit.Patience), false; !waits && answer == nil && time.Now().Before(end); {
 			select {
 			case a := <-got:
 				answer = &a
 			case <-time.After(2 * time.Millisecond):
-				f.pool.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits)
+				f.pool.QueryRow(ctx, `SELECT wait_event_type = 'Lock' IS TRUE FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&waits)
 			}
 		}
 		if answer != nil {

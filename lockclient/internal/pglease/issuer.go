@@ -72,7 +72,7 @@ func NewIssuer(s *Server, conns int, wake Wake) (*Issuer, error) {
 	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: input.NewLeaseID()[24:]} // its random end
 	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
 	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
-	i.listener = i.newListener(wake)
+	i.listener = newListener(i, wake)
 	return i, nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -72,7 +73,7 @@ func TestServerClockUnknown(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t, migrated(t), nil)
 	acquire(t, i, "r", "a")
-	i.SetBack(2 * patience)
+	i.SetBack(2 * testkit.Patience)
 	if token := acquire(t, i, "s", "a").Token; token != 1 {
 		t.Errorf("token %v", token)
 	}
@@ -147,21 +148,21 @@ func TestListenerConnectsAsThePool(t *testing.T) {
 	for _, fails := range []*atomic.Pointer[error]{&before, &after} {
 		var log leasetest.Text
 		i := newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
-		i.Listener(patience, patience, patience)
+		i.Listener(testkit.Patience, testkit.Patience, testkit.Patience)
 		acquire(t, i, "r", input.NewLeaseID()) // the pool has its connections
 		err := errors.New("refused by the pool")
 		fails.Store(&err)
 		stop := i.Subscribe("r", func() {})
-		eventually(t, "it says so", func() bool { return strings.Count(log.String(), "refused by the pool") == 1 })
+		testkit.Eventually(t, "it says so", func() bool { return strings.Count(log.String(), "refused by the pool") == 1 })
 		if i.Listening() || len(listenerPIDs(t, base)) > 0 {
 			t.Error("it listens")
 		}
 		fails.Store(nil)
-		eventually(t, "it listens", i.Listening)
+		testkit.Eventually(t, "it listens", i.Listening)
 		stop()
 		i.Close()
 		mustExec(t, base, "UPDATE fencepost.leases SET lease_id = NULL")
-		eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, base)) == 0 })
+		testkit.Eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, base)) == 0 })
 	}
 	if n := stolen.Load(); n != 0 {
 		t.Errorf("%d notifications went to the pool's function", n)
@@ -221,8 +222,8 @@ func TestWatchReads(t *testing.T) {
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
-	eventually(t, "it listens", func() bool {
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "b", Wait: time.Second}, func() {})
+	testkit.Eventually(t, "it listens", func() bool {
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "b", Wait: testkit.Patience}, func() {})
 		if err == nil {
 			w.Stop()
 		}
@@ -238,19 +239,13 @@ func TestWatchReads(t *testing.T) {
 		}
 		got := make(chan error, 1)
 		go func() {
-			w, err := i.Watch(context.Background(), driver.Watch{Resource: "r", LeaseID: id, Wait: time.Second}, func() {})
+			w, err := i.Watch(context.Background(), driver.Watch{Resource: "r", LeaseID: id, Wait: testkit.Patience}, func() {})
 			if err == nil {
 				w.Stop()
 			}
 			got <- err
 		}()
-		eventually(t, "it is cut off", func() (cut bool) {
-			if err := pool.QueryRow(t.Context(), `SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity
-				WHERE wait_event_type = 'Lock' AND datname = current_database()`).Scan(&cut); err != nil {
-				t.Fatal(err)
-			}
-			return cut
-		})
+		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS w(pid)", pgtest.Blocked(t, pool, "fencepost.watch(", 1))
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -277,12 +272,13 @@ func TestWarnsWithoutLogger(t *testing.T) {
 		}
 	})
 	i := newIssuer(t, pool, nil)
+	i.Logger = nil
 	acquire(t, i, "r", "a")
 	refuses.Store(true)
 	defer i.Subscribe("r", func() {})()
-	eventually(t, "it says that it does not listen", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 1 })
+	testkit.Eventually(t, "it says that it does not listen", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 1 })
 	refuses.Store(false)
-	eventually(t, "it listens", i.Listening)
+	testkit.Eventually(t, "it listens", i.Listening)
 	if strings.Count(log.String(), "lock_listen_restored") != 0 {
 		t.Error("what is no warning was logged too")
 	}
@@ -297,7 +293,7 @@ func TestWatchWithoutAMark(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	acquire(t, i, "r", "a")
 	watch := func(leaseID string) *driver.HeldError {
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: leaseID, Wait: patience}, func() {})
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: leaseID, Wait: testkit.Patience}, func() {})
 		if err != nil {
 			t.Fatal(err)
 		}

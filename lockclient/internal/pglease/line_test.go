@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
@@ -35,7 +36,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 	for n := range crew {
 		issuers[n] = newIssuer(t, pool, nil)
 		defer issuers[n].Subscribe("it listens before", func() {})()
-		eventually(t, "it listens", issuers[n].Listening)
+		testkit.Eventually(t, "it listens", issuers[n].Listening)
 		if dead(n) {
 			if _, err := issuers[n].Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "dead"}, func() {}); err != nil {
 				t.Fatal(err)
@@ -53,7 +54,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 				got[n] <- outcome{lease, err}
 			}()
 		}
-		eventually(t, "it stands in line", func() bool {
+		testkit.Eventually(t, "it stands in line", func() bool {
 			return n+1 == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
 		})
 	}
@@ -88,68 +89,24 @@ func TestLongestWaitingFirst(t *testing.T) {
 	}
 }
 
-// TestTurnInLine: a process that is not named first looks after the lease has
-// been kept for those before it, and is woken if it is still free then and nobody
-// has come. The controls are not woken.
-func TestTurnInLine(t *testing.T) {
+// TestLooksInItsTurn: a process whose turn comes finds that somebody has the lease, and is
+// in the queue again. It is not woken.
+func TestLooksInItsTurn(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	defer i.Subscribe("it listens before", func() {})()
-	eventually(t, "it listens", i.Listening)
-	me, r := i.Process(), pglease.Topic("r")
-	notify := func(payload string) {
-		mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel+"."+me, payload)
-	}
-	for _, test := range []struct {
-		name     string
-		payloads []string
-		held     bool
-		turn     int // 0 is at once, -1 never
-	}{
-		{"nobody is named", []string{r + " "}, false, 0},
-		{"named first", []string{r + " " + me + " other"}, false, 0},
-		{"second", []string{r + " dead " + me}, false, 1},
-		{"third", []string{r + " dead gone " + me}, false, 2},
-		{"control: the lease was taken", []string{r + " dead " + me}, true, -1},
-		{"control: released again, and later in line", []string{r + " dead " + me, r + " one two three four five " + me}, false, -1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if test.held {
-				defer release(t, i, acquire(t, i, "r", input.NewLeaseID()))
-			}
-			if test.turn < 0 {
-				settle(t, pool, i) // earlier notifications have been handled
-				var wakes wakes
-				defer i.Subscribe("r", wakes.wake)()
-				mustExec(t, pool, "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS u(payload)", pglease.Channel+"."+me, test.payloads)
-				settle(t, pool, i)
-				time.Sleep(3 * pglease.KeepFor)
-				if wakes.woken() {
-					t.Error("woken")
-				}
-				// The process that took it removed those before it; those alive
-				// are in line again.
-				if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); test.held && !slices.Equal(line, []string{me}) {
-					t.Errorf("the line is %q", line)
-				}
-				return
-			}
-			// A busy machine may be late; one round in time shows when it looks.
-			least, best := time.Duration(test.turn)*pglease.KeepFor, time.Hour
-			for round := 0; round < 20 && best > least+pglease.KeepFor/2; round++ {
-				woken := make(chan struct{})
-				stop := i.Subscribe("r", sync.OnceFunc(func() { close(woken) }))
-				began := time.Now()
-				notify(test.payloads[0])
-				<-woken
-				stop()
-				best = min(best, time.Since(began))
-			}
-			if best < least || best > least+pglease.KeepFor/2 {
-				t.Errorf("woken after %v at best, want %v", best, least)
-			}
-		})
+	testkit.Eventually(t, "notifications", i.Listening)
+	acquire(t, i, "r", "holder's")
+	var wakes wakes
+	defer i.Subscribe("r", wakes.wake)()
+	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel+"."+i.Process(), pglease.Topic("r")+" dead "+i.Process())
+	testkit.Eventually(t, "its place in the queue", func() bool {
+		return slices.Equal([]string{i.Process()}, value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
+	})
+	settle(t, pool, i)
+	if wakes.woken() {
+		t.Error("woken, although somebody has the lease")
 	}
 }
 
@@ -175,8 +132,8 @@ func TestAbandonedWaitersLeave(t *testing.T) {
 		i := newIssuer(t, pool, nil)
 		watch := func() func() {
 			var got driver.Watching
-			eventually(t, "it stands in line", func() bool {
-				w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: patience}, func() {})
+			testkit.Eventually(t, "it stands in line", func() bool {
+				w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: testkit.Patience}, func() {})
 				got = w
 				return err == nil
 			})
@@ -200,7 +157,7 @@ func TestAbandonedWaitersLeave(t *testing.T) {
 		}
 		stays = append(stays, i.Process())
 	}
-	eventually(t, "the others have left", func() bool {
+	testkit.Eventually(t, "the others have left", func() bool {
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
 		return slices.Equal(stays, value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
 	})
@@ -219,8 +176,8 @@ func TestBackDuringUnwatch(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
 	watch := func(wake func()) (got driver.Watching) {
-		eventually(t, "it watches", func() bool {
-			w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "waiter's", Wait: patience}, wake)
+		testkit.Eventually(t, "it watches", func() bool {
+			w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "waiter's", Wait: testkit.Patience}, wake)
 			got = w
 			return err == nil && w.Held != nil
 		})
@@ -237,13 +194,13 @@ func TestBackDuringUnwatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.Stop()
-	locked(t, pool, 1) // it is about to be taken out
+	pgtest.Blocked(t, pool, "fencepost.unwatch(", 1) // it is about to be taken out
 	var back wakes
 	second := watch(back.wake)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is woken", back.woken)
+	testkit.Eventually(t, "it is woken", back.woken)
 	defer watch(func() {}).Stop()
 	second.Stop()
 	if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(line, []string{i.Process()}) {
@@ -259,8 +216,8 @@ func TestFullLine(t *testing.T) {
 	acquire(t, newIssuer(t, pool, nil), "r", "holder's")
 	for places, full := range map[int]bool{127: false, 128: true} {
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s', waiters = array_fill('x'::text, ARRAY[$1::int]) WHERE resource = 'r'", places)
-		eventually(t, "it listens", func() bool { i.Subscribe("r", func() {})(); return i.Listening() })
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: patience}, func() {})
+		testkit.Eventually(t, "it listens", func() bool { i.Subscribe("r", func() {})(); return i.Listening() })
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: input.NewLeaseID(), Wait: testkit.Patience}, func() {})
 		if errors.Is(err, driver.ErrNoWatch) != full || !full && (err != nil || w.Held == nil) {
 			t.Errorf("%d wait already: %+v, %v", places, w.Held, err)
 		}

@@ -68,6 +68,10 @@ type listener struct {
 	idle  time.Duration // how long to stay when nobody waits
 	quiet time.Duration // how long to trust a silent connection
 	test  time.Duration // how long a notification to oneself may take
+	// within limits the wait for a notification.
+	within func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)
+	// held returns who has a lease and joins the queue of waiters.
+	held func(ctx context.Context, w driver.Watch) (*driver.HeldError, error)
 
 	ctx    context.Context // has the values of the last watch's
 	values *borrowed
@@ -112,18 +116,25 @@ var (
 	errPooler = errors.New("the backend PID differs from the handshake's (a pooler): the connection does not listen, and waiters poll")
 )
 
-func (i *Issuer) newListener(wake Wake) *listener {
-	config := i.Pool.Config()
+func newListener(i *Issuer, wake Wake) *listener {
 	l := &listener{
 		issuer: i, wake: wake, subs: map[*subscription]struct{}{}, leaving: map[string]*time.Timer{},
-		stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest,
+		stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest, within: context.WithTimeout,
 	}
 	l.values = &borrowed{Context: context.Background()}
 	l.ctx, l.cancel = context.WithCancel(l.values)
 	l.connect = func(ctx context.Context) (*pgx.Conn, error) {
-		return open(ctx, config, config.ConnConfig.Copy(), func(settings *pgx.ConnConfig) {
+		config := i.Pool.Config()
+		return open(ctx, config, config.ConnConfig, func(settings *pgx.ConnConfig) {
 			settings.OnNotification = nil // the driver's own queue, which is read here
 		})
+	}
+	l.held = func(ctx context.Context, w driver.Watch) (held *driver.HeldError, err error) {
+		err = i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
+			held, err = i.watch(ctx, conn, w, lockTimeout)
+			return err
+		})
+		return held, err
 	}
 	return l
 }
@@ -393,7 +404,7 @@ func (l *listener) selfTest(conn *pgx.Conn) error {
 // receive passes on one notification, or all up to the payload until; heard is
 // false if the time passed first.
 func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
-	ctx, cancel := context.WithTimeout(l.ctx, atMost)
+	ctx, cancel := l.within(l.ctx, atMost)
 	defer cancel()
 	for {
 		n, err := conn.WaitForNotification(ctx)
@@ -444,11 +455,7 @@ func (l *listener) look(s *subscription) {
 		return
 	}
 	l.wg.Go(func() {
-		var held *driver.HeldError
-		err := l.issuer.aside(l.ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
-			held, err = l.issuer.watch(ctx, conn, driver.Watch{Resource: s.resource, LeaseID: s.leaseID}, lockTimeout)
-			return err
-		})
+		held, err := l.held(l.ctx, driver.Watch{Resource: s.resource, LeaseID: s.leaseID})
 		if held == nil || err != nil {
 			s.wake()
 		}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -24,13 +26,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// patience ends a hang.
-const patience = leasetest.Patience
-
-var (
-	mustExec   = leasetest.MustExec
-	eventually = leasetest.Eventually
-)
+var mustExec = leasetest.MustExec
 
 // migrated returns a pool on a fresh database that has the schema.
 func migrated(t testing.TB) *pgxpool.Pool {
@@ -53,7 +49,10 @@ func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpo
 
 func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.Issuer {
 	t.Helper()
-	s := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Logger: logger}
+	if logger == nil {
+		logger = testkit.Logger(t)
+	}
+	s := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Logger: logger}
 	i, err := pglease.NewIssuer(s, 2, pglease.WakeAuto)
 	if err != nil {
 		t.Fatal(err)
@@ -71,15 +70,6 @@ func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v 
 	return v
 }
 
-// locked waits until n statements wait for a row.
-func locked(t *testing.T, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	eventually(t, "they wait for a row", func() bool {
-		return n == value[int](t, pool, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`)
-	})
-}
-
 func listenerPIDs(t *testing.T, pool *pgxpool.Pool) []int32 {
 	t.Helper()
 	return value[[]int32](t, pool, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
@@ -87,7 +77,7 @@ func listenerPIDs(t *testing.T, pool *pgxpool.Pool) []int32 {
 }
 
 func ask(resource, id string) driver.Request {
-	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Hour, Timeout: patience}
+	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Hour, Timeout: testkit.Patience}
 }
 
 func acquire(t *testing.T, i *pglease.Issuer, resource, id string) guard.Claim {
@@ -121,11 +111,11 @@ func (r *wakes) woken() bool { return r.n.Load() > 0 }
 // notifications arrive in the order of their commits.
 func settle(t *testing.T, pool *pgxpool.Pool, i *pglease.Issuer) {
 	t.Helper()
-	eventually(t, "it listens", i.Listening)
+	testkit.Eventually(t, "it listens", i.Listening)
 	var last wakes
 	defer i.Subscribe("the last one", last.wake)()
 	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel, pglease.Topic("the last one"))
-	eventually(t, "the last notification arrives", last.woken)
+	testkit.Eventually(t, "the last notification arrives", last.woken)
 }
 
 // schedule is one waiter, one holder and the moment of the release.
@@ -185,16 +175,16 @@ func TestWatchAgainstRelease(t *testing.T) {
 		run        func(s *schedule, watch func() error)
 	}{
 		{"released before the watch", "the mark does not look", func(s *schedule, watch func() error) {
-			eventually(s.t, "it listens", s.waiter.Listening)
+			testkit.Eventually(s.t, "it listens", s.waiter.Listening)
 			release(s.t, s.holder, s.lease)
 			s.must(watch())
 		}},
 		{"released while it is marked", "looks before it marks", func(s *schedule, watch func() error) {
-			eventually(s.t, "it listens", s.waiter.Listening)
+			testkit.Eventually(s.t, "it listens", s.waiter.Listening)
 			s.behind(watch, pglease.ReleaseSQL, releaseArgs(s.lease)...)
 		}},
 		{"marked while it is released", "no mark", func(s *schedule, watch func() error) {
-			eventually(s.t, "it listens", s.waiter.Listening)
+			testkit.Eventually(s.t, "it listens", s.waiter.Listening)
 			s.behind(func() error { s.must(watch()); release(s.t, s.holder, s.lease); return nil }, "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE")
 		}},
 		{"released before LISTEN", "marks before it listens", func(s *schedule, watch func() error) {
@@ -206,7 +196,7 @@ func TestWatchAgainstRelease(t *testing.T) {
 			close(gate)
 		}},
 		{"released after the connection broke", "subscribes after it has marked", func(s *schedule, watch func() error) {
-			eventually(s.t, "it listens", s.waiter.Listening)
+			testkit.Eventually(s.t, "it listens", s.waiter.Listening)
 			defer s.waiter.Subscribe("other", s.breaks.wake)()
 			gate := make(chan struct{})
 			s.gate.Store(&gate)
@@ -217,11 +207,11 @@ func TestWatchAgainstRelease(t *testing.T) {
 			s.must(err)
 			watched := make(chan error, 1)
 			go func() { watched <- watch() }()
-			locked(s.t, s.pool, 1) // the mark
+			pgtest.Blocked(s.t, s.pool, "fencepost.watch(", 1)
 			for _, pid := range listenerPIDs(s.t, s.pool) {
 				mustExec(s.t, s.pool, "SELECT pg_terminate_backend($1)", pid)
 			}
-			eventually(s.t, "the break is noticed", s.breaks.woken)
+			testkit.Eventually(s.t, "the break is noticed", s.breaks.woken)
 			s.must(tx.Rollback(s.t.Context()))
 			s.must(<-watched)
 			release(s.t, s.holder, s.lease)
@@ -282,7 +272,7 @@ func (s *schedule) behind(watch func() error, sql string, args ...any) {
 	s.must(err)
 	watched := make(chan error, 1)
 	go func() { watched <- watch() }()
-	locked(s.t, s.pool, 1)
+	pgtest.Blocked(s.t, s.pool, "fencepost.", 1)
 	s.must(tx.Commit(s.t.Context()))
 	s.must(<-watched)
 }
@@ -293,7 +283,7 @@ func TestListenerIdle(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
-	waiter.Listener(100*time.Millisecond, 50*time.Millisecond, patience)
+	waiter.Listener(100*time.Millisecond, 50*time.Millisecond, testkit.Patience)
 	acquire(t, holder, "r0", "holder's")
 	for range 2 {
 		if pids := listenerPIDs(t, pool); len(pids) != 0 {
@@ -304,7 +294,7 @@ func TestListenerIdle(t *testing.T) {
 		for n := range 16 {
 			stops = append(stops, waiter.Subscribe(fmt.Sprint("r", n), func() {}))
 		}
-		eventually(t, "it listens", waiter.Listening)
+		testkit.Eventually(t, "it listens", waiter.Listening)
 		before := listenerPIDs(t, pool)
 		time.Sleep(300 * time.Millisecond) // longer than it would stay
 		if after := listenerPIDs(t, pool); len(after) != 1 || !slices.Equal(before, after) {
@@ -314,7 +304,7 @@ func TestListenerIdle(t *testing.T) {
 			wg.Go(stop)
 		}
 		wg.Wait()
-		eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, pool)) == 0 && !waiter.Listening() })
+		testkit.Eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, pool)) == 0 && !waiter.Listening() })
 	}
 }
 
@@ -323,7 +313,7 @@ func TestListenerIdle(t *testing.T) {
 type mute struct {
 	net.Conn
 	silent *atomic.Bool
-	lost   *atomic.Int64
+	lost   func()
 	rest   []byte // of the frame before
 }
 
@@ -338,7 +328,7 @@ func (m *mute) Read(p []byte) (int, error) {
 			return 0, err
 		}
 		if head[0] == 'A' && m.silent.Load() {
-			m.lost.Add(1)
+			m.lost()
 			continue
 		}
 		m.rest = append(head[:], body...)
@@ -355,24 +345,35 @@ func TestListenerSilent(t *testing.T) {
 	t.Parallel()
 	direct := migrated(t)
 	var silent atomic.Bool
-	var lost atomic.Int64
+	// A self-test fails because its notification was lost, and not because of the time
+	// that it takes.
+	var lost, tests atomic.Int64
+	var fails atomic.Pointer[context.CancelFunc]
 	pool := dial(t, direct, func(c *pgxpool.Config) {
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil // frames can be told apart
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-			return &mute{Conn: conn, silent: &silent, lost: &lost}, err
+			return &mute{Conn: conn, silent: &silent, lost: func() { lost.Add(1); (*fails.Load())() }}, err
 		}
 	})
 	var log leasetest.Text
 	holder, waiter := newIssuer(t, direct, nil), newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
-	waiter.Listener(patience, 50*time.Millisecond, 500*time.Millisecond)
+	waiter.Listener(testkit.Patience, 50*time.Millisecond, testkit.Patience)
+	waiter.Within(func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+		if d == testkit.Patience {
+			tests.Add(1)
+		}
+		ctx, cancel := context.WithTimeout(ctx, d)
+		fails.Store(&cancel)
+		return ctx, cancel
+	})
 	acquire(t, holder, "r", "holder's")
 	watch := driver.Watch{Resource: "r", LeaseID: "waiter's"}
 
 	silent.Store(true)
 	var wakes wakes
 	stop := waiter.Subscribe("r", wakes.wake)
-	eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && strings.Count(log.String(), "lock_listen_failed") > 0 })
+	testkit.Eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && strings.Count(log.String(), "lock_listen_failed") > 0 })
 	if _, err := waiter.Watch(t.Context(), watch, wakes.wake); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
 		t.Errorf("the issuer believes that it listens: %v", err)
 	}
@@ -380,8 +381,8 @@ func TestListenerSilent(t *testing.T) {
 		t.Errorf("%d failures and %d recoveries are told", failed, restored)
 	}
 	silent.Store(false)
-	eventually(t, "it listens", waiter.Listening)
-	eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_restored") == 1 })
+	testkit.Eventually(t, "it listens", waiter.Listening)
+	testkit.Eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_restored") == 1 })
 	stop()
 
 	wakes.n.Store(0)
@@ -389,15 +390,16 @@ func TestListenerSilent(t *testing.T) {
 	if err != nil || watching.Held == nil {
 		t.Fatal(watching, err)
 	}
-	time.Sleep(300 * time.Millisecond) // it tests itself a few times
+	before := tests.Load()
+	testkit.Eventually(t, "a few self-tests", func() bool { return tests.Load() > before+3 })
 	if wakes.woken() {
 		t.Error("a connection that only has nothing to say is given up")
 	}
 	silent.Store(true)
-	eventually(t, "the waiter is woken", wakes.woken)
-	eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 2 })
+	testkit.Eventually(t, "the waiter is woken", wakes.woken)
+	testkit.Eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 2 })
 	silent.Store(false)
-	eventually(t, "it listens again", waiter.Listening)
+	testkit.Eventually(t, "it listens again", waiter.Listening)
 	watching.Stop()
 }
 

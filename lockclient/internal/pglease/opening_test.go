@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
@@ -93,7 +94,7 @@ func TestWatchWhileOpening(t *testing.T) {
 		// The connection breaks, and the watch waits for the next one too.
 		pids := listenerPIDs(t, pool)
 		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS p(pid)", pids)
-		eventually(t, "that is noticed", func() bool { return !i.Listening() })
+		testkit.Eventually(t, "that is noticed", func() bool { return !i.Listening() })
 		got = waits(i)
 		g.result <- nil
 		if err := <-got; err != nil {
@@ -113,7 +114,7 @@ func TestWatchWhileOpening(t *testing.T) {
 			t.Error(err)
 		}
 		g.result <- nil
-		eventually(t, "it listens", i.Listening)
+		testkit.Eventually(t, "it listens", i.Listening)
 		if err := watch(t.Context(), i, 0); err != nil {
 			t.Error(err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -37,11 +38,11 @@ func TestCancelledStandbyWait(t *testing.T) {
 	}
 	i := newIssuer(t, pool, nil)
 	before := acquire(t, i, "before", "mine")
-	operator := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Operator: true}
+	operator := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Operator: true}
 	standby := func(names string) {
 		mustExec(t, pool, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
 		mustExec(t, pool, "SELECT pg_reload_conf()")
-		eventually(t, "all know it", func() bool {
+		testkit.Eventually(t, "all know it", func() bool {
 			return names == value[string](t, pool, "SELECT current_setting('synchronous_standby_names')")
 		})
 	}
@@ -65,7 +66,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 		}
 	}()
 	// Commits wait from when the checkpointer knows it, which may be later.
-	eventually(t, "commits wait", func() bool {
+	testkit.Eventually(t, "commits wait", func() bool {
 		mustExec(t, pool, "UPDATE fencepost.leases SET metadata = 'y' WHERE resource = 'before'")
 		return cancelled.Load() > 0
 	})
@@ -86,7 +87,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 			return err
 		},
 		"an operator's": func() error {
-			return pglease.Failure("raise", guard.Claim{}, operator.On(t.Context(), pool, patience, raise))
+			return pglease.Failure("raise", guard.Claim{}, operator.On(t.Context(), pool, testkit.Patience, raise))
 		},
 	} {
 		if err := call(); !errors.Is(err, guard.ErrOutcomeUnknown) {
@@ -103,8 +104,8 @@ func TestCancelledStandbyWait(t *testing.T) {
 	if again := acquire(t, i, "later", "a"); int64(again.Token) != granted {
 		t.Errorf("the same lease ID finds token %v instead of %d", again.Token, granted)
 	}
-	operator = &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience / 2, Grace: pglease.Grace, Operator: true}
-	if err := operator.On(t.Context(), pool, patience, raise); err != nil {
+	operator = &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Operator: true}
+	if err := operator.On(t.Context(), pool, testkit.Patience, raise); err != nil {
 		t.Error(err)
 	}
 }

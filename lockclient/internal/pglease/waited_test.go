@@ -55,17 +55,12 @@ func TestGrantAfterAWait(t *testing.T) {
 			}
 			got <- granted
 		}()
-		for waiting := 0; waiting != 1; time.Sleep(2 * time.Millisecond) {
-			err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting)
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
+		pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
 		if _, err := tx.Exec(t.Context(), `UPDATE fencepost.leases SET token = 2, lease_id = 'short', acquired_at = clock_timestamp(),
 			expires_at = clock_timestamp() + interval '20 milliseconds' WHERE resource = 'r'`); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(30 * time.Millisecond)
+		exec("SELECT pg_sleep(0.03)")
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
