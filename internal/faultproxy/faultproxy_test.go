@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // echo is a backend that answers each line with the same in capitals. It reports
@@ -67,7 +70,7 @@ func dial(t *testing.T, p *Proxy) *client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(time.Minute)) // so that a fault fails the test
+	conn.SetDeadline(time.Now().Add(testkit.Patience)) // so that a fault fails the test
 	return &client{t, conn.(*net.TCPConn), bufio.NewReader(conn)}
 }
 
@@ -84,6 +87,12 @@ func (c *client) want(line, answer string) {
 	if got, err := c.ask(line); got != answer || err != nil {
 		c.Errorf("%q was answered %q, %v; want %q", line, got, err, answer)
 	}
+}
+
+// awaitHeld waits until the proxy holds something of n connections.
+func awaitHeld(t *testing.T, p *Proxy, n int) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("%d messages that are held", n), func() bool { return p.Held() == n })
 }
 
 // oneLine is an Options.Split.
@@ -174,15 +183,11 @@ func TestHold(t *testing.T) {
 	<-heard
 	p.Hold()
 	io.WriteString(leaves.TCPConn, "c\n")
-	for p.Held() != 1 {
-		time.Sleep(time.Millisecond)
-	}
+	awaitHeld(t, p, 1)
 	leaves.Close()
 	answer := make(chan string, 1)
 	go func() { got, _ := stays.ask("d"); answer <- got }()
-	for p.Held() != 2 {
-		time.Sleep(time.Millisecond)
-	}
+	awaitHeld(t, p, 2)
 	if len(heard)+len(answer) > 0 {
 		t.Fatal("something passed")
 	}
@@ -225,9 +230,7 @@ func TestReleaseWithoutAnAnswer(t *testing.T) {
 		}
 		defer server.Close()
 		io.WriteString(c.TCPConn, "a\n")
-		for p.Held() != 1 {
-			time.Sleep(time.Millisecond)
-		}
+		awaitHeld(t, p, 1)
 		if !dropped {
 			server.Close()
 			if rest, err := io.ReadAll(c.answers); err != nil || len(rest) > 0 {
@@ -237,18 +240,15 @@ func TestReleaseWithoutAnAnswer(t *testing.T) {
 		c.Close()
 		released := make(chan struct{})
 		go func() { defer close(released); p.Release() }()
-		select {
-		case <-released:
-		case <-time.After(time.Minute):
-			t.Fatalf("dropped %v: Release waits for an answer that never comes", dropped)
-		}
+		testkit.Receive(t, fmt.Sprintf("Release, though no answer comes (dropped: %v)", dropped), released)
 	}
 }
 
 // TestDelay: a delay is of every message, in both directions, and those behind
 // it do not add theirs.
 func TestDelay(t *testing.T) {
-	const delay = 100 * time.Millisecond
+	t.Parallel()
+	const delay = time.Second // one after the other, they would take 400
 	addr, _ := echo(t)
 	p := start(t, addr, &Options{Split: oneLine})
 	p.Set(func(m *Message) { m.Delay = delay })
@@ -312,9 +312,7 @@ func TestClose(t *testing.T) {
 	held.want("a", "A")
 	p.Hold()
 	io.WriteString(held.TCPConn, "c\n")
-	for p.Held() != 1 {
-		time.Sleep(time.Millisecond)
-	}
+	awaitHeld(t, p, 1)
 	p.OnConnect(func() bool { close(opening); <-p.Done(); return true })
 	dial(t, p)
 	<-opening

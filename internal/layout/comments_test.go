@@ -51,9 +51,44 @@ func TestCitedNamesExist(t *testing.T) {
 }
 
 type listedPackage struct {
-	ImportPath, Dir string
-	GoFiles         []string
-	Standard        bool
+	ImportPath, Dir  string
+	GoFiles, Imports []string
+	Export           string // the file in the build cache that importers read
+}
+
+func (p listedPackage) ours() bool {
+	return p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/")
+}
+
+var listedOnce = sync.OnceValues(func() (all []listedPackage, err error) {
+	cmd := exec.Command("go", "list", "-deps", "-export", "-json=ImportPath,Dir,GoFiles,Imports,Export", "./...", "net/http")
+	cmd.Dir = "../.."
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", cmd, err, &said)
+	}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listedPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+})
+
+// listed lists the packages of the root module and what they import, without tests.
+// net/http is for the controls. One run of go list serves all tests of this package.
+func listed(t *testing.T) []listedPackage {
+	t.Helper()
+	all, err := listedOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // names looks names up in this module's packages and in what they import. It
@@ -66,37 +101,22 @@ type names struct {
 	declared map[string]map[string]bool // by package: what it declares, unexported names too
 }
 
-// listedOnce lists this module's packages and what they import. net/http is for
-// the controls.
-var listedOnce = sync.OnceValues(func() ([]byte, error) {
-	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,Standard", "./...", "net/http")
-	cmd.Dir = "../.."
-	return cmd.Output()
-})
+var majorVersion = regexp.MustCompile(`^v[0-9]+$`)
 
 func newNames(t *testing.T) *names {
 	t.Helper()
 	n := &names{fset: token.NewFileSet(), packages: map[string][]listedPackage{}, files: map[string]*ast.File{}, declared: map[string]map[string]bool{}}
-	out, err := listedOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p listedPackage
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			return n
-		} else if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range listed(t) {
 		last := path.Base(p.ImportPath)
-		if regexp.MustCompile(`^v[0-9]+$`).MatchString(last) {
+		if majorVersion.MatchString(last) {
 			last = path.Base(path.Dir(p.ImportPath))
 		}
 		n.packages[last] = append(n.packages[last], p)
-		if p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/") {
+		if p.ours() {
 			n.own = append(n.own, p)
 		}
 	}
+	return n
 }
 
 // parse returns a file of a package, of which it reads each once.

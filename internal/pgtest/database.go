@@ -2,19 +2,26 @@ package pgtest
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 )
 
 // databaseURLVariable names the environment variable that names a server to
 // create scratch databases on.
 const databaseURLVariable = "FENCEPOST_DATABASE_URL"
 
-// TB is the part of testing.TB that this package needs, so that programs that
-// import it do not import testing.
+// TB is the part of testing.TB that this package needs, so that its own tests can see a
+// test that fails.
 type TB interface {
 	Helper()
 	Name() string
@@ -37,8 +44,34 @@ func serverURL() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if os.Getenv(slowVariable) != "" {
+		return slowURL()
+	}
 	return server.URL(), nil
 }
+
+// slowVariable names the environment variable that, if it is not empty, makes each
+// connection to the shared private server take 100 to 300 ms.
+const slowVariable = "FENCEPOST_SLOW_CONNECTIONS"
+
+// slowURL returns the URL of a proxy before the shared server, which runs as long as the
+// process does.
+var slowURL = sync.OnceValues(func() (string, error) {
+	server, err := sharedServer()
+	if err != nil {
+		return "", err
+	}
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(server.Port()))
+	proxy, err := faultproxy.New("tcp", address, nil)
+	if err != nil {
+		return "", fmt.Errorf("pgtest: %w", err)
+	}
+	proxy.OnConnect(func() bool {
+		time.Sleep(100*time.Millisecond + rand.N(200*time.Millisecond))
+		return true
+	})
+	return strings.Replace(server.URL(), "@"+address+"/", "@"+proxy.Addr()+"/", 1), nil
+})
 
 // Database returns the connection URL of a fresh, empty database for this test,
 // on a server shared by the tests of this process. It is dropped when the test
@@ -94,7 +127,7 @@ func Connect(t TB, database string) *pgxpool.Pool {
 		}()
 		select {
 		case <-closed:
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("pgtest: %d connections of the pool were not released", pool.Stat().AcquiredConns())
 		}
 	})

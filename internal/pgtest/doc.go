@@ -19,6 +19,10 @@
 // later server is a copy, which costs a tenth of the time. So servers of one user
 // have one system identifier and one password, unless Options.Fresh is set.
 //
+// If FENCEPOST_SLOW_CONNECTIONS is set, each connection to a database that tests get on
+// the shared private server takes 100 to 300 ms, as over a network with TLS: it goes
+// through a proxy in the test's process. No test's verdict may depend on that.
+//
 // # What is promised
 //
 // A private server listens on 127.0.0.1 and on a Unix socket in its own

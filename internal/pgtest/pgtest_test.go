@@ -3,12 +3,14 @@ package pgtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -147,6 +149,22 @@ func TestGivenServer(t *testing.T) {
 	test.end()
 	if n := ask[int](t, server.URL(), count); n != 0 {
 		t.Errorf("%d databases are still there", n)
+	}
+}
+
+// With FENCEPOST_SLOW_CONNECTIONS tests connect through the slow proxy.
+func TestSlowConnections(t *testing.T) {
+	t.Setenv(slowVariable, "1")
+	url := Database(t)
+	if direct := fmt.Sprintf(":%d/", shared(t).Port()); strings.Contains(url, direct) {
+		t.Errorf("%s is the server's own", url)
+	}
+	began := time.Now()
+	if n := ask[int](t, url, "CREATE TABLE mine (n int)", "SELECT count(*) FROM mine"); n != 0 {
+		t.Errorf("%d rows", n)
+	}
+	if took := time.Since(began); took < 100*time.Millisecond {
+		t.Errorf("a connection took %v", took)
 	}
 }
 

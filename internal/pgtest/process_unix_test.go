@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,9 +17,10 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // childVariable makes this test binary a program that starts a server and ends
@@ -71,9 +73,9 @@ func child(end string) error {
 		}
 		os.Exit(3)
 	case "wait", "start":
-		time.Sleep(2 * patience)
+		_, err = io.Copy(io.Discard, os.Stdin) // until the parent ends
 	}
-	return nil
+	return err
 }
 
 // parent is a child process together with the directory in which its server is.
@@ -104,6 +106,9 @@ func run(t *testing.T, end string, change ...func(*parent)) *parent {
 	for _, f := range change {
 		f(p)
 	}
+	if _, err := p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +118,7 @@ func run(t *testing.T, end string, change ...func(*parent)) *parent {
 	}
 	t.Cleanup(func() { p.cmd.Process.Kill() })
 	if end == "start" {
-		eventually(t, "a directory is made", func() bool { return len(p.left(t)) > 1 })
+		testkit.Eventually(t, "a directory", func() bool { return len(p.left(t)) > 1 })
 		return p
 	}
 	line, err := bufio.NewReader(stdout).ReadBytes('\n')
@@ -170,15 +175,6 @@ func (p *parent) left(t *testing.T) (found []string) {
 	return found
 }
 
-func eventually(t *testing.T, what string, reached func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !reached(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it never happens that " + what)
-		}
-	}
-}
-
 // However the process ends, its server ends too and leaves nothing behind.
 func TestNothingIsLeftBehind(t *testing.T) {
 	for _, c := range []struct {
@@ -192,20 +188,22 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			t.Parallel()
 			p := run(t, c.end)
 			p.end(t, c.signal)
-			eventually(t, "all is gone", func() bool { return len(p.left(t)) == 0 })
+			testkit.Eventually(t, "the end of all of it", func() bool { return len(p.left(t)) == 0 })
 		})
 	}
 }
 
-// The control: without its watchdog a server stays behind, and the check sees it.
+// The control: without its watchdog a server stays behind, and the check sees it while
+// a server that ended later is gone.
 func TestWithoutWatchdogTheServerIsLeftBehind(t *testing.T) {
 	t.Parallel()
-	p := run(t, "wait")
+	p, later := run(t, "wait"), run(t, "wait")
 	if err := syscall.Kill(p.Watchdog, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	p.end(t, syscall.SIGKILL)
-	time.Sleep(500 * time.Millisecond) // a watchdog would need less
+	later.end(t, syscall.SIGKILL)
+	testkit.Eventually(t, "the end of the later one", func() bool { return len(later.left(t)) == 0 })
 	// The postmaster, two sessions, at least three background processes, and the
 	// directory.
 	if left := p.left(t); len(left) < 7 || !strings.HasPrefix(left[0], "directory ") {
@@ -215,7 +213,7 @@ func TestWithoutWatchdogTheServerIsLeftBehind(t *testing.T) {
 	if err := syscall.Kill(p.Postmaster, syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the postmaster ends", func() bool { return len(p.left(t)) == 1 })
+	testkit.Eventually(t, "the end of the postmaster", func() bool { return len(p.left(t)) == 1 })
 }
 
 // The data belongs to a user who is not root, alone.
