@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -20,6 +21,7 @@ import (
 
 // TestAdopt: at no step do two workers write, on the way there and back.
 func TestAdopt(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out); err != nil {
@@ -33,6 +35,7 @@ func TestAdopt(t *testing.T) {
 // ready returns a service with both schemas.
 func ready(t *testing.T) *service {
 	t.Helper()
+	testkit.CaptureDefault(t)
 	pool := pgtest.Pool(t)
 	s, err := newService(pool)
 	if err != nil {
@@ -62,11 +65,7 @@ func TestOneLockEach(t *testing.T) {
 			waits, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- c.second(s)(waits, "acme") }()
-			for waiting := 0; waiting == 0; {
-				if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").Scan(&waiting); err != nil {
-					t.Fatal(err)
-				}
-			}
+			pgtest.Blocked(t, s.pool, "pg_advisory_lock", 1)
 			cancel()
 			if err := <-ended; err == nil {
 				t.Error("the second worker was let in")

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -16,11 +15,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestMain lets the test binary be a worker, and the whole program, because
@@ -31,6 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	case os.Getenv("BILLINGCLOSE_MAIN") != "":
+		patient = true
 		os.Args = append(os.Args[:1], strings.Fields(os.Getenv("BILLINGCLOSE_MAIN"))...)
 		os.Unsetenv("BILLINGCLOSE_MAIN")
 		main()
@@ -174,15 +174,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if err := p.cmd.Wait(); err == nil {
 				t.Error("an interrupted story must not exit with 0")
 			}
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-				left := files(t, tmp)
-				if !alive(pid) && len(left) == 0 {
-					return
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("worker alive: %v, files left: %q", alive(pid), left)
-				}
-			}
+			testkit.Eventually(t, "the end of worker and files", func() bool { return !alive(pid) && len(files(t, tmp)) == 0 })
 		})
 	}
 }
@@ -194,11 +186,9 @@ type mainProcess struct {
 
 func startMain(t *testing.T, tmp string) *mainProcess {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*limit)
-	t.Cleanup(cancel)
-	p := &mainProcess{cmd: exec.CommandContext(ctx, os.Args[0]), out: &lines{found: make(chan string, 1)}}
+	p := &mainProcess{cmd: exec.CommandContext(t.Context(), os.Args[0]), out: &lines{found: make(chan string, 1)}}
 	p.cmd.Env = append(os.Environ(), "BILLINGCLOSE_MAIN=-json", "TMPDIR="+tmp)
-	p.cmd.Stdout, p.cmd.Stderr = p.out, os.Stderr
+	p.cmd.Stdout, p.cmd.Stderr = p.out, t.Output()
 	p.out.want = "SIGSTOP: worker a (pid "
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -208,13 +198,7 @@ func startMain(t *testing.T, tmp string) *mainProcess {
 
 func (p *mainProcess) until(t *testing.T, want string) string {
 	t.Helper()
-	select {
-	case line := <-p.out.found:
-		return line
-	case <-time.After(limit):
-		t.Fatalf("the story never said %q", want)
-		return ""
-	}
+	return testkit.Receive(t, fmt.Sprintf("the story to say %q", want), p.out.found)
 }
 
 // lines finds the first written line that contains want.
@@ -239,6 +223,7 @@ func (l *lines) Write(b []byte) (int, error) {
 func tellIn(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else it starts a server of its own
+	patient = true
 	var out bytes.Buffer
 	status := tell(args, &out, &out)
 	return out.String(), status

@@ -15,9 +15,11 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestRun(t *testing.T) {
+	testkit.CaptureDefault(t)
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	var out bytes.Buffer
 	if err := run(t.Context(), &out); err != nil || !strings.Contains(out.String(), "(replayed)") {
@@ -33,6 +35,7 @@ type fixture struct {
 
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
+	testkit.CaptureDefault(t)
 	s, err := newService(t.Context(), pgtest.Pool(t))
 	if err != nil {
 		t.Fatal(err)
@@ -232,10 +235,12 @@ func TestSameHolderTwice(t *testing.T) {
 		go func() { status, _ := f.ask(token, "10"); first <- status }()
 		<-paused
 		wantFirst, wantSecond := 201, 409
+		started := "started_at + interval '1 hour'" // however long the test takes
 		if early {
 			wantFirst, wantSecond = 409, 201
-			f.exec("UPDATE idempotency_keys SET started_at = started_at - interval '1 hour'")
+			started = "started_at - interval '1 hour'"
 		}
+		f.exec("UPDATE idempotency_keys SET started_at = " + started)
 		if status, body := f.ask(token, "10"); status != wantSecond {
 			t.Errorf("early %v: second %d %s", early, status, body)
 		}

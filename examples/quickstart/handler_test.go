@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -33,10 +34,11 @@ func handler(db *sqlfence.DB[pgx.Tx]) http.Handler {
 
 // The handler is mounted for all methods: none reaches it without a claim.
 func TestHandler(t *testing.T) {
+	testkit.CaptureDefault(t)
 	pool := pgtest.Pool(t)
-	db := must(sqlfence.Pgx(pool, nil))
-	must(0, sqladmin.Pgx(pool).Migrate(t.Context()))
-	must(pool.Exec(t.Context(), `CREATE TABLE accounts (id bigint, closed boolean); INSERT INTO accounts VALUES (7, false)`))
+	db := need(sqlfence.Pgx(pool, nil))
+	need(0, sqladmin.Pgx(pool).Migrate(t.Context()))
+	need(pool.Exec(t.Context(), `CREATE TABLE accounts (id bigint, closed boolean); INSERT INTO accounts VALUES (7, false)`))
 	router := chi.NewRouter()
 	router.Handle("/accounts/{id}/close", handler(db))
 	send := func(method, token string) int {
@@ -65,7 +67,7 @@ func TestHandler(t *testing.T) {
 }
 
 func TestHandlerIsTheReadmes(t *testing.T) {
-	source, readme := string(must(os.ReadFile("handler_test.go"))), string(must(os.ReadFile("../../README.md")))
+	source, readme := string(need(os.ReadFile("handler_test.go"))), string(need(os.ReadFile("../../README.md")))
 	_, body, _ := strings.Cut(source, "http.Handler {\n")
 	body, _, _ = strings.Cut(body, "\n}\n")
 	want := strings.TrimPrefix(strings.ReplaceAll("\n"+body, "\n\t", "\n"), "\n")

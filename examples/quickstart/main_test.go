@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 func TestOutput(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "QUICKSTART=1", "DATABASE_URL="+pgtest.Database(t))
-	cmd.Stderr = os.Stderr
+	cmd.Stderr = t.Output()
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

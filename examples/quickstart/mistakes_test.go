@@ -14,8 +14,10 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/locktest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -26,25 +28,26 @@ import (
 // TestMistakes makes the likely mistakes of who begins: each message names the
 // way out.
 func TestMistakes(t *testing.T) {
+	testkit.CaptureDefault(t)
 	ctx := t.Context()
 	pool, bare := pgtest.Pool(t), pgtest.Pool(t) // bare has no schema
-	unmigrated := must(sqlfence.Pgx(bare, nil))
-	must(0, pglock.Migrate(ctx, pool))
-	must(0, sqladmin.Pgx(pool).Migrate(ctx))
-	must(pool.Exec(ctx, `CREATE TABLE closes (tenant text, period text, n int, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
+	unmigrated := need(sqlfence.Pgx(bare, nil))
+	need(0, pglock.Migrate(ctx, pool))
+	need(0, sqladmin.Pgx(pool).Migrate(ctx))
+	need(pool.Exec(ctx, `CREATE TABLE closes (tenant text, period text, n int, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 		CREATE TABLE bare (tenant text, period text, n int, PRIMARY KEY (tenant, period));
 		CREATE TABLE texts (tenant text, period text, n int, last_fencing_token text NOT NULL DEFAULT '', PRIMARY KEY (tenant, period));
 		INSERT INTO closes VALUES ('acme', '2026-04'); INSERT INTO texts VALUES ('acme', '2026-04')`))
-	rows := must(sqlrow.Pgx(pool, nil))
-	locks, keys := must(lockclient.New(must(pglock.New(pool, nil)), "w", nil)), []string{"tenant", "period"}
+	rows := need(sqlrow.Pgx(pool, nil))
+	locks, keys := need(lockclient.New(need(pglock.New(pool, nil)), "w", nil)), []string{"tenant", "period"}
 	defer locks.Close(context.WithoutCancel(ctx))
 	claim, key := guard.Claim{Resource: "acme:billing-close:2026-04", Token: 3, LeaseID: "L"}, sqlrow.Key{"acme", "2026-04"}
 	nothing := func(context.Context, pgx.Tx) error { return nil }
 	update := func(claim guard.Claim, set sqlrow.Set, name ...string) error {
-		return must(sqlrow.NewTable(name, keys, closes, nil)).Update(ctx, rows, claim, key, set)
+		return need(sqlrow.NewTable(name, keys, closes, nil)).Update(ctx, rows, claim, key, set)
 	}
 	set := sqlrow.Set{"n": 1}
-	must(0, update(claim, set, "closes"))
+	need(0, update(claim, set, "closes"))
 	other := claim
 	other.Resource = "acme:2026-04"
 	request := func(handler http.Handler) string {
@@ -53,14 +56,14 @@ func TestMistakes(t *testing.T) {
 		return w.Body.String()
 	}
 	resource := func(*http.Request) (string, error) { return claim.Resource, nil }
-	admitting := must(httpfence.New(guard.NewMemory(nil), resource, nil))
+	admitting := need(httpfence.New(guard.NewMemory(nil), resource, nil))
 
 	for name, c := range map[string]struct {
 		said func() any
 		want string // the way out
 	}{
 		"no Migrate: lease": {func() any {
-			return second(must(lockclient.New(must(pglock.New(bare, nil)), "w", nil)).TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
+			return second(need(lockclient.New(need(pglock.New(bare, nil)), "w", nil)).TryAcquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
 		}, "run pglock.Migrate"},
 		"no Migrate: transaction": {func() any { return unmigrated.InTx(ctx, claim, nothing) }, "run sqladmin's Migrate"},
 		"no Migrate: store":       {func() any { return second(unmigrated.Admit(ctx, claim)) }, "run sqladmin's Migrate"},
@@ -76,20 +79,22 @@ func TestMistakes(t *testing.T) {
 		"variable not bound":      {func() any { return second(httpfence.Named(closes, nil)) }, "Bindings"},
 		"no lease":                {func() any { return request(admitting.Admit(http.NotFoundHandler())) }, "in X-Fencing-Token, the lease ID in X-Fencing-Lease"},
 		"no KeepAlive": {func() any {
-			lease := must(locks.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: 300 * time.Millisecond}))
+			client, server := locktest.New(t, nil)
+			lease := need(client.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute}))
+			server.Advance(2 * time.Minute)
 			<-lease.Done()
 			return lease.Err()
 		}, "Lease.KeepAlive"},
 		"KeepAlive after its end": {func() any {
-			lease := must(locks.Acquire(ctx, "over", &lockclient.AcquireOptions{TTL: time.Minute}))
-			must(0, lease.Release(ctx))
+			lease := need(locks.Acquire(ctx, "over", &lockclient.AcquireOptions{TTL: time.Minute}))
+			need(0, lease.Release(ctx))
 			return lease.KeepAlive(0)
 		}, "lease released"},
 		"used after its end": {func() any {
-			lease := must(locks.Acquire(ctx, "ended", &lockclient.AcquireOptions{TTL: time.Minute}))
-			must(0, lease.Release(ctx))
-			web := &http.Client{Transport: must(httpfence.NewTransport(nil, []string{"http://localhost"}, nil))}
-			_, err := web.Do(must(http.NewRequestWithContext(guard.WithLease(ctx, lease), "POST", "http://localhost", nil)))
+			lease := need(locks.Acquire(ctx, "ended", &lockclient.AcquireOptions{TTL: time.Minute}))
+			need(0, lease.Release(ctx))
+			web := &http.Client{Transport: need(httpfence.NewTransport(nil, []string{"http://localhost"}, nil))}
+			_, err := web.Do(need(http.NewRequestWithContext(guard.WithLease(ctx, lease), "POST", "http://localhost", nil)))
 			return err
 		}, "lease lost"},
 		"TTL without a unit":    {func() any { return second(locks.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: 30})) }, `"30ns": must be 100ms to`},
@@ -102,7 +107,7 @@ func TestMistakes(t *testing.T) {
 		"nil client":            {func() any { return second(s3fence.Open(ctx, nil, "bucket", nil)) }, "client"},
 		"origin without scheme": {func() any { return second(httpfence.NewTransport(nil, []string{"ledger:8080"}, nil)) }, "must be http or https"},
 		"lock server unsigned": {func() any {
-			issuer := must(lockhttp.NewIssuer("http://localhost", nil))
+			issuer := need(lockhttp.NewIssuer("http://localhost", nil))
 			return second(issuer.Proof(ctx, claim))
 		}, "lockhttp.Options.Signer"},
 		"nil Transactor": {func() any { return second(httpfence.NewTx(nil, resource, nil)) }, "Transactor"},
@@ -123,3 +128,11 @@ func TestMistakes(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// need is must for tests: a panic names the test that it ends.
+func need[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // sleeper is a child that is only a process.
@@ -95,16 +96,8 @@ func TestDirectorBlind(t *testing.T) {
 	d.blind = time.Millisecond
 	victim := sleeper(t, "victim")
 	d.report(victim, report{Phase: phaseWrite, Resource: "r", Token: 5, Gate: true})
-	select {
-	case <-e.over:
-	case <-time.After(time.Minute):
-		t.Fatal("it is stopped for ever")
-	}
-	for end := time.Now().Add(time.Minute); victim.isStopped(); time.Sleep(time.Millisecond) { // just after the episode is over
-		if time.Now().After(end) {
-			t.Fatal("it is still stopped")
-		}
-	}
+	testkit.Receive(t, "the end of the episode", e.over)
+	testkit.Eventually(t, "the victim to go on", func() bool { return !victim.isStopped() })
 }
 
 // TestGoOnAppliesToOneLife: the word to go on does not apply to a child that

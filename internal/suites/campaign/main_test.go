@@ -9,10 +9,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // commandVariable makes the test binary the command, with these arguments.
@@ -99,12 +101,7 @@ func TestEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer cmd.Process.Kill()
-			for range 3000 {
-				if histories(t, dir) >= len(surfaces) { // workers are active
-					break
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
+			testkit.Eventually(t, "workers that are active", func() bool { return histories(t, dir) >= len(surfaces) })
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
@@ -129,23 +126,14 @@ func histories(t *testing.T, dir string) int {
 // gone waits until no process has the run's directory in its environment.
 func gone(t *testing.T, dir string) {
 	t.Helper()
-	var left []string
-	for range 1200 {
-		left = nil
+	testkit.Eventually(t, "the end of every process of "+dir, func() bool {
 		files, err := filepath.Glob("/proc/[0-9]*/environ")
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no /proc: %v", err)
 		}
-		for _, f := range files {
+		return !slices.ContainsFunc(files, func(f string) bool {
 			environ, _ := os.ReadFile(f) // a process may end meanwhile
-			if bytes.Contains(environ, []byte(`"dir":"`+dir)) {
-				left = append(left, f)
-			}
-		}
-		if len(left) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Errorf("still running: %s", left)
+			return bytes.Contains(environ, []byte(`"dir":"`+dir))
+		})
+	})
 }

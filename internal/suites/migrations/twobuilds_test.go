@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
@@ -85,16 +86,17 @@ func TestTwoBuilds(t *testing.T) {
 func renewed(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	const query = "SELECT count(*) FROM fencepost.leases WHERE lease_id IS NOT NULL AND expires_at <= $1"
-	var n, latest = 1, time.Time{}
+	var latest time.Time
 	if err := pool.QueryRow(t.Context(), "SELECT max(expires_at) FROM fencepost.leases").Scan(&latest); err != nil {
 		t.Fatal(err)
 	}
-	for n > 0 {
-		time.Sleep(50 * time.Millisecond)
+	testkit.Eventually(t, "a renewal of each lease", func() bool {
+		var n int
 		if err := pool.QueryRow(t.Context(), query, latest).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
-	}
+		return n == 0
+	})
 }
 
 // writes lists the tokens under which a resource was written.
@@ -152,7 +154,7 @@ type builtWorker struct {
 func startWorker(t *testing.T, program, url, resource string) *builtWorker {
 	t.Helper()
 	cmd := exec.Command(program, resource)
-	cmd.Env, cmd.Stderr = append(os.Environ(), "DATABASE_URL="+url), os.Stderr
+	cmd.Env, cmd.Stderr = append(os.Environ(), "DATABASE_URL="+url), t.Output()
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

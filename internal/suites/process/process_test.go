@@ -11,7 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // childVariable makes this test binary a program: one that starts a server and
@@ -111,11 +112,7 @@ func TestEndsWithParent(t *testing.T) {
 	cmd.Process.Signal(syscall.SIGKILL)
 	io.Copy(io.Discard, out)
 	cmd.Wait()
-	for began := time.Now(); state(pid) != 0 && state(pid) != 'Z'; time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > time.Minute {
-			t.Fatalf("process %d is still there", pid)
-		}
-	}
+	testkit.Eventually(t, fmt.Sprintf("the end of process %d", pid), func() bool { return state(pid) == 0 || state(pid) == 'Z' })
 }
 
 // failing is a TB that notes the failure and ends the goroutine.

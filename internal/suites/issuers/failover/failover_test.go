@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
@@ -88,7 +89,8 @@ func (h *history) verdict(t *testing.T) {
 // etcdLeader waits for a leader that a majority follows and returns its number.
 func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 	t.Helper()
-	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+	leader := -1
+	testkit.Eventually(t, "a leader", func() bool {
 		for n, addr := range cluster.Addrs() {
 			c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
 			if err != nil {
@@ -99,12 +101,12 @@ func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 			cancel()
 			c.Close()
 			if err == nil && s.Leader == s.Header.MemberId {
-				return n
+				leader = n
 			}
 		}
-	}
-	t.Fatal("no leader after a minute")
-	return -1
+		return leader >= 0
+	})
+	return leader
 }
 
 // TestEtcdPartition: a node is cut off from the quorum, the leader or the one
@@ -137,12 +139,7 @@ func TestEtcdPartition(t *testing.T) {
 		cluster.cut(n, true)
 		// Until the other side has granted it twice: one of these may have been
 		// in flight before.
-		for began := time.Now(); h.count() < had+2; time.Sleep(5 * time.Millisecond) {
-			if time.Since(began) > 2*time.Minute {
-				t.Errorf("%s node, %d, is cut off, and the others grant nothing for two minutes", what, n)
-				break
-			}
-		}
+		testkit.Eventually(t, fmt.Sprintf("grants of the others while %s node, %d, is cut off", what, n), func() bool { return h.count() >= had+2 })
 		if writes(n) {
 			t.Errorf("node %d writes though it is cut off", n)
 		} else {
@@ -150,11 +147,7 @@ func TestEtcdPartition(t *testing.T) {
 		}
 		t.Logf("%s node, %d, was cut off: %d grants meanwhile", what, n, h.count()-had)
 		cluster.cut(n, false)
-		for began := time.Now(); !writes(n); {
-			if time.Since(began) > time.Minute {
-				t.Fatalf("node %d does not come back", n)
-			}
-		}
+		testkit.Eventually(t, fmt.Sprintf("node %d to come back", n), func() bool { return writes(n) })
 	})
 	t.Logf("%d cuts", cuts)
 }
@@ -265,14 +258,9 @@ func TestRedisRestart(t *testing.T) {
 // refuses the one with the lower token.
 func TestRedisSentinel(t *testing.T) {
 	r := servers.StartRedisSentinel(t, 2)
-	master := func() int {
-		for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
-			if n := masterOf(t.Context(), r); n >= 0 {
-				return n
-			}
-		}
-		t.Fatal("no master after a minute")
-		return -1
+	master := func() (n int) {
+		testkit.Eventually(t, "a master", func() bool { n = masterOf(t.Context(), r); return n >= 0 })
+		return n
 	}
 	const ttl = 2 * time.Second
 	var issuers []driver.Issuer
@@ -283,13 +271,7 @@ func TestRedisSentinel(t *testing.T) {
 	h := &history{}
 	h.run(t, issuers, ttl, longtest.ByLength(1, 30), func(round int) {
 		n := master()
-		other := func() {
-			for began := time.Now(); master() == n; time.Sleep(20 * time.Millisecond) {
-				if time.Since(began) > time.Minute {
-					t.Fatal("no failover after a minute")
-				}
-			}
-		}
+		other := func() { testkit.Eventually(t, "a failover", func() bool { return master() != n }) }
 		if round%2 == 0 {
 			t.Logf("kill -9 of the master, node %d", n)
 			r.Nodes[n].Kill()
@@ -320,11 +302,8 @@ func TestRedisSentinel(t *testing.T) {
 func TestOracle(t *testing.T) {
 	s := servers.StartRedis(t)
 	h := &history{}
-	h.run(t, []driver.Issuer{believer{redisIssuer(t, redisClient(s.Addr))}, redisIssuer(t, redisClient(s.Addr))}, time.Second, 3,
-		func(int) { time.Sleep(time.Second) })
-	if len(h.overlaps()) == 0 {
-		t.Error("nothing was reported")
-	}
+	h.run(t, []driver.Issuer{believer{redisIssuer(t, redisClient(s.Addr))}, redisIssuer(t, redisClient(s.Addr))}, time.Second, 1,
+		func(int) { testkit.Eventually(t, "a report", func() bool { return len(h.overlaps()) > 0 }) })
 	h.grants = append(h.grants, &grant{token: 1, answered: driver.Now()})
 	if len(h.disorder()) == 0 {
 		t.Error("a token that fell was not reported")

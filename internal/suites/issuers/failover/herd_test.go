@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
@@ -48,7 +49,10 @@ func TestNoHerd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			connect := start(t)
-			ttl := 20 * servers.ZooKeeperTick
+			ttl := time.Minute
+			if name == "ZooKeeper" {
+				ttl = 20 * servers.ZooKeeperTick // the most that its sessions may last
+			}
 			var attempts atomic.Int64
 			open := func(name string) *lockclient.Client {
 				locks, err := lockclient.New(counting{connect(), &attempts}, name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler), OpTimeout: time.Minute})
@@ -84,9 +88,7 @@ func TestNoHerd(t *testing.T) {
 					locks.Close(context.WithoutCancel(t.Context()))
 				})
 			}
-			for began := time.Now(); attempts.Load() < int64(n)+1 && time.Since(began) < time.Minute; { // all wait
-				time.Sleep(10 * time.Millisecond)
-			}
+			testkit.Eventually(t, "all to wait", func() bool { return attempts.Load() >= int64(n)+1 })
 			before := attempts.Load()
 			if err := held.Release(t.Context()); err != nil {
 				t.Fatal(err)
