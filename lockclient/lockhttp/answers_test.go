@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -45,7 +44,7 @@ func TestListedOnce(t *testing.T) {
 		id.Templates = append(id.Templates, guard.Must(guard.NewTemplate(template)))
 	}
 	issuer, operator, _ := postgres(t, 4)
-	web, _ := serve(t, issuer, func(*http.Request) (*lockhttp.Identity, error) { return id, nil }, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	web, _ := serve(t, issuer, func(*http.Request) (*lockhttp.Identity, error) { return id, nil }, &lockhttp.Options{Admin: operator})
 	for _, resource := range []string{"acme:billing-close:1", "acme:payroll:1"} {
 		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600}`); got.status != 200 {
 			t.Fatal(got.text)
@@ -80,7 +79,7 @@ func TestIDInUse(t *testing.T) {
 	server := memory.NewServer()
 	web, _ := serve(t, server.Issuer(), everybody, nil)
 	claim := server.Steal("r", "a", time.Minute)
-	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ownerId":"b","ttlSeconds":10,"leaseId":"`+claim.LeaseID+`"}`)
+	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ownerId":"b","ttlSeconds":600,"leaseId":"`+claim.LeaseID+`"}`)
 	if got.status != 400 || got.str("field") != "leaseId" || strings.Contains(got.str("detail"), "LeaseID") {
 		t.Errorf("%s", got.text)
 	}
@@ -101,18 +100,18 @@ func (n noWatch) Watch(context.Context, driver.Watch, func()) (driver.Watching, 
 // unavailable. One whose notifications have failed is, since that passes.
 func TestNoNotifications(t *testing.T) {
 	t.Parallel()
-	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, &lockhttp.Options{MaxWait: time.Second})
+	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
 	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
 		t.Errorf("%d %s", got.status, got.text)
 	}
 	if _, err := connect(t, web.URL).Watch(t.Context(), driver.Watch{Resource: "r"}, func() {}); !errors.Is(err, driver.ErrNoWatch) {
 		t.Errorf("the client's watch: %v", err)
 	}
-	lease := `{"resource":"r","leaseId":"L","ttlSeconds":30}`
+	lease := `{"resource":"r","leaseId":"L","ttlSeconds":600}`
 	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", lease); got.status != 200 {
 		t.Errorf("%s", got.text)
 	}
-	web, _ = serve(t, noWatch{memory.NewServer().Issuer(), fmt.Errorf("%w: %w", driver.ErrNoWatch, io.ErrUnexpectedEOF)}, everybody, &lockhttp.Options{MaxWait: 100 * time.Millisecond})
+	web, _ = serve(t, noWatch{memory.NewServer().Issuer(), fmt.Errorf("%w: %w", driver.ErrNoWatch, io.ErrUnexpectedEOF)}, everybody, nil)
 	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 503 {
 		t.Errorf("%d %s", got.status, got.text)
 	}
@@ -143,7 +142,7 @@ func readyWrites(t *testing.T) {
 	issuer := &keeping{Issuer: server.Issuer()}
 	ready := func(what string, want int) {
 		t.Helper()
-		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
+		h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
 		defer h.Close(t.Context())
 		if got := record(h, "GET", "/readyz", "", ""); got.Code != want {
 			t.Errorf("%s: %d %s", what, got.Code, got.Body)
@@ -156,7 +155,7 @@ func readyWrites(t *testing.T) {
 	ready("held by another server's probe", 200)
 	server.Expire("fencepost-readyz")
 
-	h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
+	h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
 	defer h.Close(t.Context())
 	for n, want := range []int{503, 503, 200, 200} {
 		issuer.releases = n >= 2

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -76,7 +77,7 @@ Authorization: Bearer %TOKEN%`
 func TestArticlesAPI(t *testing.T) {
 	t.Parallel()
 	onPostgreSQL := func(t *testing.T) driver.Issuer {
-		issuer, err := pglock.New(leasetest.Migrated(t), &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+		issuer, err := pglock.New(leasetest.Migrated(t), &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +95,7 @@ func TestArticlesAPI(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			head := c.head
-			web, _ := serve(t, c.issuer(t), people, &lockhttp.Options{Timeout: time.Minute})
+			web, _ := serve(t, c.issuer(t), people, nil)
 			const resource = "acme:billing-close:2026-04"
 			acquire := func(owner string) response {
 				return raw(t, web.URL, "acme-1", "POST /v1/locks/acquire HTTP/1.1"+head+isJSON, `{"resource":"`+resource+`","ownerId":"`+owner+`","ttlSeconds":30}`)
@@ -338,19 +339,19 @@ func TestLookUpsAreLimited(t *testing.T) {
 func TestByIDOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	pool := leasetest.Migrated(t)
-	operator, err := lockadmin.New(pool, nil)
+	operator, err := lockadmin.New(pool, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var logged strings.Builder
 	var urls []string
 	for range 2 {
-		issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+		issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { issuer.Close() })
-		web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute, Admin: operator, Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
+		web, _ := serve(t, issuer, everybody, &lockhttp.Options{Admin: operator, Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
 		urls = append(urls, web.URL)
 	}
 	got := ask(t, urls[0], "", "POST", "/v1/locks/acquire", `{"resource":"r","ownerId":"worker-1","ttlSeconds":60}`)
@@ -394,7 +395,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 func TestRefusedByOlderServer(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
-	inner := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
+	inner := open(t, server.Issuer(), everybody, nil)
 	defer inner.Close(context.Background())
 	server.Steal("r", "somebody", time.Hour)
 	for _, c := range []struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -44,7 +45,7 @@ func TestFarClients(t *testing.T) {
 	}{{3, 3, 150 * time.Millisecond}, {2, 6, 300 * time.Millisecond}, {4, 10, 150 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
 			server := memory.NewServer()
-			h := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
+			h := open(t, server.Issuer(), everybody, &lockhttp.Options{Timeout: usual})
 			web, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
 			go web.Serve(listener)
 			connect := func(takes time.Duration) driver.Issuer {
@@ -70,7 +71,7 @@ func TestFarClients(t *testing.T) {
 			done := make(chan error, c.clients)
 			for range c.clients {
 				time.Sleep(7 * time.Millisecond)
-				client := guard.Must(lockclient.New(connect(c.takes), "worker", nil))
+				client := guard.Must(lockclient.New(connect(c.takes), "worker", &lockclient.Options{Logger: testkit.Logger(t)}))
 				go func() {
 					defer client.Close(context.Background())
 					lease, err := client.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: time.Minute})
@@ -128,13 +129,13 @@ func TestOneFillsWhatIsRemembered(t *testing.T) {
 		}
 		return id, nil
 	}
-	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), who, nil))
+	h := open(t, memory.NewServer().Issuer(), who, nil)
 	for n := range 1<<13 + 1 {
 		if w := record(h, "POST", "/v1/locks/acquire", "a", fmt.Sprintf(`{"resource":"a:billing-close:%d","leaseId":"a%d","ttlSeconds":86400}`, n, n)); w.Code != 200 {
 			t.Fatal(w.Body)
 		}
 	}
-	if w := record(h, "POST", "/v1/locks/acquire", "b", `{"resource":"b:billing-close:1","leaseId":"mine","ttlSeconds":30}`); w.Code != 200 {
+	if w := record(h, "POST", "/v1/locks/acquire", "b", `{"resource":"b:billing-close:1","leaseId":"mine","ttlSeconds":600}`); w.Code != 200 {
 		t.Fatal(w.Body)
 	}
 	if w := record(h, "POST", "/v1/locks/mine/renew", "b", ""); w.Code != 200 {
@@ -166,17 +167,17 @@ func (h *halting) Renew(ctx context.Context, renewals []driver.Renewal, results 
 	}
 }
 
-// TestOneHaltsABatch: a renewal that the issuer does not carry out keeps no other of the
+// TestStuckRenewalDelaysNoOther: a renewal that the issuer does not carry out keeps no other of the
 // Go client's from being carried out meanwhile.
-func TestOneHaltsABatch(t *testing.T) {
+func TestStuckRenewalDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	issuer := &halting{Issuer: server.Issuer(), carried: make(chan struct{})}
-	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: 10 * time.Second})
+	web, _ := serve(t, issuer, everybody, nil)
 	client := connect(t, web.URL)
 	var renewals []driver.Renewal
 	for n := range client.Limits().Batch {
-		renewals = append(renewals, driver.Renewal{Claim: server.Steal(fmt.Sprint("r", n), "a", time.Minute), TTL: time.Minute})
+		renewals = append(renewals, driver.Renewal{Claim: server.Steal(fmt.Sprint("r", n), "a", time.Hour), TTL: time.Hour})
 	}
 	issuer.others.Store(int64(len(renewals) - 1))
 	results := make([]driver.Renewed, len(renewals))
@@ -209,14 +210,14 @@ func TestOneSearchesForMany(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		issuer := searching{memory.NewServer().Issuer()}
-		h, other := guard.Must(lockhttp.New(issuer, people, nil)), guard.Must(lockhttp.New(issuer, people, nil))
-		record(other, "POST", "/v1/locks/acquire", "umbrella-1", `{"resource":"umbrella:billing-close:1","leaseId":"mine","ttlSeconds":30}`)
+		h, other := open(t, issuer, people, &lockhttp.Options{Timeout: usual}), open(t, issuer, people, &lockhttp.Options{Timeout: usual})
+		record(other, "POST", "/v1/locks/acquire", "umbrella-1", `{"resource":"umbrella:billing-close:1","leaseId":"mine","ttlSeconds":600}`)
 		codes := make(chan int, 50)
 		for range cap(codes) {
 			go func() { codes <- record(h, "DELETE", "/v1/locks/nothing", "acme-1", "").Code }()
 		}
 		time.Sleep(50 * time.Millisecond)
-		if w := record(h, "POST", "/v1/locks/mine/renew", "umbrella-1", `{"ttlSeconds":30}`); w.Code != 200 {
+		if w := record(h, "POST", "/v1/locks/mine/renew", "umbrella-1", `{"ttlSeconds":600}`); w.Code != 200 {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 		got := map[int]int{}
@@ -237,8 +238,8 @@ func TestOneSearchesForMany(t *testing.T) {
 // would check it.
 func TestBodyWhereNoneIs(t *testing.T) {
 	t.Parallel()
-	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
-	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","leaseId":"l","ttlSeconds":30}`)
+	h := open(t, memory.NewServer().Issuer(), everybody, nil)
+	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","leaseId":"l","ttlSeconds":600}`)
 	for _, request := range [][2]string{{"DELETE", "/v1/locks/l"}, {"GET", "/v1/locks/x"}} {
 		if w := record(h, request[0], request[1], "", `{"resource":"z","fencingToken":99}`); w.Code != 400 || !strings.Contains(w.Body.String(), "query") {
 			t.Errorf("%v: %d %s", request, w.Code, w.Body)
@@ -253,7 +254,7 @@ func TestBodyWhereNoneIs(t *testing.T) {
 // it has, also below another router.
 func TestAllowWhereItIsMounted(t *testing.T) {
 	t.Parallel()
-	h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
+	h := open(t, memory.NewServer().Issuer(), everybody, nil)
 	outer := chi.NewRouter()
 	outer.Mount("/{below}", h)
 	for path, handler := range map[string]http.Handler{"/v1/locks": h, "/locks/v1/locks": outer} {
@@ -277,7 +278,7 @@ func TestNamedStates(t *testing.T) {
 		t.Errorf("the list: %d %s", got.status, got.text)
 	}
 	i := connect(t, web.URL+"/wrong")
-	_, acquired := i.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Second})
+	_, acquired := i.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
 	_, released := i.Release(t.Context(), guard.Claim{Resource: "r", LeaseID: "L", Token: 1})
 	if guard.ReasonOf(acquired) != guard.ReasonSetup || guard.ReasonOf(released) != guard.ReasonSetup {
 		t.Errorf("a wrong path: %v, %v", acquired, released)

@@ -35,7 +35,7 @@ func TestBadInput(t *testing.T) {
 
 	const a, lock = "acme-1", "acme:billing-close:bad"
 	acquire := func(members string) string {
-		return `{"resource":"` + lock + `","ttlSeconds":30` + members + `}`
+		return `{"resource":"` + lock + `","ttlSeconds":600` + members + `}`
 	}
 	for _, c := range []struct {
 		name, token, method, path, body string
@@ -46,11 +46,11 @@ func TestBadInput(t *testing.T) {
 		{"forged credentials", "acme-1x", "POST", "/v1/locks/acquire", acquire(""), 401, "unauthenticated", ""},
 		{"credentials cannot be checked", "store down", "POST", "/v1/locks/acquire", acquire(""), 503, "unavailable", ""},
 		{"another's ownerId", "named", "POST", "/v1/locks/acquire", acquire(`,"ownerId":"acme-1"`), 403, "forbidden", ""},
-		{"another tenant's resource", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
-		{"another tenant's resource that is free", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:none","ttlSeconds":30}`, 403, "forbidden", ""},
-		{"no template's resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:other:1","ttlSeconds":30}`, 403, "forbidden", ""},
-		{"a tenant that begins like one's own", a, "POST", "/v1/locks/acquire", `{"resource":"acme2:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
-		{"a tenant in other letters", a, "POST", "/v1/locks/acquire", `{"resource":"Acme:billing-close:1","ttlSeconds":30}`, 403, "forbidden", ""},
+		{"another tenant's resource", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:1","ttlSeconds":600}`, 403, "forbidden", ""},
+		{"another tenant's resource that is free", a, "POST", "/v1/locks/acquire", `{"resource":"umbrella:billing-close:none","ttlSeconds":600}`, 403, "forbidden", ""},
+		{"no template's resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:other:1","ttlSeconds":600}`, 403, "forbidden", ""},
+		{"a tenant that begins like one's own", a, "POST", "/v1/locks/acquire", `{"resource":"acme2:billing-close:1","ttlSeconds":600}`, 403, "forbidden", ""},
+		{"a tenant in other letters", a, "POST", "/v1/locks/acquire", `{"resource":"Acme:billing-close:1","ttlSeconds":600}`, 403, "forbidden", ""},
 		{"no JSON", a, "POST", "/v1/locks/acquire", `resource=x`, 400, "invalid", "body"},
 		{"cut short", a, "POST", "/v1/locks/acquire", acquire("")[:20], 400, "invalid", "body"},
 		{"a list", a, "POST", "/v1/locks/acquire", `[]`, 400, "invalid", "body"},
@@ -62,9 +62,9 @@ func TestBadInput(t *testing.T) {
 		{"half a surrogate pair", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"\ud800"`), 400, "invalid", "ownerId"},
 		{"half a surrogate pair beside what it becomes", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"\\ufffd\ud800"`), 400, "invalid", "ownerId"},
 		{"a number for a text", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":7`), 400, "invalid", "ownerId"},
-		{"no resource", a, "POST", "/v1/locks/acquire", `{"ttlSeconds":30}`, 400, "invalid", "resource"},
-		{"a control character", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:a\n","ttlSeconds":30}`, 400, "invalid", "resource"},
-		{"a long resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:` + strings.Repeat("x", 512) + `","ttlSeconds":30}`, 400, "invalid", "resource"},
+		{"no resource", a, "POST", "/v1/locks/acquire", `{"ttlSeconds":600}`, 400, "invalid", "resource"},
+		{"a control character", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:a\n","ttlSeconds":600}`, 400, "invalid", "resource"},
+		{"a long resource", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:` + strings.Repeat("x", 512) + `","ttlSeconds":600}`, 400, "invalid", "resource"},
 		{"a long owner", a, "POST", "/v1/locks/acquire", acquire(`,"ownerId":"` + strings.Repeat("x", 129) + `"`), 400, "invalid", "ownerId"},
 		{"a long lease ID", a, "POST", "/v1/locks/acquire", acquire(`,"leaseId":"` + strings.Repeat("x", 129) + `"`), 400, "invalid", "leaseId"},
 		{"long metadata", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 1001) + `"`), 400, "invalid", "metadata"},
@@ -78,19 +78,19 @@ func TestBadInput(t *testing.T) {
 		{"no time", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"now"`), 400, "invalid", "notAfter"},
 		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
 		{"too late by two thousand years", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"0001-01-01T00:00:00Z"`), 412, "late", ""},
-		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":30}`, 410, "lease_spent", ""},
+		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":600}`, 410, "lease_spent", ""},
 		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 600<<10) + `"`), 413, "too_large", ""},
 		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
 
-		{"renewing an unknown lease", a, "POST", "/v1/locks/X/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"1","ttlSeconds":30}`, 404, "lease_over", ""},
-		{"renewing under another token", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"2","ttlSeconds":30}`, 404, "lease_over", ""},
-		{"renewing what never was", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:never","fencingToken":1,"ttlSeconds":30}`, 404, "lease_over", ""},
-		{"renewing after expiry", a, "POST", "/v1/locks/E/renew", `{"resource":"acme:billing-close:expired","fencingToken":1,"ttlSeconds":30}`, 404, "lease_over", ""},
-		{"renewing another tenant's lease", a, "POST", "/v1/locks/U/renew", `{"resource":"umbrella:billing-close:1","fencingToken":"1","ttlSeconds":30}`, 403, "forbidden", ""},
-		{"a token as a fraction", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":1.0,"ttlSeconds":30}`, 400, "invalid", "fencingToken"},
-		{"a token with a sign", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"+1","ttlSeconds":30}`, 400, "invalid", "fencingToken"},
-		{"a token of zero", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":0,"ttlSeconds":30}`, 400, "invalid", "fencingToken"},
-		{"renewing without a lease ID", a, "POST", "/v1/locks/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":1,"ttlSeconds":30}`, 400, "invalid", "leaseId"},
+		{"renewing an unknown lease", a, "POST", "/v1/locks/X/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"1","ttlSeconds":600}`, 404, "lease_over", ""},
+		{"renewing under another token", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"2","ttlSeconds":600}`, 404, "lease_over", ""},
+		{"renewing what never was", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:never","fencingToken":1,"ttlSeconds":600}`, 404, "lease_over", ""},
+		{"renewing after expiry", a, "POST", "/v1/locks/E/renew", `{"resource":"acme:billing-close:expired","fencingToken":1,"ttlSeconds":600}`, 404, "lease_over", ""},
+		{"renewing another tenant's lease", a, "POST", "/v1/locks/U/renew", `{"resource":"umbrella:billing-close:1","fencingToken":"1","ttlSeconds":600}`, 403, "forbidden", ""},
+		{"a token as a fraction", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":1.0,"ttlSeconds":600}`, 400, "invalid", "fencingToken"},
+		{"a token with a sign", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":"+1","ttlSeconds":600}`, 400, "invalid", "fencingToken"},
+		{"a token of zero", a, "POST", "/v1/locks/L/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":0,"ttlSeconds":600}`, 400, "invalid", "fencingToken"},
+		{"renewing without a lease ID", a, "POST", "/v1/locks/renew", `{"resource":"acme:billing-close:2026-01","fencingToken":1,"ttlSeconds":600}`, 400, "invalid", "leaseId"},
 		{"renewing for no time", a, "POST", "/v1/locks/renew", `{"leaseId":"L","ttlSeconds":0}`, 400, "invalid", "ttlSeconds"},
 		{"a list where an object is", a, "POST", "/v1/locks/renew", `{"renewals":[{"leaseId":"L"}]}`, 400, "invalid", "body"},
 		{"a limit of none", "acme-ops", "GET", "/v1/audit?limit=0", "", 400, "invalid", "limit"},
@@ -159,7 +159,7 @@ func TestWholeTexts(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
 	for whole, want := range map[string]string{`\\ufffd`: `\ufffd`, `\ufffd`: "\ufffd", `\\\ufffd`: "\\\ufffd", "\ufffd": "\ufffd", `\ud83d\ude00`: "\U0001f600"} {
-		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r`+whole+`","leaseId":"L","ttlSeconds":30}`); got.str("resource") != "r"+want {
+		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r`+whole+`","leaseId":"L","ttlSeconds":600}`); got.str("resource") != "r"+want {
 			t.Errorf("%s: %d %s", whole, got.status, got.text)
 		}
 	}
@@ -174,7 +174,7 @@ func TestNamesInPaths(t *testing.T) {
 	} {
 		for _, kind := range []string{"resource", "lease ID"} {
 			resource, lease, inPath := fmt.Sprintf("r%d-%s", n, c.name), fmt.Sprintf("l%d-%s", n, c.name), fmt.Sprintf("l%d-%s", n, c.path)
-			body := fmt.Sprintf(`{"resource":%q,"leaseId":%q,"ttlSeconds":30}`, resource, lease)
+			body := fmt.Sprintf(`{"resource":%q,"leaseId":%q,"ttlSeconds":600}`, resource, lease)
 			got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body)
 			if got.status != 200 {
 				t.Fatalf("%s: %+v", c.name, got)
@@ -186,7 +186,7 @@ func TestNamesInPaths(t *testing.T) {
 				}
 				continue
 			}
-			got = ask(t, web.URL, "", "POST", "/v1/locks/"+inPath+"/renew", fmt.Sprintf(`{"resource":%q,"fencingToken":%q,"ttlSeconds":30}`, resource, got.str("token")))
+			got = ask(t, web.URL, "", "POST", "/v1/locks/"+inPath+"/renew", fmt.Sprintf(`{"resource":%q,"fencingToken":%q,"ttlSeconds":600}`, resource, got.str("token")))
 			if got.status != 200 || got.str("leaseId") != lease {
 				t.Errorf("%s as %s: %+v", c.name, c.path, got)
 			}
@@ -201,10 +201,10 @@ func TestNamesInPaths(t *testing.T) {
 func TestMounted(t *testing.T) {
 	t.Parallel()
 	outer := chi.NewRouter()
-	outer.Mount("/{resource}/locks", guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil)))
+	outer.Mount("/{resource}/locks", open(t, memory.NewServer().Issuer(), everybody, nil))
 	for _, c := range []struct{ method, path, body string }{
 		{"GET", "/v1/time", ""},
-		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":30}`},
+		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":600}`},
 		{"GET", "/v1/locks/r", ""},
 		{"POST", "/v1/locks/L/renew", ""},
 		{"DELETE", "/v1/locks/L", ""},

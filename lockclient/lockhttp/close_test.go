@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -47,25 +48,32 @@ func TestRequestsDuringClose(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		issuer := &tracked{Issuer: memory.NewServer().Issuer()}
-		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
+		h := open(t, issuer, everybody, nil)
 		var wg sync.WaitGroup
 		var stop atomic.Bool
+		var carriedOut, refused atomic.Int64
 		for n := range 8 {
 			wg.Go(func() {
 				for !stop.Load() {
-					got := record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r%d","ttlSeconds":10}`, n))
-					if got.Code != 200 && got.Code != 409 && got.Code != 503 {
+					got := record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r%d","ttlSeconds":600}`, n))
+					switch got.Code {
+					case 200, 409:
+						carriedOut.Add(1)
+					case 503:
+						refused.Add(1)
+					default:
 						t.Errorf("%d %s", got.Code, got.Body)
 					}
 				}
 			})
 		}
-		time.Sleep(time.Millisecond)
+		testkit.Eventually(t, "a request that is carried out", func() bool { return carriedOut.Load() > 0 })
 		if err := h.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		issuer.closed.Store(true)
-		time.Sleep(time.Millisecond)
+		before := refused.Load()
+		testkit.Eventually(t, "requests after it was closed", func() bool { return refused.Load() >= before+8 })
 		stop.Store(true)
 		wg.Wait()
 		if n := issuer.late.Load(); n > 0 {
@@ -76,7 +84,7 @@ func TestRequestsDuringClose(t *testing.T) {
 		}
 		for _, request := range []struct{ method, path, body string }{
 			{"GET", "/readyz", ""}, {"GET", "/v1/locks/r", ""}, {"DELETE", "/v1/locks/L?resource=r", ""},
-			{"GET", "/v1/watch?resource=r", ""}, {"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":10}`},
+			{"GET", "/v1/watch?resource=r", ""}, {"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":600}`},
 		} {
 			if got := record(h, request.method, request.path, "", request.body); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), "unavailable") {
 				t.Errorf("closed: %s %s: %d %s", request.method, request.path, got.Code, got.Body)
@@ -117,9 +125,9 @@ func TestCloseBetweenTwo(t *testing.T) {
 		issuer := memory.NewServer().Issuer()
 		b := between{Issuer: issuer, then: func() {
 			go func() { closed <- h.Close(context.Background()) }()
-			for record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":10}`).Code != http.StatusServiceUnavailable {
-				time.Sleep(time.Millisecond)
-			}
+			testkit.Eventually(t, "the first refusal", func() bool {
+				return record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":600}`).Code == http.StatusServiceUnavailable
+			})
 			if request.method == "GET" { // it is what is asked
 				return
 			}
@@ -127,7 +135,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 				t.Errorf("it refuses every acquire and is ready: %s", ready.Body)
 			}
 		}}
-		h = guard.Must(lockhttp.New(b, everybody, &lockhttp.Options{Admin: b, Timeout: time.Minute, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }}))
+		h = open(t, b, everybody, &lockhttp.Options{Admin: b, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
 		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
 			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
 		}
@@ -137,7 +145,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 		if request.method == "POST" && raised.Load() != 1 {
 			t.Error("the invalidated claim was not raised")
 		}
-		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "fencepost-readyz", LeaseID: "l", Owner: "o", TTL: time.Second, Timeout: time.Second}); err != nil {
+		if _, err := issuer.Acquire(t.Context(), driver.Request{Resource: "fencepost-readyz", LeaseID: "l", Owner: "o", TTL: time.Minute, Timeout: time.Minute}); err != nil {
 			t.Errorf("the probe's lease: %v", err)
 		}
 	}
@@ -149,7 +157,7 @@ func TestCloseGivesUp(t *testing.T) {
 	t.Parallel()
 	forever := make(chan struct{})
 	defer close(forever)
-	h := guard.Must(lockhttp.New(stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: time.Millisecond}))
+	h := open(t, stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: time.Millisecond})
 	record(h, "DELETE", "/v1/locks/L?resource=r", "", "")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -159,7 +167,7 @@ func TestCloseGivesUp(t *testing.T) {
 }
 
 // down answers nothing.
-type down struct{ driver.Issuer }
+type down struct{ *memory.Issuer }
 
 func (down) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
 	return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("down"))
@@ -173,13 +181,16 @@ func (down) Release(_ context.Context, claim guard.Claim) (bool, error) {
 // until it has run out, which Close does not wait for.
 func TestCloseWhileTheIssuerIsDown(t *testing.T) {
 	t.Parallel()
-	h := guard.Must(lockhttp.New(down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: 50 * time.Millisecond}))
+	synctest.Test(t, closeWhileDown)
+}
+
+func closeWhileDown(t *testing.T) {
+	h := open(t, down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: usual})
 	if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":3600}`); got.Code != http.StatusInternalServerError {
 		t.Errorf("%d %s", got.Code, got.Body)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := h.Close(ctx); err != nil {
-		t.Error(err)
+	began := time.Now()
+	if err := h.Close(t.Context()); err != nil || time.Since(began) > 20*time.Second {
+		t.Errorf("after %v: %v", time.Since(began), err)
 	}
 }

@@ -1,6 +1,7 @@
 package lockhttp_test
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/http/httptest"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -22,13 +24,29 @@ func everybody(*http.Request) (*lockhttp.Identity, error) {
 	return &lockhttp.Identity{Subject: "test", AllResources: true, Operator: true}, nil
 }
 
-// serve runs a lock server for the test's duration.
+// usual is the default of [lockhttp.Options.Timeout], for tests in a bubble.
+const usual = 1500 * time.Millisecond
+
+// open returns a lock server that logs to the test and, unless opts say otherwise, waits for
+// its issuer for as long as a slow machine needs.
+func open(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *lockhttp.Options) *lockhttp.Server {
+	t.Helper()
+	o := lockhttp.Options{Timeout: testkit.Patience, Logger: testkit.Logger(t)}
+	if opts != nil {
+		o = *opts
+		o.Timeout = cmp.Or(o.Timeout, testkit.Patience)
+		o.Logger = cmp.Or(o.Logger, testkit.Logger(t))
+	}
+	return guard.Must(lockhttp.New(issuer, who, &o))
+}
+
+// serve runs a lock server as from open for the test's duration.
 func serve(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *lockhttp.Options) (*httptest.Server, *lockhttp.Server) {
 	t.Helper()
-	handler := guard.Must(lockhttp.New(issuer, who, opts))
+	handler := open(t, issuer, who, opts)
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := handler.Close(ctx); err != nil {
 			t.Error(err)
@@ -61,7 +79,7 @@ func TestConformanceOnMemory(t *testing.T) {
 	t.Parallel()
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
 		memory := memory.NewServer()
-		server, _ := serve(t, memory.Issuer(), everybody, &lockhttp.Options{Timeout: time.Minute})
+		server, _ := serve(t, memory.Issuer(), everybody, nil)
 		h := harness(server)
 		h.Pass = memory.Move
 		h.Purge = func(testing.TB) {} // it keeps every resource
@@ -76,12 +94,12 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 		pool := leasetest.Migrated(t)
 		var servers []*httptest.Server
 		for range 2 {
-			issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second})
+			issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { issuer.Close() })
-			server, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
+			server, _ := serve(t, issuer, everybody, nil)
 			servers = append(servers, server)
 		}
 		h := harness(servers[0])
@@ -100,7 +118,7 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 			}
 		}
 		h.Purge = func(t testing.TB) {
-			operator, err := lockadmin.New(pool, nil)
+			operator, err := lockadmin.New(pool, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

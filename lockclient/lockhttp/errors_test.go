@@ -58,12 +58,12 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 		{guard.Unavailable("x", claim, cause), 503, "unavailable", "1", guard.ReasonUnavailable, guard.ReasonUnavailable},
 		{cause, 500, "internal", "", guard.ReasonOutcomeUnknown, guard.ReasonUnavailable},
 	} {
-		web, _ := serve(t, failed{memory.NewServer().Issuer(), c.err}, everybody, &lockhttp.Options{MaxWait: time.Second})
+		web, _ := serve(t, failed{memory.NewServer().Issuer(), c.err}, everybody, nil)
 		client := connect(t, web.URL)
 		for _, request := range []struct{ method, path, body string }{
-			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`},
-			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30,"waitSeconds":1}`},
-			{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":30}`},
+			{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":600}`},
+			{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":600,"waitSeconds":60}`},
+			{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":600}`},
 			{"DELETE", "/v1/locks/L?resource=r&fencingToken=1", ""},
 		} {
 			got := ask(t, web.URL, "", request.method, request.path, request.body)
@@ -98,7 +98,7 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 		return nil, guard.Setup("look up", guard.Claim{}, cause)
 	}
 	web, _ = serve(t, memory.NewServer().Issuer(), lacking, nil)
-	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`); got.status != 500 || got.problem() != "setup" {
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`); got.status != 500 || got.problem() != "setup" {
 		t.Errorf("credentials: %s", got.text)
 	}
 }

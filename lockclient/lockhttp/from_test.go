@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -44,7 +45,7 @@ func TestDatedBack(t *testing.T) {
 	who := func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "a", AllResources: true, Audience: "ledger"}, nil
 	}
-	web, _ := serve(t, &early{memory.NewServer().Issuer(), 4 * time.Second}, who, &lockhttp.Options{Signer: &signer{}, Timeout: time.Minute})
+	web, _ := serve(t, &early{memory.NewServer().Issuer(), 4 * time.Second}, who, &lockhttp.Options{Signer: &signer{}})
 	client := connect(t, web.URL)
 	before := driver.Now()
 	g, err := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
@@ -86,7 +87,7 @@ func (t ticking) Limits() driver.Limits {
 func TestDatedBackIsRenewed(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, ticking{&early{memory.NewServer().Issuer(), 200 * time.Millisecond}}, everybody, nil)
-	client, err := lockclient.New(connect(t, web.URL), "o", nil)
+	client, err := lockclient.New(connect(t, web.URL), "o", &lockclient.Options{Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestNothingLeft(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	issuer := &early{Issuer: server.Issuer()}
-	web, handler := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
+	web, handler := serve(t, issuer, everybody, nil)
 	client := connect(t, web.URL)
 	g, err := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
 	if err != nil {
@@ -144,7 +145,7 @@ func TestIssuersClock(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	issuer := &hooked{Issuer: server.Issuer()}
-	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
+	web, _ := serve(t, issuer, everybody, nil)
 	for _, slow := range []bool{false, true} {
 		issuer.after = func() {
 			if slow {

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -25,7 +24,7 @@ func TestStreamsLastOverHTTP2(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := memory.NewServer()
 					server.Steal("r", "another", time.Hour)
-					h := guard.Must(lockhttp.New(server.Issuer(), everybody, nil))
+					h := open(t, server.Issuer(), everybody, &lockhttp.Options{Timeout: usual})
 					var protocols http.Protocols
 					protocols.SetHTTP1(version == "HTTP/1.1")
 					protocols.SetUnencryptedHTTP2(version == "HTTP/2.0")

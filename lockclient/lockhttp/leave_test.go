@@ -59,7 +59,7 @@ func TestWatchesEnd(t *testing.T) {
 				server := memory.NewServer()
 				server.Steal("r", "holder", time.Hour)
 				issuer := &distant{counting: counting{Issuer: server.Issuer()}}
-				h := guard.Must(lockhttp.New(issuer, everybody, nil))
+				h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
 				for _, leaves := range []string{"before the answer", "at the answer", "later"} {
 					ctx, cancel := context.WithCancel(t.Context())
 					issuer.answered = nil

@@ -3,8 +3,6 @@ package lockhttp_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -14,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -30,14 +29,14 @@ func (i impatient) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	return i.Issuer.Acquire(ctx, r)
 }
 
-// TestHastyWaiter: the first in line has less time than the server gives an
+// TestFailureOfTheFirst: the first in the queue has less time than the server gives an
 // attempt, and the issuer does not answer in that time. Only the first gets
 // that error; the other waits on and is granted.
-func TestHastyWaiter(t *testing.T) {
+func TestFailureOfTheFirst(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	first := &first{impatient: impatient{server.Issuer()}}
-	handler := guard.Must(lockhttp.New(first, everybody, &lockhttp.Options{Timeout: time.Minute, MaxWait: time.Hour}))
+	handler := open(t, first, everybody, &lockhttp.Options{MaxWait: time.Hour})
 	defer handler.Close(t.Context())
 	server.Steal("r", "holder", time.Hour)
 	first.then = make(chan struct{})
@@ -53,14 +52,14 @@ func TestHastyWaiter(t *testing.T) {
 			return strings.Contains(record(handler, "GET", "/v1/locks/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, n))
 		}
 	}
-	until(t, waiting(1))
+	testkit.Eventually(t, "the hasty one waits", waiting(1))
 	wg.Go(func() {
 		got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ownerId":"patient","ttlSeconds":600,"waitSeconds":600}`)
 		if got.Code != 200 || !strings.Contains(got.Body.String(), `"acquired":true`) {
 			t.Errorf("the patient one: %d %s", got.Code, got.Body)
 		}
 	})
-	until(t, waiting(2))
+	testkit.Eventually(t, "both wait", waiting(2))
 	close(first.then)
 	server.Expire("r")
 	wg.Wait()
@@ -89,53 +88,54 @@ func (f *first) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 // twice per grant, and only one of them watches there.
 func TestClientsInLine(t *testing.T) {
 	t.Parallel()
-	const clients, rounds = 40, 5
 	for _, kind := range []string{"released", "run out"} {
 		t.Run(kind, func(t *testing.T) {
-			server := memory.NewServer()
-			issuer := &counting{Issuer: server.Issuer()}
-			web, _ := serve(t, issuer, everybody, &lockhttp.Options{Timeout: time.Minute})
-			server.Steal("r", "holder", time.Hour)
-			var wg sync.WaitGroup
-			for n := range clients {
-				i := guard.Must(lockhttp.NewIssuer(web.URL, &http.Client{Transport: &http.Transport{}}))
-				c, err := lockclient.New(i, fmt.Sprint("worker-", n), nil)
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { clientsInLine(t, kind == "run out") })
+		})
+	}
+}
+
+func clientsInLine(t *testing.T, runOut bool) {
+	const clients, rounds = 40, 5
+	server := memory.NewServer()
+	issuer := &counting{Issuer: server.Issuer()}
+	_, connect := serveInBubble(t, issuer)
+	server.Steal("r", "holder", time.Hour)
+	var wg sync.WaitGroup
+	for n := range clients {
+		c, err := lockclient.New(connect(), fmt.Sprint("worker-", n), &lockclient.Options{Logger: testkit.Logger(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			defer c.Close(context.WithoutCancel(t.Context()))
+			for range rounds {
+				lease, err := c.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
 				if err != nil {
-					t.Fatal(err)
+					t.Error(err)
+					return
 				}
-				wg.Go(func() {
-					defer i.Close()
-					defer c.Close(context.WithoutCancel(t.Context()))
-					for range rounds {
-						lease, err := c.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						if kind == "run out" {
-							server.Expire("r")
-							continue
-						}
-						if err := lease.Release(t.Context()); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-			until(t, func() bool { return issuer.acquires.Load() >= clients })
-			time.Sleep(100 * time.Millisecond)
-			t.Logf("%d watches of %d clients that wait, %d attempts", issuer.watching.Load(), clients, issuer.acquires.Load())
-			if n := issuer.watching.Load(); n > 2 {
-				t.Errorf("%d watches at the issuer", n)
-			}
-			server.Expire("r")
-			wg.Wait()
-			grants := issuer.granted.Load()
-			t.Logf("%d attempts for %d grants, %d watches", issuer.acquires.Load(), grants, issuer.watches.Load())
-			if n := issuer.acquires.Load(); grants < clients*rounds || n > 5*grants/2 {
-				t.Errorf("%d attempts for %d grants", n, grants)
+				if runOut {
+					server.Expire("r")
+					continue
+				}
+				if err := lease.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
 			}
 		})
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n := issuer.watching.Load(); n != 1 || issuer.acquires.Load() < clients {
+		t.Errorf("%d watches at the issuer of %d clients, after %d attempts", n, clients, issuer.acquires.Load())
+	}
+	server.Expire("r")
+	wg.Wait()
+	grants, attempts := issuer.granted.Load(), issuer.acquires.Load()
+	t.Logf("%d attempts for %d grants, %d watches", attempts, grants, issuer.watches.Load())
+	if grants < clients*rounds || attempts > 5*grants/2 {
+		t.Errorf("%d attempts for %d grants", attempts, grants)
 	}
 }
 
@@ -213,7 +213,7 @@ func TestIssuerFailsTheQueue(t *testing.T) {
 		server := memory.NewServer()
 		server.Steal("r", "holder", time.Hour)
 		issuer := &failing{counting: counting{Issuer: server.Issuer()}}
-		h := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Logger: slog.New(slog.DiscardHandler)}))
+		h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
 		return server, issuer, h
 	}
 	waits := func(h *lockhttp.Server, seconds int) int {

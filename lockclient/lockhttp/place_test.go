@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -74,12 +75,12 @@ func keepsPlace(t *testing.T, again func(stop, watch func())) {
 		again(stops[id], func() { watch(id) })
 		time.Sleep(50 * time.Millisecond)
 	}
-	until(t, func() bool { return issuer.watching.Load() == 1 })
+	testkit.Eventually(t, "one watch at the issuer", func() bool { return issuer.watching.Load() == 1 })
 	if _, err := holder.Release(t.Context(), guard.Claim{Resource: "r", LeaseID: "held", Token: g.Token}); err != nil {
 		t.Fatal(err)
 	}
 	// Nobody takes the lease, so each is woken in its turn.
-	until(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(woken) == 3 })
+	testkit.Eventually(t, "that each is woken", func() bool { mu.Lock(); defer mu.Unlock(); return len(woken) == 3 })
 	if !slices.Equal(woken, []string{"1", "2", "3"}) {
 		t.Errorf("woken in the order %v", woken)
 	}
@@ -106,7 +107,7 @@ func TestOneQueue(t *testing.T) {
 		}
 		for n := range 8 {
 			if n%2 == 0 {
-				c, err := lockclient.New(connect(), "worker", nil)
+				c, err := lockclient.New(connect(), "worker", &lockclient.Options{Logger: testkit.Logger(t)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -147,7 +148,7 @@ func TestOneQueue(t *testing.T) {
 // connections of their own.
 func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, connect func() driver.Issuer) {
 	t.Helper()
-	h = guard.Must(lockhttp.New(issuer, everybody, nil))
+	h = open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
 	server, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
 	go server.Serve(listener)
 	t.Cleanup(func() {
@@ -199,7 +200,7 @@ func TestNobodyPassesTheCalled(t *testing.T) {
 func TestRepeatedWhileOthersWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), everybody, nil))
+		h := open(t, memory.NewServer().Issuer(), everybody, &lockhttp.Options{Timeout: usual})
 		acquire := func(leaseID string) (code int, body string) {
 			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":50,"leaseId":"`+leaseID+`"}`)
 			return got.Code, got.Body.String()

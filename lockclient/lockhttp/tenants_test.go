@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -35,11 +36,11 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := pglock.New(own, &pglock.Options{RenewConns: 1})
+	issuer, err := pglock.New(own, &pglock.Options{RenewConns: 1, OpTimeout: testkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
-	operator, err := lockadmin.New(own, nil)
+	operator, err := lockadmin.New(own, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 func TestTenants(t *testing.T) {
 	t.Parallel()
 	issuer, operator, _ := postgres(t, 4)
-	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator})
 	for n := range 7 {
 		for _, tenant := range []string{"acme", "umbrella"} {
 			body := fmt.Sprintf(`{"resource":"%s:billing-close:%d","leaseId":"%s-%d","metadata":"of %s","ttlSeconds":600}`, tenant, n, tenant, n, tenant)
@@ -106,7 +107,7 @@ func TestTenants(t *testing.T) {
 		t.Errorf("%+v\n%+v", there, nowhere)
 	}
 	// The refusal of a lease of the same tenant says who has it, and no more.
-	refused := ask(t, web.URL, "acme-2", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","ttlSeconds":30}`)
+	refused := ask(t, web.URL, "acme-2", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:1","ttlSeconds":600}`)
 	if holder, _ := refused.body["holder"].(map[string]any); holder["ownerId"] != "acme-1" || holder["metadata"] != "of acme" || holder["leaseId"] != nil || holder["token"] != nil {
 		t.Errorf("%+v", refused)
 	}
@@ -126,7 +127,7 @@ func TestTenants(t *testing.T) {
 	if got := unlock("acme-ops"); got.status != 409 || got.problem() != "lease_changed" {
 		t.Errorf("again: %+v", got)
 	}
-	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acme-1/renew", `{"resource":"acme:billing-close:1","fencingToken":"1","ttlSeconds":30}`)
+	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acme-1/renew", `{"resource":"acme:billing-close:1","fencingToken":"1","ttlSeconds":600}`)
 	if why, _ := got.body["forceUnlocked"].(map[string]any); got.status != 404 || got.problem() != "lease_over" || why["actorId"] != "ada" || why["reason"] != "it hangs" {
 		t.Errorf("the cut holder's renewal: %+v", got)
 	}
@@ -149,7 +150,7 @@ func TestForceUnlockRaises(t *testing.T) {
 	issuer, operator, _ := postgres(t, 4)
 	marks := guard.NewMemory(nil)
 	for _, raises := range []bool{true, false} {
-		opts := &lockhttp.Options{Admin: operator, Timeout: time.Minute}
+		opts := &lockhttp.Options{Admin: operator}
 		if raises {
 			opts.Raise = func(ctx context.Context, invalidated guard.Claim) error {
 				_, err := marks.Admit(ctx, invalidated)
@@ -308,12 +309,12 @@ func TestWatchTells(t *testing.T) {
 	}
 }
 
-// TestWorstRows: whatever an issuer's role writes into a row, lists and force unlocks
+// TestRowsThatNobodyExpects: whatever an issuer's role writes into a row, lists and force unlocks
 // work.
-func TestWorstRows(t *testing.T) {
+func TestRowsThatNobodyExpects(t *testing.T) {
 	t.Parallel()
 	issuer, operator, pool := postgres(t, 4)
-	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	web, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator})
 	names := leasetest.Worst(t, pool)
 	if got := ask(t, web.URL, "root", "GET", "/v1/locks?limit=1000", ""); got.status != 200 || len(got.body["locks"].([]any)) != len(names) {
 		t.Errorf("%d, of %d names: %s", got.status, len(names), got.text)
@@ -342,7 +343,7 @@ func TestWaitersCostOneConnection(t *testing.T) {
 	t.Parallel()
 	clients := longtest.ByLength(200, 1000)
 	issuer, operator, pool := postgres(t, 1)
-	handler := guard.Must(lockhttp.New(issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute, MaxWait: time.Hour}))
+	handler := open(t, issuer, everybody, &lockhttp.Options{Admin: operator, MaxWait: time.Hour})
 	record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -353,11 +354,11 @@ func TestWaitersCostOneConnection(t *testing.T) {
 			handler.ServeHTTP(discard{}, r)
 		}()
 	}
-	until(t, func() bool {
+	testkit.Eventually(t, "that all wait", func() bool {
 		return strings.Contains(record(handler, "GET", "/v1/locks/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, clients))
 	})
 	var all, listening int
-	until(t, func() bool {
+	testkit.Eventually(t, "the session that listens", func() bool {
 		err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE query ILIKE 'listen%') FROM pg_stat_activity WHERE application_name = 'lockserver' AND datname = current_database()`).Scan(&all, &listening)
 		return err == nil && listening == 1
 	})

@@ -167,7 +167,7 @@ func TestHeldForDecades(t *testing.T) {
 func TestFieldsOfAForceUnlock(t *testing.T) {
 	t.Parallel()
 	issuer, operator, _ := postgres(t, 4)
-	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Admin: operator, Timeout: time.Minute})
+	web, _ := serve(t, issuer, everybody, &lockhttp.Options{Admin: operator})
 	for _, resource := range []string{"r", "s"} {
 		ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600}`)
 	}
