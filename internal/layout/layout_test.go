@@ -37,7 +37,7 @@ var allowed = map[string][]string{
 	"lockclient/driver/memory":      {"guard", "lockclient/driver"},
 	"lockclient/lockadmin":          {"guard", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "sqlfence/sqladmin", "github.com/jackc/pgx/v5"},
 	"lockclient/lockhttp":           {"guard", "lockclient/driver", "lockclient/internal/inflight", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/waiting", "github.com/go-chi/chi/v5"},
-	"lockclient/internal/leasetest": {"guard", "internal/faultproxy", "internal/migrate", "internal/pgtest", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
+	"lockclient/internal/leasetest": {"guard", "internal/faultproxy", "internal/migrate", "internal/pgtest", "internal/testkit", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/inflight":  {},
 	"lockclient/internal/input":     {"guard"},
 	"lockclient/internal/opcmd":     {"guard", "lockclient/driver"},

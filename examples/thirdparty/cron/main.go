@@ -1,0 +1,161 @@
+// Command cron runs a scheduled job of each tenant in three replicas, by gocron. A replica
+// is stopped in the middle of its job for longer than its lease lasts, another one takes
+// over, and then the first goes on.
+//
+//	go run ./cron             from examples/thirdparty: its late write is refused
+//	go run ./cron -unfenced   the control: its late write replaces the newer balance
+//
+// The code to copy is the method rebuild. A lease keeps replicas from working at the same
+// time; it does not make a job run once: a replica whose clock is late finds the lease free
+// and works again. What must happen once a day needs a row that says so, with a unique key,
+// written in the same transaction.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
+	"github.com/fencepost-go/fencepost/sqlfence"
+)
+
+var jobs = guard.Must(guard.NewTemplate("{tenant}:rebuild-balance"))
+
+// replica is one process of the service.
+type replica struct {
+	name   string
+	pool   *pgxpool.Pool
+	db     *sqlfence.DB[pgx.Tx]
+	locks  *lockclient.Client
+	cron   gocron.Scheduler
+	fenced bool
+	pause  func(tenant string) // where the story stops a replica
+}
+
+// rebuild is the job: it adds a tenant's payments up and stores the sum.
+func (r *replica) rebuild(ctx context.Context, tenant string) error {
+	name, err := jobs.Name(tenant)
+	if err != nil {
+		return err
+	}
+	err = r.locks.TryHold(ctx, name, &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+		var cents int64
+		if err := r.pool.QueryRow(ctx, "SELECT sum(cents) FROM payments WHERE tenant = $1", tenant).Scan(&cents); err != nil {
+			return err
+		}
+		r.pause(tenant)
+		return r.store(context.WithoutCancel(ctx), tenant, cents) // a process that was stopped has not noticed yet
+	})
+	if errors.Is(err, lockclient.ErrHeld) {
+		return nil // another replica is at it
+	}
+	return err
+}
+
+func (r *replica) store(ctx context.Context, tenant string, cents int64) error {
+	write := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "UPDATE balances SET cents = $2 WHERE tenant = $1", tenant, cents)
+		return err
+	}
+	if !r.fenced {
+		return pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error { return write(ctx, tx) })
+	}
+	claim, _ := guard.ClaimFrom(ctx)
+	return r.db.InTx(ctx, claim, write)
+}
+
+func main() {
+	unfenced := flag.Bool("unfenced", false, "write without the fence")
+	flag.Parse()
+	demo.Main(2*time.Minute, func(ctx context.Context, out io.Writer) error { return run(ctx, out, !*unfenced) })
+}
+
+func run(ctx context.Context, out io.Writer, fenced bool) error {
+	pool, cleanup, err := demo.Pool(ctx)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	_, err = pool.Exec(ctx, `CREATE TABLE payments (tenant text, cents bigint); INSERT INTO payments VALUES ('acme', 100), ('ember', 7);
+		CREATE TABLE balances (tenant text PRIMARY KEY, cents bigint); INSERT INTO balances VALUES ('acme', 0), ('ember', 0)`)
+	if err := errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
+		return err
+	}
+	var paused, over atomic.Bool
+	stopped, wake, late := make(chan *replica), make(chan bool), make(chan error)
+	replicas := map[*replica]bool{}
+	for _, name := range []string{"replica-1", "replica-2", "replica-3"} {
+		r := &replica{name: name, pool: pool, fenced: fenced, cron: guard.Must(gocron.NewScheduler(gocron.WithStopTimeout(time.Minute)))}
+		r.db = guard.Must(sqlfence.Pgx(pool, nil))
+		r.locks = guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil))
+		defer r.locks.Close(context.WithoutCancel(ctx))
+		r.pause = func(tenant string) {
+			if tenant == "acme" && !paused.Swap(true) {
+				stopped <- r
+				<-wake
+			}
+		}
+		for _, tenant := range []string{"acme", "ember"} {
+			guard.Must(r.cron.NewJob(gocron.DurationJob(50*time.Millisecond), gocron.NewTask(func() {
+				if over.Load() {
+					return
+				}
+				if err := r.rebuild(ctx, tenant); over.Load() && tenant == "acme" {
+					late <- err // of the replica that was stopped
+				}
+			}), gocron.WithSingletonMode(gocron.LimitModeReschedule)))
+		}
+		replicas[r] = true
+	}
+	for r := range replicas {
+		r.cron.Start()
+		defer r.cron.Shutdown()
+	}
+
+	first := <-stopped
+	fmt.Fprintf(out, "%s has read 100 and is stopped; a payment of 50 arrives; its lease runs out\n", first.name)
+	if _, err := pool.Exec(ctx, `INSERT INTO payments VALUES ('acme', 50);
+		UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = 'acme:rebuild-balance'`); err != nil {
+		return err
+	}
+	var cents int64
+	for cents != 150 {
+		time.Sleep(10 * time.Millisecond)
+		if err := pool.QueryRow(ctx, balance).Scan(&cents); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(out, "another replica takes over and stores 150")
+	delete(replicas, first)
+	for r := range replicas { // so that no later run hides what happens now
+		if err := r.cron.Shutdown(); err != nil {
+			return err
+		}
+	}
+	over.Store(true)
+	close(wake)
+	refusal := <-late
+	if err := pool.QueryRow(ctx, balance).Scan(&cents); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s wakes up and stores 100: %v\nthe balance is %d, the payments are 150\n", first.name, refusal, cents)
+	if fenced != (cents == 150) {
+		return demo.ErrUnexpected
+	}
+	return nil
+}
+
+const balance = "SELECT cents FROM balances WHERE tenant = 'acme'"
