@@ -60,8 +60,13 @@ func (p listedPackage) ours() bool {
 	return p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/")
 }
 
-var listedOnce = sync.OnceValues(func() (all []listedPackage, err error) {
-	cmd := exec.Command("go", "list", "-deps", "-export", "-json=ImportPath,Dir,GoFiles,Imports,Export", "./...", "net/http")
+var listedOnce = sync.OnceValues(func() ([]listedPackage, error) {
+	return list("-json=ImportPath,Dir,GoFiles,Imports", "./...", "net/http")
+})
+
+// list lists packages and what they import.
+func list(args ...string) (all []listedPackage, err error) {
+	cmd := exec.Command("go", append([]string{"list", "-deps"}, args...)...)
 	cmd.Dir = "../.."
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -78,7 +83,7 @@ var listedOnce = sync.OnceValues(func() (all []listedPackage, err error) {
 		}
 		all = append(all, p)
 	}
-})
+}
 
 // listed lists the packages of the root module and what they import, without tests.
 // net/http is for the controls. One run of go list serves all tests of this package.

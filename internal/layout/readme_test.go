@@ -8,11 +8,13 @@ import (
 	"go/token"
 	"go/types"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -62,8 +64,18 @@ func TestSnippetsCompile(t *testing.T) {
 	}
 }
 
+// exports are what the snippets may import, compiled, by path.
+var exports = sync.OnceValues(func() (map[string]string, error) {
+	all, err := list(append([]string{"-export", "-json=ImportPath,Export"}, slices.Collect(maps.Values(snippetImports))...)...)
+	files := map[string]string{}
+	for _, p := range all {
+		files[p.ImportPath] = p.Export
+	}
+	return files, err
+})
+
 // compile checks the snippets' types as the compiler does, in one file of a package of
-// their own. What they import comes from the build cache.
+// their own.
 func compile(t *testing.T, snippets []string) error {
 	t.Helper()
 	var body strings.Builder
@@ -83,12 +95,12 @@ func compile(t *testing.T, snippets []string) error {
 	if err != nil {
 		return fmt.Errorf("%w:\n%s", err, &body)
 	}
-	exports := map[string]string{}
-	for _, p := range listed(t) {
-		exports[p.ImportPath] = p.Export
+	compiled, err := exports()
+	if err != nil {
+		t.Fatal(err)
 	}
-	compiled := importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
-	if _, err := (&types.Config{Importer: compiled}).Check("snippets", files, []*ast.File{file}, nil); err != nil {
+	read := importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(compiled[path]) })
+	if _, err := (&types.Config{Importer: read}).Check("snippets", files, []*ast.File{file}, nil); err != nil {
 		return fmt.Errorf("%w:\n%s", err, &body)
 	}
 	return nil

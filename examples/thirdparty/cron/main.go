@@ -42,7 +42,7 @@ type replica struct {
 	locks  *lockclient.Client
 	cron   gocron.Scheduler
 	fenced bool
-	pause  func(tenant string) // where the story stops a replica
+	pause  func(ctx context.Context, tenant string) context.Context // where the story stops a replica, which does not notice
 }
 
 // rebuild is the job: it adds a tenant's payments up and stores the sum.
@@ -56,8 +56,7 @@ func (r *replica) rebuild(ctx context.Context, tenant string) error {
 		if err := r.pool.QueryRow(ctx, "SELECT sum(cents) FROM payments WHERE tenant = $1", tenant).Scan(&cents); err != nil {
 			return err
 		}
-		r.pause(tenant)
-		return r.store(context.WithoutCancel(ctx), tenant, cents) // a process that was stopped has not noticed yet
+		return r.store(r.pause(ctx, tenant), tenant, cents)
 	})
 	if errors.Is(err, lockclient.ErrHeld) {
 		return nil // another replica is at it
@@ -102,11 +101,12 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 		r.db = guard.Must(sqlfence.Pgx(pool, nil))
 		r.locks = guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil))
 		defer r.locks.Close(context.WithoutCancel(ctx))
-		r.pause = func(tenant string) {
+		r.pause = func(ctx context.Context, tenant string) context.Context {
 			if tenant == "acme" && !paused.Swap(true) {
 				stopped <- r
 				<-wake
 			}
+			return context.WithoutCancel(ctx)
 		}
 		for _, tenant := range []string{"acme", "ember"} {
 			guard.Must(r.cron.NewJob(gocron.DurationJob(50*time.Millisecond), gocron.NewTask(func() {
