@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -42,7 +43,7 @@ func TestAdvance(t *testing.T) {
 		t.Errorf("another resource has token %v", next)
 	}
 
-	lease := mustTry(t, client, "new", time.Minute)
+	lease := mustTry(t, client, "new", time.Hour)
 	advance("new", 102, 102) // the lease's own token, so no lease is in the way
 	var held *lockclient.HeldError
 	if got, err := client.Advance(t.Context(), "new", 103); !errors.As(err, &held) || held.Token != 102 || got != guard.NoToken {
@@ -51,7 +52,7 @@ func TestAdvance(t *testing.T) {
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Errorf("the lease is harmed: %v", err)
 	}
-	expired := mustTry(t, client, "expired", time.Minute)
+	expired := mustTry(t, client, "expired", time.Hour)
 	runOut(t, pool, "expired")
 	advance("expired", 50, 50)
 	if r := rowOf(t, pool, "expired"); r.LeaseID != nil {
@@ -176,7 +177,7 @@ func TestAdvanceFloorWaitsForGrants(t *testing.T) {
 	}
 	granted := make(chan guard.Token, 1)
 	go func() {
-		lease, err := client.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+		lease, err := client.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 		if err != nil {
 			t.Error(err)
 			granted <- 0
@@ -184,7 +185,7 @@ func TestAdvanceFloorWaitsForGrants(t *testing.T) {
 		}
 		granted <- lease.Token()
 	}()
-	waiting(t, pool, 1)
+	pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
 	raised := make(chan error, 1)
 	go func() {
 		_, err := client.AdvanceFloor(context.Background(), 100)

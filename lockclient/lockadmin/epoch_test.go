@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
@@ -108,7 +109,7 @@ func TestEpochHidden(t *testing.T) {
 // entered returns what an issuer on pool sees of the server.
 func entered(t *testing.T, pool *pgxpool.Pool) (e pglease.Epoch, err error) {
 	t.Helper()
-	server := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience}
+	server := &pglease.Server{Pool: pool, OpTimeout: patience, LockTimeout: patience, Logger: testkit.Logger(t)}
 	err = server.On(t.Context(), pool, patience, func(ctx context.Context, conn *pgx.Conn, wait string) error {
 		in, err := server.Enter(ctx, conn, wait)
 		if err == nil {
@@ -125,7 +126,7 @@ func TestEpochFailsClosed(t *testing.T) {
 	pool := migrated(t)
 	mustExec(t, pool, wrapped("RAISE EXCEPTION USING ERRCODE = 'io_error', MESSAGE = 'disk on fire'"))
 	client := newTestClient(t, pool, nil)
-	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "disk on fire") {
+	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "disk on fire") {
 		t.Errorf("got %v", err)
 	}
 	if n := countRows(t, pool); n != 0 {
@@ -153,12 +154,12 @@ func TestEpochsUsedUp(t *testing.T) {
 		t.Errorf("after the refusal: token %v", last)
 	}
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = '1'")
-	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
+	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
 		t.Errorf("a copy: %v", err)
 	}
 	mustExec(t, pool, "UPDATE fencepost.leases SET token = $1 WHERE resource = ''", int64(guard.MaxToken))
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = NULL")
-	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
 		t.Errorf("above the last token: %v", err)
 	}
 }
@@ -186,7 +187,7 @@ func TestTimelines(t *testing.T) {
 		mustExec(t, pool, "UPDATE timeline SET n = $1", test.timeline)
 		client := newTestClient(t, pool, nil)
 		if test.want == 0 {
-			if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
+			if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
 				t.Errorf("timeline %d: %v", test.timeline, err)
 			}
 			continue

@@ -3,7 +3,6 @@ package lockadmin_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"testing"
 	"time"
 
@@ -21,7 +20,7 @@ func database(ctx context.Context) (*pgxpool.Pool, func()) {
 	e := &example{}
 	pool, err := pgxpool.New(ctx, leasetest.MigratedDatabase(e))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	return pool, func() { pool.Close(); e.cleanup() }
 }
@@ -34,7 +33,7 @@ type example struct {
 
 func (*example) Helper()                      {}
 func (*example) Name() string                 { return "example" }
-func (*example) Fatalf(f string, args ...any) { log.Fatalf(f, args...) }
+func (*example) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }
 func (e *example) Cleanup(f func())           { e.cleanup = f }
 
 // A resource whose tokens have come from another system continues above them,
@@ -46,32 +45,32 @@ func ExampleOperator_Advance() {
 	defer cleanup()
 	issuer, err := pglock.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	client, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer client.Close(ctx)
 	acquire := func() {
 		lease, err := client.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: 10 * time.Second})
 		if err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		defer lease.Release(ctx)
 		fmt.Println("token", lease.Token())
 	}
 	operator, err := lockadmin.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	if _, err := operator.Advance(ctx, "billing-close", 4711); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	acquire()
 	epoch, err := operator.RaiseEpoch(ctx)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Println("epoch", epoch.Number)
 	acquire()
@@ -89,35 +88,35 @@ func ExampleOperator_ForceUnlock() {
 	defer cleanup()
 	issuer, err := pglock.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	worker, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer worker.Close(ctx)
 	lease, err := worker.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: time.Hour})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 
 	operator, err := lockadmin.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	info, err := operator.Get(ctx, "billing-close")
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Println(info.State, "by", info.Owner, "with token", info.Token)
 	done, err := operator.ForceUnlock(ctx, "billing-close", "Ada", "worker-7 hangs, INC-42",
 		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: info.LeaseID})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	store := guard.NewMemory(nil) // instead of the resource's own marks
 	if _, err := store.Admit(ctx, done.Invalidated); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	_, err = store.Admit(ctx, lease.Claim())
 	fmt.Println("the worker's write:", guard.ReasonOf(err))
@@ -135,26 +134,26 @@ func ExampleOperator_List() {
 	defer cleanup()
 	issuer, err := pglock.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	client, err := lockclient.New(issuer, "worker-7", nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer client.Close(ctx)
 	for _, resource := range []string{"tenant_1:billing-close:2026-04", "tenant_1:payout:2026-04", "tenant_12:billing-close:2026-04"} {
 		if _, err := client.TryAcquire(ctx, resource, &lockclient.AcquireOptions{TTL: time.Minute}); err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 	}
 	operator, err := lockadmin.New(pool, nil)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	for _, pattern := range []string{"tenant_1", "*:billing-close"} {
 		for lease, err := range operator.List(ctx, pattern, nil) {
 			if err != nil {
-				log.Fatal(err)
+				panic(err)
 			}
 			fmt.Println(pattern, "chooses", lease.Resource)
 		}

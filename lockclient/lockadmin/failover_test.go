@@ -36,7 +36,7 @@ func startServer(t *testing.T, opts *pgtest.Options) *pgtest.Server {
 func grant(t *testing.T, c *Client, resource string, n int) (last guard.Token) {
 	t.Helper()
 	for range n {
-		lease := mustTry(t, c, resource, time.Minute)
+		lease := mustTry(t, c, resource, time.Hour)
 		if lease.Token() <= last {
 			t.Errorf("%s: token %v after %v", resource, lease.Token(), last)
 		}
@@ -84,7 +84,7 @@ func TestPromotedStandby(t *testing.T) {
 	t.Cleanup(func() { standby.Stop() })
 	other := dial(t, standby.URL())
 	follower := newTestClient(t, other, nil)
-	if _, err := follower.TryAcquire(t.Context(), "known", &lockclient.AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "standby") {
+	if _, err := follower.TryAcquire(t.Context(), "known", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "standby") {
 		t.Errorf("a standby: %v", err)
 	}
 	receives := func() bool {
@@ -210,7 +210,7 @@ func TestEnteredOnce(t *testing.T) {
 	for i := range 8 {
 		client := newTestClient(t, pool, nil)
 		go func() {
-			lease, err := client.TryAcquire(context.Background(), fmt.Sprint("r", i), &lockclient.AcquireOptions{TTL: time.Minute})
+			lease, err := client.TryAcquire(context.Background(), fmt.Sprint("r", i), &lockclient.AcquireOptions{TTL: time.Hour})
 			if err != nil {
 				t.Error(err)
 				tokens <- 0

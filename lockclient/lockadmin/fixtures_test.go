@@ -1,6 +1,7 @@
 package lockadmin
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -50,6 +51,7 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *
 	if opts != nil {
 		o = *opts
 	}
+	o.Logger = cmp.Or(o.Logger, testkit.Logger(t))
 	if o.OpTimeout == 0 {
 		o.OpTimeout, lockTimeout = patience, patience/2
 	}
@@ -92,17 +94,6 @@ func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *lockc
 		t.Fatal(err)
 	}
 	return lease
-}
-
-// waiting waits until n connections of the database wait for a lock.
-func waiting(t *testing.T, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	eventually(t, "they wait for a lock", func() bool {
-		var now int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock' AND backend_type = 'client backend'`).Scan(&now)
-		return err == nil && now == n
-	})
 }
 
 // row is a row of fencepost.leases.

@@ -1,13 +1,17 @@
 package lockadmin
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestForceUnlockLostAnswer: a request whose answer is lost is found again by
@@ -17,7 +21,7 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 	t.Parallel()
 	direct := migrated(t)
 	pool, proxy := behindProxy(t, direct.Config().ConnString())
-	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2})
+	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,28 +32,35 @@ func TestForceUnlockLostAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mustTry(t, client, "once", time.Minute)
+	mustTry(t, client, "once", time.Hour)
 	proxy.Cut.Store(1)
 	done, err := o.ForceUnlock(t.Context(), "once", "a", "b", nil)
 	if err != nil || !done.Repeated || done.Invalidated.Token != 2 || len(auditOf(t, o, "once")) != 1 {
 		t.Errorf("one answer lost: %+v, %v", done, err)
 	}
 
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	if _, err := o.Get(t.Context(), "r"); err != nil { // a connection to send it on
 		t.Fatal(err)
 	}
 	proxy.Cut.Store(1 << 40)
-	o.server.OpTimeout = 600 * time.Millisecond // when to give up; everything else takes as long as it takes
-	_, err = o.ForceUnlock(t.Context(), "r", "a", "b", nil)
+	ctx, giveUp := context.WithCancel(t.Context())
+	var lost atomic.Int64 // the first is that of the statement, the others are those of new connections
+	count := func() {
+		if lost.Add(1) == 3 {
+			giveUp()
+		}
+	}
+	proxy.Answered.Store(&count)
+	_, err = o.ForceUnlock(ctx, "r", "a", "b", nil)
+	proxy.Answered.Store(nil)
 	var failed *guard.FailedError
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !errors.As(err, &failed) || failed.Claim.Resource != "r" || failed.Claim.LeaseID == "" {
 		t.Fatalf("every answer lost: %v", err)
 	}
-	o.server.OpTimeout = patience
 	proxy.Cut.Store(0)
 	eventually(t, "the server does it (the control)", func() bool { return tokenOf(t, direct, "r") == 2 })
-	successor := mustTry(t, client, "r", time.Minute)
+	successor := mustTry(t, client, "r", time.Hour)
 	done, err = o.ForceUnlock(t.Context(), "r", "a", "b", &ForceUnlockOptions{RequestID: failed.Claim.LeaseID})
 	if err != nil || !done.Repeated || done.Invalidated.Token != 2 || done.Cut.LeaseID != lease.ID() {
 		t.Errorf("asked again: %+v, %v", done, err)
@@ -117,7 +128,7 @@ func TestForceUnlockFullQueue(t *testing.T) {
 			$$ BEGIN RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = 'too many notifications in the NOTIFY queue'; END $$;
 	END $do$`)
 	cut := func(resource string) error {
-		mustTry(t, client, resource, time.Minute)
+		mustTry(t, client, resource, time.Hour)
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 minute' WHERE resource = $1", resource)
 		_, err := o.ForceUnlock(t.Context(), resource, "a", "b", nil)
 		return err
@@ -137,8 +148,8 @@ func TestRequestIDOfTwoResources(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
-	mustTry(t, client, "first", time.Minute)
-	second := mustTry(t, client, "second", time.Minute)
+	mustTry(t, client, "first", time.Hour)
+	second := mustTry(t, client, "second", time.Hour)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +163,7 @@ func TestRequestIDOfTwoResources(t *testing.T) {
 		_, err := o.ForceUnlock(t.Context(), "second", "a", "b", &ForceUnlockOptions{RequestID: "one"})
 		refused <- err
 	}()
-	waiting(t, pool, 1)
+	pgtest.Blocked(t, pool, "fencepost.force_unlock(", 1)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -54,10 +54,10 @@ func TestForceUnlock(t *testing.T) {
 		"renew":   func(l *lockclient.Lease) error { return l.Renew(t.Context()) },
 		"release": func(l *lockclient.Lease) error { return l.Release(t.Context()) },
 	} {
-		lease := mustTry(t, client, how, time.Minute)
+		lease := mustTry(t, client, how, time.Hour)
 		next := make(chan *lockclient.Lease, 1)
 		go func() {
-			l, err := other.Acquire(context.Background(), how, &lockclient.AcquireOptions{TTL: time.Minute})
+			l, err := other.Acquire(context.Background(), how, &lockclient.AcquireOptions{TTL: time.Hour})
 			if err != nil {
 				t.Error(err)
 			}
@@ -88,7 +88,7 @@ func TestForceUnlock(t *testing.T) {
 			done.Cut.LeaseID != lease.ID() || done.Cut.Owner != lease.Owner() || done.Cut.State != StateHeld || done.Cut.Token != lease.Token() || done.Repeated {
 			t.Errorf("%+v", done)
 		}
-		if done.Cut.HeldFor <= 0 || done.Cut.HeldFor != done.At.Sub(done.Cut.AcquiredAt) || done.Cut.Remaining <= 0 || done.Cut.Remaining > time.Minute {
+		if done.Cut.HeldFor <= 0 || done.Cut.HeldFor != done.At.Sub(done.Cut.AcquiredAt) || done.Cut.Remaining <= 0 || done.Cut.Remaining > time.Hour {
 			t.Errorf("the cut lease had been held for %v, with %v left", done.Cut.HeldFor, done.Cut.Remaining)
 		}
 		if successor.Token() != done.Invalidated.Token+1 {
@@ -118,14 +118,14 @@ func TestForceUnlockSpends(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	if _, err := o.ForceUnlock(t.Context(), "r", "a", "b", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute, LeaseID: lease.ID()}); !errors.Is(err, lockclient.ErrLeaseIDSpent) {
 		t.Errorf("the cut lease's ID again: %v", err)
 	}
-	mustTry(t, client, "r", time.Minute)
+	mustTry(t, client, "r", time.Hour)
 }
 
 // TestForceUnlockFences is P1: with the invalidated claim raised at the resource the
@@ -137,7 +137,7 @@ func TestForceUnlockFences(t *testing.T) {
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	for _, raise := range []bool{true, false} {
 		store := guard.NewMemory(nil)
-		lease := mustTry(t, client, "r", time.Minute)
+		lease := mustTry(t, client, "r", time.Hour)
 		if _, err := store.Admit(t.Context(), lease.Claim()); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestForceUnlockFences(t *testing.T) {
 		if _, err := store.Admit(t.Context(), lease.Claim()); errors.Is(err, guard.ErrStale) != raise {
 			t.Errorf("raised %t: the cut holder's write: %v", raise, err)
 		}
-		next := mustTry(t, client, "r", time.Minute)
+		next := mustTry(t, client, "r", time.Hour)
 		if _, err := store.Admit(t.Context(), next.Claim()); err != nil {
 			t.Errorf("raised %t: the successor's write: %v", raise, err)
 		}
@@ -171,8 +171,8 @@ func TestForceUnlockOfNobody(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
-	mustTry(t, client, "expired", time.Minute)
-	mustTry(t, client, "free", time.Minute).Release(t.Context())
+	mustTry(t, client, "expired", time.Hour)
+	mustTry(t, client, "free", time.Hour).Release(t.Context())
 	if _, err := client.Advance(t.Context(), "advanced", 7); err != nil {
 		t.Fatal(err)
 	}
@@ -224,9 +224,9 @@ func TestForceUnlockRefused(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
-	old := mustTry(t, client, "r", time.Minute)
+	old := mustTry(t, client, "r", time.Hour)
 	old.Release(t.Context())
-	lease := mustTry(t, client, "r", time.Minute)
+	lease := mustTry(t, client, "r", time.Hour)
 	before := fingerprint(t, pool)
 	long := strings.Repeat("x", 1<<20)
 	for _, test := range []struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
@@ -69,7 +70,7 @@ func TestOperatorRunsNoCodeOfOthers(t *testing.T) {
 	eventually(t, "the lease is awaited", func() bool { i, err := client.Get(t.Context(), "r"); return err == nil && i.Awaited })
 	for _, path := range []string{"shared, public", "shared, public, pg_catalog"} {
 		pool := dial(t, admin.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = path })
-		op, err := New(pool, &Options{OpTimeout: patience})
+		op, err := New(pool, &Options{OpTimeout: patience, Logger: testkit.Logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}

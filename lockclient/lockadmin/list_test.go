@@ -112,11 +112,11 @@ func TestListStates(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	mustExec(t, pool, "INSERT INTO fencepost.leases (resource, token) SELECT 'f' || i, 1 FROM generate_series(1, $1::bigint) i", int64(window+10))
-	mustTry(t, client, "expired", time.Minute)
+	mustTry(t, client, "expired", time.Hour)
 	runOut(t, pool, "expired")
 	held := mustTry(t, client, "z", 30*time.Minute)
 	time.Sleep(lockclient.MinTTL)
-	go client.Acquire(t.Context(), "z", &lockclient.AcquireOptions{TTL: time.Minute})
+	go client.Acquire(t.Context(), "z", &lockclient.AcquireOptions{TTL: time.Hour})
 	awaited(t, o, "z")
 	// Valid for longer than this machine may take to set it again.
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'z'")

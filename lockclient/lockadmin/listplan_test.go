@@ -138,7 +138,7 @@ func TestListIsBounded(t *testing.T) {
 // BenchmarkList is a page of 100 out of 200,000 leases.
 func BenchmarkList(b *testing.B) {
 	pool := manyRows(b, 200_000)
-	o, err := New(pool, nil)
+	o, err := New(pool, &Options{OpTimeout: patience})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -99,7 +99,7 @@ func TestTenants(t *testing.T) {
 	names := []string{"x", "b:x", ":x", "a:x", "%3Ab:x", "../a:b/x", "..", "/", "%", "'; --", "\U0010FFFF"}
 	unconfined := newTestClient(t, pool, nil).Operator
 	for _, name := range names {
-		la, lb := mustTry(t, a, name, time.Minute), mustTry(t, b, name, time.Minute)
+		la, lb := mustTry(t, a, name, time.Hour), mustTry(t, b, name, time.Hour)
 		if la.Resource() != "a:"+name || lb.Resource() != "a%3Ab:"+name {
 			t.Errorf("%q is %q and %q", name, la.Resource(), lb.Resource())
 		}
@@ -180,10 +180,10 @@ func TestNamespaceInvalid(t *testing.T) {
 		}
 	}
 	c := newTestClient(t, pool, &lockclient.Options{Namespace: "tenant"})
-	mustTry(t, c, strings.Repeat("x", 512-len("tenant:")), time.Minute)
+	mustTry(t, c, strings.Repeat("x", 512-len("tenant:")), time.Hour)
 	for _, name := range []string{"", strings.Repeat("x", 513-len("tenant:")), "a\x00b", "\xff"} {
 		var invalid *guard.InvalidError
-		if _, err := c.TryAcquire(t.Context(), name, &lockclient.AcquireOptions{TTL: time.Minute}); !errors.As(err, &invalid) ||
+		if _, err := c.TryAcquire(t.Context(), name, &lockclient.AcquireOptions{TTL: time.Hour}); !errors.As(err, &invalid) ||
 			invalid.Field != "resource" || invalid.Value != name[:min(len(name), 64)] {
 			t.Errorf("%.20q: %v", name, err)
 		}

@@ -5,6 +5,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // TestForceUnlocksAtOnce: several force unlocks at once are recorded under numbers
@@ -12,7 +16,7 @@ import (
 // which copies records and no sequence. The control takes no turns.
 func TestForceUnlocksAtOnce(t *testing.T) {
 	t.Parallel()
-	owner := migrated(t)
+	owner := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
 	client, o := newTestClient(t, owner, nil), newRoleOperator(t, owner)
 	unlock := func(n int) error {
 		resource := fmt.Sprint("r", n)
@@ -45,8 +49,22 @@ func TestForceUnlocksAtOnce(t *testing.T) {
 		t.Errorf("%d records, numbers %d to %d, %v", records, first, last, err)
 	}
 	mutate(t, owner, "force_unlock", "PERFORM FROM fencepost.epoch FOR UPDATE;", "")
-	mutate(t, owner, "force_unlock", "RETURNING id, at INTO o_id, o_at;", "RETURNING id, at INTO o_id, o_at; PERFORM pg_sleep(0.1);")
-	if failures(20) == 0 {
+	mutate(t, owner, "force_unlock", "RETURNING id, at INTO o_id, o_at;", "RETURNING id, at INTO o_id, o_at; PERFORM pg_advisory_xact_lock(1);")
+	gate, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gate.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan int)
+	go func() { failed <- failures(20) }()
+	// The first has its number and waits at the gate, the others for what becomes of it.
+	pgtest.Blocked(t, owner, "fencepost.force_unlock(", 8)
+	if err := gate.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if <-failed == 0 {
 		t.Error("the control: without the lock all were recorded")
 	}
 }

@@ -101,7 +101,7 @@ func TestReclaimedIsNotReleased(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for range 25 {
-				l, err := c.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+				l, err := c.Acquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 				if err != nil {
 					t.Error(err)
 					return

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
@@ -53,7 +54,7 @@ func TestPurgeThenInsert(t *testing.T) {
 			}
 			granted := make(chan guard.Token, 1)
 			go func() {
-				lease, err := client.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+				lease, err := client.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 				if err != nil {
 					t.Error(err)
 					granted <- 0
@@ -61,7 +62,7 @@ func TestPurgeThenInsert(t *testing.T) {
 				}
 				granted <- lease.Token()
 			}()
-			waiting(t, pool, 1)
+			pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +104,7 @@ func TestPurgeBesideAnInsert(t *testing.T) {
 			granted := make(chan guard.Token, 1)
 			slow := newTestClient(t, pool, nil)
 			go func() {
-				lease, err := slow.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{LeaseID: "slow", TTL: time.Minute})
+				lease, err := slow.TryAcquire(context.Background(), "r", &lockclient.AcquireOptions{LeaseID: "slow", TTL: time.Hour})
 				if err != nil {
 					t.Error(err)
 					granted <- 0
@@ -111,7 +112,7 @@ func TestPurgeBesideAnInsert(t *testing.T) {
 				}
 				granted <- lease.Token()
 			}()
-			waiting(t, pool, 1)
+			pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
 			grant(t, client, "r", 5)
 			time.Sleep(2 * time.Millisecond)
 			done, err := client.delete(t.Context(), []string{"r"}, time.Millisecond, 20*time.Millisecond)

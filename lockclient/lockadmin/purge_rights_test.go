@@ -14,7 +14,7 @@ func TestNoUnlockWithoutRecord(t *testing.T) {
 	owner, names, as := testRoles(t, "")
 	client := newTestClient(t, owner, nil)
 	purge := func() (purged int64) {
-		mustTry(t, client, "held "+input.NewLeaseID(), time.Minute)
+		mustTry(t, client, "held "+input.NewLeaseID(), time.Hour)
 		err := as(names.Operator).QueryRow(t.Context(), `SELECT o_purged FROM fencepost.purge_leases(
 			(SELECT array_agg(resource) FROM fencepost.leases), -86400000000, 1000)`).Scan(&purged)
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -166,10 +167,10 @@ func TestPurgeBesideOpenTransaction(t *testing.T) {
 		done, err := client.Purge(t.Context(), nil)
 		outcome <- result{done, err}
 	}()
-	waiting(t, pool, 1)
+	pgtest.Blocked(t, pool, "fencepost.purge_leases(", 1)
 	stalled := make(chan error, 1)
 	go func() { stalled <- lease.Renew(t.Context()) }()
-	waiting(t, pool, 2) // control: the renewal, behind the queued lock
+	pgtest.Blocked(t, pool, "fencepost.renew(", 1) // control: the renewal, behind the queued lock
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -85,14 +86,14 @@ func TestRolesSuffice(t *testing.T) {
 		t.Error(err)
 	}
 	mustExec(t, owner, "DELETE FROM fencepost.epoch")
-	lease := mustTry(t, issuer, "r", time.Minute)
+	lease := mustTry(t, issuer, "r", time.Hour)
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Error(err)
 	}
 	other := newTestClient(t, as(names.Issuer), nil)
 	waited := make(chan error, 1)
 	go func() {
-		l, err := other.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
+		l, err := other.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 		if err == nil {
 			err = l.Release(t.Context())
 		}
@@ -105,7 +106,7 @@ func TestRolesSuffice(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Errorf("a waiting issuer: %v", err)
 	}
-	lease = mustTry(t, issuer, "r", time.Minute)
+	lease = mustTry(t, issuer, "r", time.Hour)
 	done, err := operator.ForceUnlock(t.Context(), "r", "Ada", "stuck", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +144,7 @@ func TestRolesSuffice(t *testing.T) {
 
 func newRoleOperator(t testing.TB, pool *pgxpool.Pool) *Operator {
 	t.Helper()
-	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2})
+	o, err := New(pool, &Options{OpTimeout: patience, LockTimeout: patience / 2, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +166,7 @@ func awaited(t testing.TB, o *Operator, resource string) {
 func TestRolesForbid(t *testing.T) {
 	t.Parallel()
 	owner, names, as := testRoles(t, "")
-	mustTry(t, newTestClient(t, owner, nil), "r", time.Minute)
+	mustTry(t, newTestClient(t, owner, nil), "r", time.Hour)
 	if _, err := newRoleOperator(t, owner).ForceUnlock(t.Context(), "r", "Ada", "a record", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +311,7 @@ func TestIssuerCannotStopGrants(t *testing.T) {
 			if _, err := operator.Purge(t.Context(), &PurgeOptions{OlderThan: time.Millisecond}); err != nil && guarded {
 				t.Errorf("%s: %v", name, err)
 			}
-			_, err = issuer.TryAcquire(t.Context(), "yours", &lockclient.AcquireOptions{TTL: time.Minute})
+			_, err = issuer.TryAcquire(t.Context(), "yours", &lockclient.AcquireOptions{TTL: time.Hour})
 			if (err == nil) != guarded {
 				t.Errorf("%s, guarded %t: the next grant: %v", name, guarded, err)
 			}
@@ -324,8 +325,8 @@ func TestForceUnlockedNeedsItsLease(t *testing.T) {
 	t.Parallel()
 	_, names, as := testRoles(t, "")
 	issuer, operator := newTestClient(t, as(names.Issuer), nil), newRoleOperator(t, as(names.Operator))
-	lease := mustTry(t, issuer, "r", time.Minute)
-	mustTry(t, issuer, "other", time.Minute)
+	lease := mustTry(t, issuer, "r", time.Hour)
+	mustTry(t, issuer, "other", time.Hour)
 	done, err := operator.ForceUnlock(t.Context(), "r", "Ada", "secret", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -393,7 +394,7 @@ func TestRolesByUnprivilegedOwner(t *testing.T) {
 		}
 	}
 	issuer, operator := newTestClient(t, dialAs(t, url, names.Issuer), nil), newRoleOperator(t, dialAs(t, url, names.Operator))
-	lease := mustTry(t, issuer, "r", time.Minute)
+	lease := mustTry(t, issuer, "r", time.Hour)
 	if _, err := operator.ForceUnlock(t.Context(), "r", "Ada", "works", nil); err != nil || lease.Renew(t.Context()) == nil {
 		t.Errorf("the roles do not work: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
@@ -69,9 +70,9 @@ func TestOutputIsPrintable(t *testing.T) {
 	}
 }
 
-// TestWorstRows: whatever an issuer's role writes into a row, every command that
+// TestRowsThatNobodyExpects: whatever an issuer's role writes into a row, every command that
 // reads or cuts leases works, and prints nothing but text.
-func TestWorstRows(t *testing.T) {
+func TestRowsThatNobodyExpects(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
 	names := leasetest.Worst(t, pool)
@@ -88,8 +89,8 @@ func TestWorstRows(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range names {
-		if guard.ValidateResource(name) != nil {
+	for n, name := range names {
+		if guard.ValidateResource(name) != nil || n%longtest.ByLength(4, 1) != 0 { // lockadmin cuts each of them
 			continue
 		}
 		printable(t, must(t, url, "show", name))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
@@ -69,14 +70,10 @@ func written(t *testing.T, pool *pgxpool.Pool) int64 {
 }
 
 // grows waits until there are more rows than before.
-func grows(t *testing.T, pool *pgxpool.Pool, before int64) int64 {
+func grows(t *testing.T, pool *pgxpool.Pool, before int64) (now int64) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if now := written(t, pool); now > before {
-			return now
-		}
-	}
-	return before
+	testkit.Eventually(t, "a write", func() bool { now = written(t, pool); return now > before })
+	return now
 }
 
 // P1: once force-unlock --raise has ended, no write of the cut holder takes

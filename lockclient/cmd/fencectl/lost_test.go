@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
@@ -69,7 +70,7 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 			break
 		}
 		// A busy machine does not get that far in the time.
-		if timeout > time.Minute {
+		if timeout > testkit.Patience {
 			t.Fatalf("%d answers were lost within %v: nothing was repeated", lost, timeout)
 		}
 		exec1(t, pool, "DELETE FROM fencepost.leases")
@@ -115,7 +116,7 @@ func TestP5RaiseOutcomeUnknown(t *testing.T) {
 		at, lost := lossy(t, database, "commit\x00", faultproxy.Cut)
 		r := fencectl(t, at, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--yes", "--timeout", timeout.String())
 		if lost.Load() == 0 { // a busy machine does not get that far in the time
-			if timeout > time.Minute {
+			if timeout > testkit.Patience {
 				t.Fatalf("nothing was lost within %v: %+v", timeout, r)
 			}
 			exec1(t, pool, "UPDATE fencepost.leases SET lease_id = NULL")
@@ -164,7 +165,7 @@ func TestServerThatStopsAnswering(t *testing.T) {
 				if lost.Load() > 0 {
 					return
 				}
-				if timeout > 30*time.Second {
+				if timeout > testkit.Patience {
 					t.Fatalf("nothing was lost within %v: the control failed", timeout)
 				}
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Setenv("PGPASSFILE", os.DevNull)
+	os.Setenv("FENCECTL_TIMEOUT", testkit.Patience.String())
 	os.Exit(m.Run())
 }
 
@@ -71,7 +73,7 @@ type result struct {
 // passed on as it is.
 func fencectl(t testing.TB, url string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	defer cancel()
 	var out, errOut strings.Builder
 	code := run(ctx, onDatabase(url, args), nil, &out, &errOut)
@@ -194,7 +196,7 @@ func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Dur
 	key := holder{pool, owner}
 	known, there := holders.Load(key)
 	if !there {
-		client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), owner, nil)
+		client, err := lockclient.New(guard.Must(pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience})), owner, &lockclient.Options{Logger: testkit.Logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}

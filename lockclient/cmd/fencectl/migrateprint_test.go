@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -58,7 +60,7 @@ func TestPrintedSchema(t *testing.T) {
 		}
 	}
 	lines := strings.SplitAfter(script, "\n")
-	const cuts = 6
+	cuts := longtest.ByLength(2, 6)
 	for n := range cuts {
 		exec1(t, pool, "DROP SCHEMA IF EXISTS fencepost CASCADE")
 		psql(t, url, strings.Join(lines[:(n+1)*(len(lines)-1)/cuts-1], ""))
@@ -138,13 +140,13 @@ func TestPrintedDownWaits(t *testing.T) {
 		}
 		out := make(chan string, 1)
 		go func() { out <- psql(t, url, down) }()
-		for value[int64](t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0") == 0 && len(out) == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, "down waits or ends", func() bool {
+			return len(out) > 0 || value[bool](t, pool, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'psql' AND cardinality(pg_blocking_pids(pid)) > 0)")
+		})
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if said := <-out; !strings.Contains(said, why) {
+		if said := testkit.Receive(t, "psql", out); !strings.Contains(said, why) {
 			t.Errorf("psql says %q, want %s", said, why)
 		}
 		if relations, _ := left(t, pool); relations < 9 {

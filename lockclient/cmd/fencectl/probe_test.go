@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
-	s := &session{pool: pool, timeout: 5 * time.Second}
+	s := &session{pool: pool, timeout: testkit.Patience}
 	p, err := s.probe(t.Context(), "probe")
 	if err != nil || len(p) != 3 {
 		t.Fatalf("%d steps, %v", len(p), err)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // terminal is the program on a terminal of its own (pty(7)).
@@ -83,11 +85,12 @@ func (term *terminal) screen() string {
 // sees waits for a text.
 func (term *terminal) sees(text string) {
 	term.t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !strings.Contains(term.screen(), text); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			term.t.Fatalf("%q is not on the screen:\n%q", text, term.screen())
+	defer func() {
+		if term.t.Failed() {
+			term.t.Logf("the screen:\n%q", term.screen())
 		}
-	}
+	}()
+	testkit.Eventually(term.t, fmt.Sprintf("%q on the screen", text), func() bool { return strings.Contains(term.screen(), text) })
 }
 
 // keys types; "\x03" is Ctrl-C.
@@ -101,7 +104,7 @@ func (term *terminal) keys(keys string) {
 // ends returns the exit code.
 func (term *terminal) ends() int {
 	term.t.Helper()
-	late := time.AfterFunc(20*time.Second, func() { term.cmd.Process.Kill() })
+	late := time.AfterFunc(testkit.Patience, func() { term.cmd.Process.Kill() })
 	defer late.Stop()
 	err := term.cmd.Wait()
 	var exit *exec.ExitError

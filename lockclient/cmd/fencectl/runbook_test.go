@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -181,7 +182,7 @@ func (w *walk) client(owner string) *lockclient.Client {
 	if c := w.clients[owner]; c != nil {
 		return c
 	}
-	c, err := lockclient.New(guard.Must(pglock.New(w.pool, nil)), owner, nil)
+	c, err := lockclient.New(guard.Must(pglock.New(w.pool, &pglock.Options{OpTimeout: testkit.Patience})), owner, &lockclient.Options{Logger: testkit.Logger(w.t)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -213,15 +214,10 @@ func (w *walk) happens(args []string) string {
 		// may come too late for the next command.
 		exec1(w.t, w.pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = $1", resource)
 	case "granted":
-		select {
-		case w.leases[key] = <-w.waiting[key]:
-			// That somebody waited is visible for some seconds more; let them
-			// pass.
-			exec1(w.t, w.pool, "UPDATE fencepost.leases SET wake_until = NULL WHERE resource = $1", args[2])
-			return "token " + w.leases[key].Token().String()
-		case <-time.After(2 * time.Minute):
-			w.t.Fatalf("%s was not granted", key)
-		}
+		w.leases[key] = testkit.Receive(w.t, "a grant for "+key, w.waiting[key])
+		// That somebody waited is visible for some seconds more; let them pass.
+		exec1(w.t, w.pool, "UPDATE fencepost.leases SET wake_until = NULL WHERE resource = $1", args[2])
+		return "token " + w.leases[key].Token().String()
 	case "write":
 		err := fenced(w.t, w.pool).InTx(w.t.Context(), w.leases[key].Claim(), func(context.Context, pgx.Tx) error { return nil })
 		if err != nil {
@@ -262,13 +258,12 @@ func (w *walk) happens(args []string) string {
 }
 
 func (w *walk) until(condition string, args ...any) {
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	w.t.Helper()
+	testkit.Eventually(w.t, condition, func() bool {
 		var met *bool
-		if err := w.pool.QueryRow(context.Background(), condition, args...).Scan(&met); err == nil && met != nil && *met {
-			return
-		}
-	}
-	w.t.Fatalf("not within two minutes: %s", condition)
+		err := w.pool.QueryRow(context.Background(), condition, args...).Scan(&met)
+		return err == nil && met != nil && *met
+	})
 }
 
 // restore resets the issuer's rows to their initial state, as a restore of the
