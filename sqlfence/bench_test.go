@@ -109,7 +109,7 @@ func BenchmarkFenced(b *testing.B) {
 					return db.unfenced(b.Context(), "INSERT INTO jobs (id, v) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v", client, i)
 				}
 		},
-		"Takeover": func(b *testing.B, e *env, db fence, table *Table, claim func(client, i int) guard.Claim) (fenced, floor kind) {
+		"Table.Raise": func(b *testing.B, e *env, db fence, table *Table, claim func(client, i int) guard.Claim) (fenced, floor kind) {
 			return func(client, i int) error {
 					return table.Raise(b.Context(), db, claim(client, i), Key{client}, Dest{"v": new(int64)})
 				}, func(client, i int) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -32,9 +33,7 @@ func (e *env) staleEnter(enterStale func() error) (rows int64, err error) {
 	tx := e.begin("SELECT fencepost.raise('r', 6, 'lease-6', 5000)")
 	done := make(chan error, 1)
 	go func() { done <- enterStale() }()
-	for e.int(waitersSQL) == 0 && len(done) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(e, "the stale holder to wait, or to end", func() bool { return e.int(waitersSQL) > 0 || len(done) > 0 })
 	must(e, tx.Commit(ctx))
 	err = <-done
 	return e.written(), err
@@ -257,7 +256,7 @@ func TestExecModes(t *testing.T) {
 			}
 			var v string
 			if err := narrow.Raise(t.Context(), db, claim, Key{1}, Dest{"v": &v}); err != nil || v != "new" {
-				t.Errorf("%v: Takeover: %q, %v", mode, v, err)
+				t.Errorf("%v: Table.Raise: %q, %v", mode, v, err)
 			}
 			noError(t, narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}), "%v: Update", mode)
 			wantReason(t, narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}), guard.ReasonStale, "%v: a stale Update", mode)

@@ -89,8 +89,8 @@ var survivors = []struct {
 		mark, err := db.Mark(ctx, "unknown")
 		return err == nil && mark == guard.Mark{Token: token - 1, Floor: true}
 	}},
-	{"Takeover", func(_ context.Context, e *env, db fence, token guard.Token) error { return e.take(db, token, "row") }, rowIs("row")},
-	{"Takeover in a transaction", func(ctx context.Context, e *env, db fence, token guard.Token) error {
+	{"Table.Raise", func(_ context.Context, e *env, db fence, token guard.Token) error { return e.take(db, token, "row") }, rowIs("row")},
+	{"Table.Raise in a transaction", func(ctx context.Context, e *env, db fence, token guard.Token) error {
 		return db.plain(ctx, func(_ context.Context, tx testTx) error { return e.take(tx.in(), token, "row") })
 	}, rowIs("row")},
 }
@@ -147,7 +147,7 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		if err := way.raise(ctx, e, e.db, token); err != nil {
 			t.Fatalf("%s, %s: %v", e.driver, way.name, err)
 		}
-		ofRow := strings.HasPrefix(way.name, "Takeover")
+		ofRow := strings.HasPrefix(way.name, "Table.Raise")
 		if ofRow {
 			unlifted := e.altered(func(sql string) string {
 				return strings.Replace(sql, "ANY (ARRAY['off', 'local'])", "ANY (ARRAY['never'])", 1)
@@ -313,14 +313,28 @@ func TestCancelledStandbyWait(t *testing.T) {
 // control is a COMMIT that waits for no standby.
 func (e *env) givesUpTheStandby(t *testing.T) {
 	claims, opts := []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}
-	waiting := e.open(&Options{CommitTimeout: 200 * time.Millisecond})
-	err := waiting.fencedAll(t.Context(), claims, opts, write5)
-	for end := time.Now().Add(patience); err == nil && time.Now().Before(end); { // until the checkpointer knows the setting, commits do not wait
-		err = waiting.fencedAll(t.Context(), claims, opts, write5)
+	// Until the checkpointer knows the setting, commits do not wait.
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := make(chan struct{})
+	go func() {
+		defer close(waits)
+		for ctx.Err() == nil {
+			e.admin.Exec(ctx, "UPDATE docs SET v = v")
+		}
+	}()
+	e.waitFor("a commit that waits", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'")
+	cancel()
+	<-waits
+	for timeout := 200 * time.Millisecond; ; timeout *= 2 {
+		waiting := e.open(&Options{CommitTimeout: timeout})
+		err := waiting.fencedAll(t.Context(), claims, opts, write5)
+		wantReason(t, err, guard.ReasonOutcomeUnknown, "without a standby")
+		committed, err := waiting.Resolve(t.Context(), err)
+		if committed || err != nil || timeout > patience {
+			wantReason(t, err, guard.ReasonOutcomeUnknown, "asked later")
+			break
+		} // else the COMMIT was given up before it was sent
 	}
-	wantReason(t, err, guard.ReasonOutcomeUnknown, "without a standby")
-	_, err = waiting.Resolve(t.Context(), err)
-	wantReason(t, err, guard.ReasonOutcomeUnknown, "asked later")
 	noError(t, e.serverDefault("synchronous_commit", "local").fencedAll(t.Context(), claims, opts, write5), "the control")
 }
 

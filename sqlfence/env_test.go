@@ -19,14 +19,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
-// patience ends waits that would never end. No promise depends on it, so it is
-// long: a loaded machine is not a failure.
-const patience = time.Minute
+// patience ends waits that would never end. No promise depends on it.
+const patience = testkit.Patience
 
 // patient allows for a loaded machine. Tests of the timeouts set their own.
 var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
@@ -203,15 +203,12 @@ func (e *env) as(what string) (role string, db fence) {
 // waitFor waits until the administrator reads true.
 func (e *env) waitFor(what, sql string, args ...any) {
 	e.Helper()
-	var done bool
-	for end := time.Now().Add(patience); !done; time.Sleep(2 * time.Millisecond) {
+	testkit.Eventually(e, what, func() (done bool) {
 		if err := e.admin.QueryRow(context.Background(), sql, args...).Scan(&done); err != nil {
 			e.Fatalf("%s: %v", sql, err)
 		}
-		if !done && time.Now().After(end) {
-			e.Fatalf("waited %v for %s", patience, what)
-		}
-	}
+		return done
+	})
 }
 
 // terminate ends a session and waits until it is gone; the function's own
@@ -243,19 +240,23 @@ func (e *env) waitForBlocked(n int) {
 	e.waitFor(fmt.Sprint(n, " blocked"), "SELECT ("+blockedSQL+") >= $1", n)
 }
 
+// blockedPIDs are those sessions.
+func (e *env) blockedPIDs() string {
+	e.Helper()
+	return e.text(strings.Replace(blockedSQL, "count(*)", "coalesce(array_agg(pid), '{}')::text", 1))
+}
+
 // start begins a call and returns once it has ended, waits for a lock, or has
 // called paused. So a test controls the order of events, whatever the speed of
 // the machine.
 func (e *env) start(call func(paused func()) error) (ended chan error) {
 	e.Helper()
-	blocked := e.int(blockedSQL)
+	blocked := e.blockedPIDs()
 	ended, paused := make(chan error, 1), make(chan struct{}, 1)
 	go func() { ended <- call(func() { paused <- struct{}{} }) }()
-	for end := time.Now().Add(patience); len(ended) == 0 && len(paused) == 0 && e.int(blockedSQL) <= blocked; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			e.Fatalf("after %v a call has neither ended nor waits for a lock", patience)
-		}
-	}
+	testkit.Eventually(e, "a call to end or to wait for a lock", func() bool {
+		return len(ended) > 0 || len(paused) > 0 || e.int(blockedSQL+" AND pid <> ALL ($1::text::int[])", blocked) > 0
+	})
 	return ended
 }
 
@@ -357,7 +358,7 @@ func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]fun
 		"RemoveTrigger": func(ctx context.Context) error { return db.RemoveTrigger(ctx, []string{"pairs"}) },
 		"Update":        func(ctx context.Context) error { return table.Update(ctx, db, claim, key, Set{"v": "new"}) },
 		"Upsert":        func(ctx context.Context) error { return table.Upsert(ctx, db, claim, key, Set{"v": "new"}) },
-		"Takeover":      func(ctx context.Context) error { return table.Raise(ctx, db, claim, key, nil) },
+		"Table.Raise":   func(ctx context.Context) error { return table.Raise(ctx, db, claim, key, nil) },
 	}
 	if len(names) == 0 {
 		return all
@@ -383,7 +384,7 @@ func TestMain(m *testing.M) {
 	if name == "" {
 		flag.Parse()
 		if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-			f.Value.Set("4") // they wait for the server half of the time
+			f.Value.Set("8") // most of the time they wait
 		}
 		code := m.Run()
 		scratch.Close()

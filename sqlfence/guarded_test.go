@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -361,7 +360,7 @@ func findPSQL(t *testing.T) string {
 // is whether there was none.
 func (e *env) psql(t *testing.T, script string) (out string, ok bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, findPSQL(t), "--no-psqlrc", "--set=VERBOSITY=verbose", "--quiet", "--dbname="+e.url)
 	cmd.Stdin = strings.NewReader(script)

@@ -199,11 +199,16 @@ func (e *env) form(conn *pgconn.PgConn, s tableShape, sql string, claims []guard
 	return strings.Fields(string(row[0])), strings.Fields(string(row[1])), nil
 }
 
-// formsOf calls try for each form that the server has and the shape takes.
+// formsOf calls try for each form that the server has and the shape takes; in the
+// short form for every other, so that each form is tried on every other relation.
 func (e *env) formsOf(s tableShape, try func(what, sql string)) {
 	version := int(e.int("SELECT current_setting('server_version_num')::int / 10000"))
-	for _, relation := range s.through {
-		for _, f := range forms {
+	first := slices.IndexFunc(shapes, func(other tableShape) bool { return other.name == s.name })
+	for j, relation := range s.through {
+		for i, f := range forms {
+			if !longtest.Long && (i+j+first)%2 != 0 {
+				continue
+			}
 			view := strings.Contains(relation, "view") || strings.Contains(relation, ".")
 			switch {
 			case f.since > version, strings.Contains(f.sql, "%[2]s") && s.key == "",
@@ -241,17 +246,17 @@ func TestEveryRowIsSeen(t *testing.T) {
 
 				t.Errorf("%s changes nothing", what)
 			}
-			for _, r := range changed {
+			for i, r := range changed {
 				if !slices.Contains(locked, r) {
 					t.Errorf("%s: a raise of %s does not wait", what, r)
+				}
+				if i > 0 && !longtest.Long {
+					continue
 				}
 				claims := formClaims(all...)
 				claims = slices.DeleteFunc(claims, func(c guard.Claim) bool { return c.Resource == r })
 				if _, _, err := e.form(conn.PgConn(), s, sql, claims); guard.ReasonOf(err) != guard.ReasonMissing {
 					t.Errorf("%s, without the claim of %s: %v", what, r, err)
-				}
-				if r != changed[0] && !longtest.Long {
-					continue
 				}
 				claims = append(claims, claimOf(r, 4))
 				if _, _, err := e.form(conn.PgConn(), s, sql, claims); guard.ReasonOf(err) != guard.ReasonStale {

@@ -365,7 +365,7 @@ func TestTriggersUnderTorture(t *testing.T) {
 				if way != "named" {
 					db, named = e.serverDefault("default_transaction_isolation", level), ""
 				}
-				e.ledgerTorture("by triggers", e.byTrigger(db, named, e.guardLedger), campaign(6))
+				e.ledgerTorture("by triggers", e.byTrigger(db, named, e.guardLedger), campaign(3))
 			})
 		}
 	}

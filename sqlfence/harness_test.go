@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
@@ -409,24 +410,17 @@ func (e *env) connect(conns int, change ...func(*pgx.ConnConfig)) sessions {
 	pool, err := e.opener(config, conns)
 	must(e, err)
 	e.Cleanup(func() {
-		if e.givenBack(pool) { // closing would wait for them
-			pool.close()
-		}
+		e.givenBack(pool) // closing would wait for them
+		pool.close()
 	})
 	return pool
 }
 
 // givenBack waits until no connection of a pool is in use, which is what no path
 // may leave behind.
-func (e *env) givenBack(pool sessions) bool {
+func (e *env) givenBack(pool sessions) {
 	e.Helper()
-	for end := time.Now().Add(patience); pool.inUse() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			e.Errorf("%d connections of the pool were not given back", pool.inUse())
-			return false
-		}
-	}
-	return true
+	testkit.Eventually(e, "the connections of a pool to be given back", func() bool { return pool.inUse() == 0 })
 }
 
 // open makes another DB, on the sessions of e's or, if they differ in anything,

@@ -247,7 +247,7 @@ func (e *env) store() guardtest.Harness {
 			return e.open(nil), err
 		},
 		Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
-		Operations: 12, Steps: 100, Volume: 300,
+		Operations: 8, Steps: 50, Volume: 100,
 		Margin: 2 * time.Millisecond, Timeout: 2 * patience,
 	}
 }
@@ -272,16 +272,21 @@ func TestStoreControls(t *testing.T) {
 		// All callers that race for a new resource have read that it has no
 		// mark before the first of them writes one.
 		"no lock, read before written": {{"raise", "PERFORM pg_advisory_xact_lock(", "PERFORM ("},
-			{"raise", "INSERT INTO fencepost.marks", "PERFORM pg_sleep(0.2) WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
+			{"raise", "INSERT INTO fencepost.marks", "PERFORM public.meet() WHERE starts_with(p_resource, 'new '); INSERT INTO fencepost.marks"}},
 		"retire forgets the floor": {{"retire", "ELSIF retired > 0", "ELSIF false"}},
 		"retire lowers the floor":  {{"retire", "greatest(f.token, excluded.token)", "excluded.token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := someEnv(t)
+			h := e.store()
+			h.Goroutines, h.Operations, h.Volume = 4, 2, 2
+			e.exec(fmt.Sprintf(`CREATE SEQUENCE met;
+				CREATE FUNCTION meet() RETURNS void LANGUAGE plpgsql AS $$ DECLARE n bigint := nextval('public.met'); BEGIN
+					WHILE (SELECT last_value FROM public.met) < (n + %[1]d - 1) / %[1]d * %[1]d LOOP PERFORM pg_sleep(0.001); END LOOP; END $$`, h.Goroutines))
 			for _, m := range mutations {
 				e.mutate(m.function, m.old, m.new)
 			}
-			if failures := guardtest.Check(t.Context(), e.store()); len(failures) == 0 {
+			if failures := guardtest.Check(t.Context(), h); len(failures) == 0 {
 				t.Error("the suite passed")
 			}
 		})

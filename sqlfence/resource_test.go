@@ -77,9 +77,9 @@ func TestMisdirected(t *testing.T) {
 		ctx, key, claim := t.Context(), Key{"acme", 4}, claimOf("acme:payouts:4", 1000)
 		calls := func(table *Table, q Querier, claim guard.Claim) map[string]error {
 			return map[string]error{
-				"Update":   table.Update(ctx, q, claim, key, Set{"status": "x"}),
-				"Upsert":   table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
-				"Takeover": table.Raise(ctx, q, claim, key, nil),
+				"Update":      table.Update(ctx, q, claim, key, Set{"status": "x"}),
+				"Upsert":      table.Upsert(ctx, q, claim, key, Set{"status": "x"}),
+				"Table.Raise": table.Raise(ctx, q, claim, key, nil),
 			}
 		}
 		for what, err := range calls(table, closed, claim) {

@@ -68,7 +68,7 @@ func TestUnfitTables(t *testing.T) {
 			says string
 		}{
 			"Update of a NULL mark":           {good.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
-			"Takeover of a NULL mark":         {good.Raise(t.Context(), e.db, claim, Key{1}, nil), guard.ReasonUnfenced, "the mark must be NOT NULL"},
+			"Table.Raise of a NULL mark":      {good.Raise(t.Context(), e.db, claim, Key{1}, nil), guard.ReasonUnfenced, "the mark must be NOT NULL"},
 			"Update of a NULL lease":          {leases.Update(t.Context(), e.db, claim, Key{3}, set), guard.ReasonUnfenced, "the mark must be NOT NULL"},
 			"Upsert without the key's index":  {good.Upsert(t.Context(), e.db, claim, Key{9}, set), guard.ReasonInvalid, "42P10"},
 			"no such table":                   {gone.Update(t.Context(), e.db, claim, Key{1}, set), guard.ReasonInvalid, "fencepost_gone"},
@@ -91,8 +91,8 @@ func TestUnfitTables(t *testing.T) {
 		// promise that nothing was written; a caller's transaction can still be rolled
 		// back.
 		for what, write := range map[string]func(q Querier) error{
-			"Update":   func(q Querier) error { return good.Update(t.Context(), q, claim, Key{2}, set) },
-			"Takeover": func(q Querier) error { return good.Raise(t.Context(), q, claim, Key{2}, Dest{"v": new(string)}) },
+			"Update":      func(q Querier) error { return good.Update(t.Context(), q, claim, Key{2}, set) },
+			"Table.Raise": func(q Querier) error { return good.Raise(t.Context(), q, claim, Key{2}, Dest{"v": new(string)}) },
 		} {
 			err := e.db.plain(t.Context(), func(_ context.Context, tx testTx) error { return write(tx.in()) })
 			wantSays(t, err, guard.ReasonOther, "2 rows were written", "%s of two rows with one key", what)
@@ -124,7 +124,7 @@ func TestRowSecurity(t *testing.T) {
 			call func(id int) error
 		}{
 			{"Update", func(id int) error { return table.Update(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
-			{"Takeover", func(id int) error {
+			{"Table.Raise", func(id int) error {
 				return table.Raise(t.Context(), db, claimOf("r", 5), Key{id}, Dest{"v": &v})
 			}},
 			{"Upsert", func(id int) error { return table.Upsert(t.Context(), db, claimOf("r", 5), Key{id}, Set{"v": 1}) }},
@@ -177,10 +177,10 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 	e.wantInt(7, "the mark", "SELECT last_fencing_token FROM docs WHERE id = 1 AND v IS NULL")
 }
 
-// TestTakeoverLiftsCommit (P2): a takeover makes only its own commit
-// synchronous: not that of a refused takeover's transaction, not the next
+// TestTableRaiseLiftsCommit (P2): a raise of a row makes only its own commit
+// synchronous: not that of a refused raise's transaction, not the next
 // one's, and it changes nothing if the setting is already stronger.
-func TestTakeoverLiftsCommit(t *testing.T) {
+func TestTableRaiseLiftsCommit(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		e.exec("INSERT INTO docs VALUES (1, 'old', NULL, 4)")
@@ -206,9 +206,9 @@ func TestTakeoverLiftsCommit(t *testing.T) {
 	})
 }
 
-// TestTakeoverInTx (P2): until the transaction of a takeover ends, an older
+// TestTableRaiseInTx (P2): until the transaction of a raise of a row ends, an older
 // holder's write waits; then it is refused, or applied if it was rolled back.
-func TestTakeoverInTx(t *testing.T) {
+func TestTableRaiseInTx(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createDocs()
 		e.exec("INSERT INTO docs VALUES (1, 'old', NULL, 4)")

@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // Small enough to try all of them, and with both ends of the range.
 var (
-	someTokens = []guard.Token{1, 2, 3, guard.MaxToken - 1, guard.MaxToken}
+	someTokens = longtest.ByLength([]guard.Token{1, 2, guard.MaxToken}, []guard.Token{1, 2, 3, guard.MaxToken - 1, guard.MaxToken})
 	someLeases = []string{"", "a", "A"}
 )
 
@@ -75,7 +76,7 @@ var rowWays = map[string]func(table *Table, q Querier, claim guard.Claim, id int
 	"Upsert": func(table *Table, q Querier, claim guard.Claim, id int) error {
 		return table.Upsert(context.Background(), q, claim, Key{id, "x"}, Set{"v": "new"})
 	},
-	"Takeover": func(table *Table, q Querier, claim guard.Claim, id int) error {
+	"Table.Raise": func(table *Table, q Querier, claim guard.Claim, id int) error {
 		var v, w string
 		err := table.Raise(context.Background(), q, claim, Key{id, "x"}, Dest{"v": &v, "w": &w})
 		if err == nil && (v != "old" || w != fmt.Sprint("w", id)) {
@@ -105,7 +106,7 @@ func rowCases(leases bool) (cases []rowCase) {
 func (e *env) compareRows(limit int, q Querier, way string) (problems []string) {
 	for _, rule := range []guard.Rule{guard.OncePerToken, guard.SameOrNewer} {
 		for _, lease := range []string{"", "last_lease_id"} {
-			if way == "Takeover" && rule == guard.OncePerToken {
+			if way == "Table.Raise" && rule == guard.OncePerToken {
 				continue
 			}
 			table := e.table("cases", []string{"a", "b"}, &TableOptions{Rule: rule, LeaseColumn: lease})
@@ -189,7 +190,7 @@ func compareRow(way string, rule guard.Rule, leases bool, c rowCase, err error, 
 	case c.absent:
 		want, wantRow, shown = &guard.RejectedError{Reason: guard.ReasonNotFound}, "", guard.Mark{}
 	case want != nil:
-	case way == "Takeover":
+	case way == "Table.Raise":
 		wantRow = fmt.Sprintf("old w%d %s", id, mark)
 	default:
 		wantRow = fmt.Sprintf("new w%d %s", id, mark)
@@ -245,7 +246,7 @@ func TestRowsDecideControls(t *testing.T) {
 			"old content":   cut(`"v" = EXCLUDED."v"`, `"v" = "cases"."v"`),
 			"the token":     cut(`"last_fencing_token" = $3::bigint,`, `"last_fencing_token" = "cases"."last_fencing_token",`),
 		},
-		"Takeover": {
+		"Table.Raise": {
 			"no raise":     cut(`SET "last_fencing_token" = $3::bigint`, `SET "last_fencing_token" = "last_fencing_token"`),
 			"any lease":    cut(`$4::pg_catalog.text OPERATOR(pg_catalog.=) "last_lease_id" COLLATE pg_catalog."C"`, "true"),
 			"any spelling": spelling,
@@ -321,7 +322,7 @@ func TestWhere(t *testing.T) {
 			"Upsert": func(q Querier, token guard.Token) error {
 				return open.Upsert(t.Context(), q, claimOf("r", token), Key{1}, Set{"v": "written"})
 			},
-			"Takeover": func(q Querier, token guard.Token) error {
+			"Table.Raise": func(q Querier, token guard.Token) error {
 				return open.Raise(t.Context(), q, claimOf("r", token), Key{1}, nil)
 			},
 		}

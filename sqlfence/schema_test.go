@@ -163,7 +163,7 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				"Update": {func(ctx context.Context) error {
 					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})
 				}, blocked, ""},
-				"Takeover": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
+				"Table.Raise": {func(ctx context.Context) error { return table.Raise(ctx, e.db, claimOf("1", 6), Key{1}, nil) }, blocked, ""},
 			} {
 				row := e.begin("UPDATE docs SET v = v")
 				lease := &testLease{claim: claimOf("r", 6), valid: true}

@@ -308,7 +308,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 			next++
 			check("Upsert", table.Upsert(t.Context(), db, claim("1", next), Key{"1"}, Set{"state": "x"}))
 			next++
-			check("Takeover", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
+			check("Table.Raise", table.Raise(t.Context(), db, claim("1", next), Key{"1"}, nil))
 			wantReason(t, table.Update(t.Context(), db, claim("1", next-1), Key{"1"}, Set{"state": "y"}), guard.ReasonStale, "a stale Update under %s", path)
 		}
 		for what, sql := range map[string]string{

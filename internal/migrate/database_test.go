@@ -7,11 +7,11 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // tables is a component whose steps fail when they are applied twice.
@@ -142,7 +142,7 @@ func TestWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		var coded interface{ SQLState() string }
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		if err := with(func(conn Conn) error { return build(3).Up(ctx, conn) }); !errors.As(err, &coded) || coded.SQLState() != "55P03" {
 			t.Errorf("beside a dump: %v", err)
 		}

@@ -61,6 +61,12 @@ func dropDatabase(server, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return administer(ctx, server, func(conn *pgx.Conn) error {
+		// While a session that ends is still there, DROP DATABASE sleeps for 100 ms.
+		for sessions := 1; sessions > 0; time.Sleep(time.Millisecond) {
+			if err := conn.QueryRow(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1 AND backend_type = 'client backend'", name).Scan(&sessions); err != nil {
+				return fmt.Errorf("pgtest: %w", err)
+			}
+		}
 		return execute(ctx, conn, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
 	})
 }
