@@ -65,6 +65,7 @@ var allowed = map[string][]string{
 	"examples/internal/demo":        {"internal/pgtest", "github.com/jackc/pgx/v5"},
 	"examples/consumer":             {"guard", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/backfill":             {"guard", "lockclient", "lockclient/lockadmin", "lockclient/pglock", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
+	"examples/effects":              {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/jobtable":             {"guard", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/leader":               {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/lockserver":           {"guard", "guard/proof", "httpfence", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/lockadmin", "lockclient/lockhttp", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
