@@ -35,7 +35,12 @@ func (e *RejectedError) Error() string {
 	} else {
 		b.WriteString("rejected")
 	}
-	b.WriteString(": token " + e.Claim.Token.String() + " for " + strconv.Quote(e.Claim.Resource))
+	switch { // who only reads has no token, and may know no resource
+	case e.Claim.Token != NoToken:
+		b.WriteString(": token " + e.Claim.Token.String() + " for " + strconv.Quote(e.Claim.Resource))
+	case e.Claim.Resource != "":
+		b.WriteString(": for " + strconv.Quote(e.Claim.Resource))
+	}
 	switch {
 	case e.Mark.Floor:
 		b.WriteString(", the store's floor is " + e.Mark.Token.String())

@@ -350,7 +350,7 @@ func TestAccess(t *testing.T) {
 		says   string
 		reason guard.Reason
 	}{
-		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired", guard.ReasonSetup},
+		"expired credentials":      {answer(http.StatusBadRequest, "ExpiredToken"), bucketName, "credentials have expired", guard.ReasonUnavailable},
 		"unknown credentials":      {answer(http.StatusForbidden, "InvalidAccessKeyId"), bucketName, "credentials were refused", guard.ReasonSetup},
 		"unknown credentials, 404": {answer(http.StatusNotFound, "XAdminUserNotFound"), bucketName, "credentials were refused", guard.ReasonSetup}, /* versitygw */
 		"no S3 at the endpoint":    {says(http.StatusNotFound, "<!DOCTYPE html><title>Not here<br>"), bucketName, "404", guard.ReasonUnavailable},
@@ -380,8 +380,8 @@ func TestAccess(t *testing.T) {
 					"get":       got(t, warm, s3fence.NameOf(mode)),
 				} {
 					reason := c.reason
-					if name == "nobody at the endpoint" && guard.ReasonOf(err) == guard.ReasonOutcomeUnknown && call != "put" && call != "get" {
-						reason = guard.ReasonOutcomeUnknown // it was handed to the SDK, and nothing can be read
+					if name == "no S3 at the endpoint" && guard.ReasonOf(err) == guard.ReasonOutcomeUnknown && call != "put" && call != "get" {
+						reason = guard.ReasonOutcomeUnknown // the page says nothing about what was sent
 					}
 					refused(t, err, reason)
 					if err != nil && !strings.Contains(err.Error(), c.says) {

@@ -5,13 +5,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -24,50 +24,51 @@ import (
 // with [Open]; the zero value is not usable. It is safe for concurrent use,
 // holds no connection and needs no closing.
 type Bucket struct {
-	client   S3
+	*register
 	endpoint string // "" if the client does not tell
 	name     string
 	opts     Options
 	opaque   bool // two writes of one body have different ETags
-	clock    func() time.Time
-	delay    time.Duration // the shortest wait before a retry
+	report   *Report
 
 	// plainStop is set once a write has shown that ETags are no longer opaque.
 	plainStop atomic.Pointer[UnsuitableError]
-
-	mu    sync.Mutex
-	cache map[string]state
 }
 
 // Open returns the bucket after checking what is between this program and the
-// store, and what this program may do: it creates, overwrites, reads, deletes and
-// creates again an object of its own, and refuses a cache that serves reads, a box
-// that rewrites bodies, a store that ignores conditions, and missing permissions.
-// That takes 18 requests, one after the other.
+// store, and what this program may do. A store that it does not know it probes whole, as
+// [Probe] does, in 400 to 800 requests; [Bucket.Report] is what it found.
 //
-// Amazon's own endpoints, and a store of which [Options].Report tells, are then
-// taken for sound. Any other store is probed whole, as by [Probe], at every Open:
-// 400 to 750 requests. opts may be nil.
+// A store that cannot be fenced is refused with [ErrUnsuitableStore], and nothing of the
+// probe is left, but for versions in a bucket that keeps them.
 //
-// Errors: ErrInvalid for a bad bucket name or option; [ErrUnsuitableStore] for a
-// store that is refused; ErrUnavailable, with the cause, for one that could not
-// be asked.
+// Keep the report and pass it in [Options].Report: then Open sends nothing. At Amazon's own
+// endpoints it sends 18 requests, which show caches, boxes that rewrite bodies, and missing
+// permissions, and takes the store for sound: Amazon documents what is relied on. Who only
+// reads uses [NewReader]. opts may be nil.
+//
+// Errors:
+//   - ErrInvalid: a bad bucket name or option, and a name that stands for several stores.
+//   - ErrUnsuitableStore, which is ErrSetup: the store is refused.
+//   - ErrSetup: the bucket or a right is missing.
+//   - ErrUnavailable: the store could not be asked, or its responses showed nothing.
 func Open(ctx context.Context, client S3, bucket string, opts *Options) (*Bucket, error) {
 	b, err := newBucket(client, bucket, opts)
 	if err != nil || b.opts.InsecureSkipProbe {
 		return b, err
 	}
-	known := strings.HasPrefix(b.endpoint, amazon)
-	if b.opts.Report != nil && !known {
-		if known, err = b.opts.Report.usable(b, b.clock()); err != nil {
+	known := false
+	if b.report = b.opts.Report; b.report != nil {
+		if known, err = b.report.usable(b, time.Now()); err != nil {
 			return nil, err
 		}
 	}
-	report, err := b.runProbe(ctx, !known)
-	if err != nil {
-		return nil, err
+	if !known {
+		if b.report, err = b.probe(ctx, !strings.HasPrefix(b.endpoint, amazon)); err != nil {
+			return nil, err
+		}
 	}
-	b.opaque = report.OpaqueETags
+	b.opaque = b.report.OpaqueETags
 	return b, nil
 }
 
@@ -79,6 +80,13 @@ func newBucket(client S3, bucket string, opts *Options) (*Bucket, error) {
 	if len(bucket) < 3 || len(bucket) > 2048 || !printable(bucket) { // names, and ARNs of access points
 		return nil, guard.Invalid("bucket", bucket, "must be a bucket's name or an access point's ARN")
 	}
+	if opts != nil && slices.Contains(opts.ProbeClients, nil) {
+		return nil, guard.Missing("Options.ProbeClients")
+	}
+	endpoint := endpointOf(client)
+	if err := oneStore(bucket, endpoint); err != nil {
+		return nil, err
+	}
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -86,24 +94,41 @@ func newBucket(client S3, bucket string, opts *Options) (*Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Bucket{client: checked{client}, endpoint: endpointOf(client), name: bucket, opts: o, clock: time.Now, delay: 20 * time.Millisecond, cache: map[string]state{}}, nil
+	return &Bucket{register: newRegister(&sdk{client, bucket, o.RequestTimeout}, &o), endpoint: endpoint, name: bucket, opts: o}, nil
 }
 
-func (b *Bucket) observe(ctx context.Context, op guard.Op, claim guard.Claim, mark guard.Mark, start time.Time, err error) {
-	if b.opts.Observer == nil {
-		return
-	}
-	b.opts.Observer.Observe(ctx, guard.Event{
-		Op: op, Surface: guard.SurfaceS3, Claim: claim, Mark: mark, Reason: guard.ReasonOf(err), Duration: time.Since(start), Err: err,
-	})
+func newRegister(d driver, o *Options) *register {
+	return &register{driver: d, maxBody: o.MaxBody, delay: 20 * time.Millisecond, cache: map[string]version{}, capacity: o.CacheSize}
 }
 
-// sleep waits for d or the end of ctx.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+// Report is what is known of the store: what Open has found, or Options.Report if that
+// was used; nil with InsecureSkipProbe. Keep it, so that the next Open need not probe.
+func (b *Bucket) Report() *Report { return b.report }
+
+// ErrUnsuitableStore is the error, for [errors.Is], of a store that cannot be fenced,
+// or not in the requested mode. It is permanent: trying again does not change a store.
+// The error is a [*UnsuitableError].
+var ErrUnsuitableStore = errors.New("the store is unsuitable for fencing")
+
+// UnsuitableError says which property keeps a store, or a bucket, from being fenced. It
+// unwraps to [ErrUnsuitableStore] and [guard.ErrSetup]. Nothing was written except the
+// probe's own objects.
+type UnsuitableError struct {
+	Bucket string
+	// Check is what was tested, Problem what the store did.
+	Check, Problem string
+}
+
+// Error begins with the reason.
+func (e *UnsuitableError) Error() string {
+	return e.Check + ": " + e.Problem + ": the store of bucket " + strconv.QuoteToASCII(e.Bucket) + " is unsuitable for fencing"
+}
+
+// Unwrap returns ErrUnsuitableStore and guard.ErrSetup.
+func (e *UnsuitableError) Unwrap() []error { return []error{ErrUnsuitableStore, guard.ErrSetup} }
+
+func (b *Bucket) unsuitable(check, problem string) *UnsuitableError {
+	return &UnsuitableError{Bucket: b.name, Check: check, Problem: problem}
 }
 
 // Options configures [Open]. The zero value of every field is its default. The
@@ -130,22 +155,26 @@ type Options struct {
 	// negative remembers none. An outdated state costs a request and is never
 	// trusted for a refusal.
 	CacheSize int
-	// RequestTimeout bounds each single request of the compare-and-swap loop;
-	// 0 means one minute.
+	// RequestTimeout is how long a request may make no progress: no byte of its body goes
+	// out, or of the response comes in. So a long body on a slow line takes as long as it
+	// takes. 0 means one minute.
 	RequestTimeout time.Duration
 
 	// Observer is notified of every fenced write, raise and admission; nil means
 	// none.
 	Observer guard.Observer
-	// Report is the result of an earlier [Probe] of the same bucket at the same
-	// endpoint, so that Open need not race writers again. It counts if it is not
+	// Report is the result of an earlier [Open] or [Probe] of the same bucket at the same
+	// endpoint and by the same way, so that Open need not probe. It counts if it is not
 	// older than 30 days and is of this build's version; otherwise Open probes the
-	// store whole. A report on another endpoint or bucket is ErrInvalid, and so is
+	// store. A report on another endpoint or bucket is ErrInvalid, and so is
 	// any report given with a client whose endpoint is not known, because it does not embed
 	// a [*s3.Client] or has an endpoint resolver of its own. It is trusted: keep it
-	// where nobody else can write.
-	// nil means none.
+	// where nobody else can write. nil means none.
 	Report *Report
+	// ProbeClients are more clients for the same bucket, over which the probe spreads its
+	// racing writers and its readers: one for each gateway, address or way that writers
+	// will use. Several gateways over one store may each keep a state of their own.
+	ProbeClients []S3
 	// InsecureSkipProbe opens a bucket without any request. On a store that does
 	// not enforce preconditions, nothing is fenced.
 	InsecureSkipProbe bool

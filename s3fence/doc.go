@@ -22,15 +22,16 @@
 //   - P2: after a raise no write of an older holder takes effect, so no older
 //     holder can overtake what is read then.
 //   - P4: the same token under another lease ID is a conflict.
-//   - P5: only the store's explicit word says whether an object exists. An object
-//     whose mark cannot be read is an error that says what was seen. No write is
-//     based on a response without a strong ETag, and no condition is ever empty.
+//   - P5: only the store's own NoSuchKey says that there is no object; any other 404,
+//     and any page of something in between, is an error. No write is based on a
+//     response without a strong ETag, and no condition is ever empty.
 //     A write whose outcome is unknown is ErrOutcomeUnknown, never success,
 //     never stale. A body is stored whole or not at all.
 //   - P6: every reason is reported separately, with the token and the mark.
 //   - P9: a claim for another resource than the key's is refused before anything
 //     is sent, unless [ObjectsOptions].InsecureAnyResource is set.
-//   - A pointer's data exists while the pointer names it and a grace period more.
+//   - A pointer's data exists while the pointer names it and a grace period more, by the
+//     store's clock.
 //
 // # What it does not
 //
@@ -45,21 +46,29 @@
 //   - In a bucket with versioning every write leaves a version, and what Collect
 //     and InsecureDelete delete stays as one. Deleting the latest version brings
 //     back the one before, with its older mark.
-//   - Nothing holds across a failover to a replica bucket that lags behind.
+//   - Nothing holds across buckets that replicate each other, nor across a failover to a
+//     replica that lags behind. Names of several buckets (Multi-Region Access Points) are
+//     refused. Several gateways over one store are one store only if they compare
+//     there: give the probe a client for each ([Options].ProbeClients).
 //   - InsecureDelete forgets the mark.
-//   - A raise or an adoption rewrites the object: its tags, access list and lock
-//     are those of a new one.
+//   - A raise or an adoption rewrites the object; tags, access list and lock are new.
 //   - The checksums detect damage, not forgery: anyone who may write to the
 //     bucket directly can make a seal.
 //
+// # Stores
+//
+// Tried: versitygw 1.8 and MinIO are accepted. Refused are versitygw 1.7, which races;
+// rclone and gofakes3, which break conditions, ranges or metadata; versitygw with versioning,
+// which does not compare with a delete marker; and any store that refuses every If-Match, or
+// takes it only without the quotes of its ETags. Amazon was not tried here; what it
+// documents is relied on.
+//
 // # Use
 //
-// [Open] checks the store and the way to it, [Probe] tests a store whole and
-// returns a report to read. [Objects] are single objects, in one of three modes;
-// [Pointers] put bodies of up to 5 GiB, from files, under keys of their own. The
-// first line of each mode's documentation says what a foreign reader sees. All
-// share one compare-and-swap loop. Metadata (fencing-token, -lease, -write, -mode)
-// repeats the trailer for people and tools; a reader refuses an object where the
+// [Open] checks the store and the way to it. [Objects] are single objects, in one of three modes;
+// [Pointers] put bodies of up to 5 GiB, from files, under keys of their own. A [Reader]
+// reads all of them and needs no right to write. Metadata (fencing-token, -lease, -write,
+// -mode) repeats the trailer for people and tools; a reader refuses an object where the
 // two disagree. FORMAT.md specifies every byte.
 //
 // # Why not a token in the metadata and If-Match on the ETag
@@ -72,12 +81,12 @@
 //
 // # How a write works
 //
-// The writer knows a state of the object: its ETag E, its mark, and the IDs of
+// The writer knows a version of the object: its ETag E, its mark, and the IDs of
 // its last writes. It decides by [guard.Decide], and sends PUT If-Match: E (or
 // If-None-Match: * for an object that is not there) with new bytes whose trailer
 // has a new write ID. The store compares and writes in one step, and an ETag that
 // was replaced never comes back, because nobody sends the same bytes on another
-// condition. So the PUT takes effect only on the exact state it was decided on,
+// condition. So the PUT takes effect only on the exact version it was decided on,
 // and at most once, however often it is sent and however late it arrives. After
 // any response but 200 the object is read, and its last writes show what happened;
 // FORMAT.md, section 6, has each case. The SDK's own retries are off for these
@@ -91,7 +100,7 @@
 //
 // # Requests and permissions
 //
-// A write takes one request if this [Bucket] knows the object's state, two if not,
+// A write takes one request if this [Bucket] knows the object's version, two if not,
 // and a pointer one more for the data. A raise that rewrites the body takes
 // two. Reading an empty Plain or foreign object takes one more. Reads ask for the
 // store's own response, so no cache or compressing proxy may be between.
@@ -100,9 +109,12 @@
 // and Pointers for data of a refused write), and s3:ListBucket, without which Amazon
 // responds with 403, not 404, where there is no object.
 //
-// Sources: Amazon S3 User Guide, "How to prevent object overwrites with conditional
-// writes", "Data consistency model"; API reference, Object: "The ETag reflects
-// changes only to the contents of an object, not its metadata".
-//
 // Until version 1 exported names may change. What is stored keeps its meaning.
+//
+// # Where to read on
+//
+// From below: driver.go is what is needed of a store, sdk.go and sdkwire.go are it over
+// Amazon's SDK. register.go reads a version and writes over one, by the tables of a write's
+// fate. The codec is version.go, seal.go, metadata.go, pointerjson.go. verbs.go decides, then
+// writes; users call objects.go, pointers.go, reader.go; bucket.go opens, probe.go tests.
 package s3fence

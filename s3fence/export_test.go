@@ -10,9 +10,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// SetClock replaces the clock of b; it must not be in use.
-func (b *Bucket) SetClock(now func() time.Time) { b.clock = now }
-
 // SetDelay replaces the shortest wait before a retry; b must not be in use.
 func (b *Bucket) SetDelay(d time.Duration) { b.delay = d }
 
@@ -24,9 +21,9 @@ func (b *Bucket) DataPrefix(key string) string { return b.dataPrefix(key) }
 
 // On is b as another process would hold it, on a bucket of the same store.
 func (b *Bucket) On(client S3, name string) *Bucket {
-	return &Bucket{
-		client: checked{client}, name: name, opts: b.opts, opaque: b.opaque, clock: b.clock, delay: b.delay, cache: map[string]state{},
-	}
+	r := newRegister(&sdk{client, name, b.opts.RequestTimeout}, &b.opts)
+	r.delay = b.delay
+	return &Bucket{register: r, name: name, opts: b.opts, opaque: b.opaque}
 }
 
 // SetOpaque sets what a probe would have found; b must not be in use.
@@ -73,10 +70,7 @@ func (b *Bucket) In(m Mode, opts *ObjectsOptions) (*Handle, error) {
 }
 
 func (h *Handle) Get(ctx context.Context, key string) (*Object, error) {
-	if h.kind == kindPointer {
-		return h.Pointers().Get(ctx, key)
-	}
-	return h.Objects().Get(ctx, key)
+	return h.get(ctx, key)
 }
 
 // Put is that of the mode.
@@ -113,6 +107,14 @@ func (h *Handle) Collect(ctx context.Context, prefix string) (Collected, error) 
 	return h.Pointers().Collect(ctx, prefix)
 }
 
+// Mode is what h was made with.
+func (h *Handle) Mode() Mode {
+	if h.kind == kindPointer {
+		return Pointer
+	}
+	return Mode(h.kind)
+}
+
 // Bucket is the bucket of h.
 func (h *Handle) Bucket() *Bucket { return h.b }
 
@@ -121,19 +123,31 @@ func KnownReport(client S3, bucket string) *Report {
 	return &Report{Version: reportVersion, Endpoint: endpointOf(client), Bucket: bucket, At: time.Now()}
 }
 
-// RaceOfGate lets the probe's writers race for a key and returns how it ended.
-func (b *Bucket) RaceOfGate(ctx context.Context, key string) (won string, err error) {
-	return (&prober{b: b}).round(ctx, key, "")
+// RaceOfGate lets the probe's writers race for a key, waiting for each other for so long,
+// and returns how it ended.
+func (b *Bucket) RaceOfGate(ctx context.Context, key string, wait time.Duration) (won string, met int, err error) {
+	p := b.newProber()
+	p.gateWait = wait
+	return p.round(ctx, key, noObject)
 }
 
 // GateWriters is how many race.
 const GateWriters = probeWriters
 
 // Client is the client of b.
-func (b *Bucket) Client() S3 { return b.client }
+func (b *Bucket) Client() S3 { return b.driver.(*sdk).client }
 
 // RemoveForTest deletes a key, whatever it is.
-func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key) }
+func (b *Bucket) RemoveForTest(ctx context.Context, key string) error { return b.remove(ctx, key).err }
 
 // CopyCache gives b what another handle remembers.
 func (b *Bucket) CopyCache(from *Bucket) { b.cache = maps.Clone(from.cache) }
+
+// ProbeShort is what Open checks at Amazon's endpoints.
+func ProbeShort(ctx context.Context, client S3, bucket string) (*Report, error) {
+	b, err := newBucket(client, bucket, nil)
+	if err != nil {
+		return nil, err
+	}
+	return b.probe(ctx, false)
+}

@@ -179,13 +179,19 @@ func content(t testing.TB, o *s3fence.Handle, key string) (string, guard.Mark) {
 	if err != nil {
 		t.Fatalf("Get %q: %v", key, err)
 	}
+	return all(t, object)
+}
+
+// all reads what Get returned.
+func all(t testing.TB, object *s3fence.Object) (string, guard.Mark) {
+	t.Helper()
 	defer object.Body.Close()
 	body, err := io.ReadAll(object.Body)
 	if err != nil {
-		t.Fatalf("read %q: %v", key, err)
+		t.Fatalf("read %q: %v", object.Key, err)
 	}
 	if int64(len(body)) != object.Size {
-		t.Errorf("%q has %d bytes, Size says %d", key, len(body), object.Size)
+		t.Errorf("%q has %d bytes, Size says %d", object.Key, len(body), object.Size)
 	}
 	return string(body), object.Mark
 }
@@ -206,12 +212,12 @@ func refused(t testing.TB, err error, reason guard.Reason) {
 	}
 }
 
-// damage checks that err is a DamagedError and unavailable.
+// damage checks that err is a DamagedError, and one that no retry cures.
 func damage(t testing.TB, err error) *s3fence.DamagedError {
 	t.Helper()
 	var d *s3fence.DamagedError
-	if !errors.As(err, &d) || !errors.Is(err, guard.ErrUnavailable) {
-		t.Errorf("got %v, want a DamagedError that is unavailable", err)
+	if !errors.As(err, &d) || !errors.Is(err, guard.ErrSetup) || errors.Is(err, guard.ErrUnavailable) {
+		t.Errorf("got %v, want a DamagedError that is a setup error", err)
 		return &s3fence.DamagedError{}
 	}
 	return d

@@ -98,6 +98,15 @@ func (given *Headers) validate() (Headers, error) {
 	return h, nil
 }
 
+// rewritable returns the headers of an object that is to be written back, or says what of
+// them, in another program's object, cannot be.
+func (v *version) rewritable() (Headers, error) {
+	if v.expires != "" {
+		return Headers{}, guard.Invalid("Headers.Expires", v.expires, "is the object's and no date, so it would be lost: remove it first")
+	}
+	return v.headers.validate()
+}
+
 // maxReserved is the maximum length of the reserved metadata.
 const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent+metaMD5) + len("tombstone") + 19 + 2*md5.Size +
 	3*guard.MaxLeaseIDLen + 2*len(writeID{}) + maxRecentPlain*(2*len(writeID{})+1) + 1
@@ -115,24 +124,24 @@ func notToken(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
 }
 
-// metadata returns the reserved metadata of s together with the user's.
-func (s *state) metadata(user map[string]string) map[string]string {
+// metadata returns the reserved metadata of v together with the user's.
+func (v *version) metadata(user map[string]string) map[string]string {
 	m := make(map[string]string, len(user)+5)
 	maps.Copy(m, user)
-	m[metaMode] = kindNames[s.kind]
-	m[metaToken] = s.mark.Token.String()
-	m[metaWrite] = s.id.String()
-	if s.mark.LeaseID != "" {
-		m[metaLease] = url.PathEscape(s.mark.LeaseID)
+	m[metaMode] = kindNames[v.kind]
+	m[metaToken] = v.mark.Token.String()
+	m[metaWrite] = v.id.String()
+	if v.mark.LeaseID != "" {
+		m[metaLease] = url.PathEscape(v.mark.LeaseID)
 	}
-	if s.kind == kindPlain {
-		m[metaMD5] = hex.EncodeToString(s.md5[:])
-		ids := make([]string, len(s.recent))
-		for i, id := range s.recent {
+	if v.kind == kindPlain {
+		m[metaMD5] = hex.EncodeToString(v.md5[:])
+		ids := make([]string, len(v.recent))
+		for i, id := range v.recent {
 			ids[i] = id.String()
 		}
 		list := strings.Join(ids, ",")
-		if s.cut {
+		if v.cut {
 			list += "+"
 		}
 		if list != "" { // some servers lose empty values
@@ -155,10 +164,9 @@ func split(metadata map[string]string) (user, reserved map[string]string) {
 	return user, reserved
 }
 
-// parsePlain reads the state of a Plain object from its reserved metadata. tail
-// is the end of the body, or all of it if it is short.
-func parsePlain(key string, h head, tail []byte) (state, error) {
-	s, m := state{kind: kindPlain}, h.fencing
+// parsePlain reads the version of a Plain object from its reserved metadata.
+func parsePlain(key string, o *object) (version, error) {
+	s, m := version{kind: kindPlain}, o.fencing
 	var err error
 	if s.mark.Token, err = guard.ParseToken(m[metaToken]); err != nil {
 		return s, damaged(key, "its metadata has the token "+strconv.QuoteToASCII(m[metaToken]))
@@ -188,7 +196,7 @@ func parsePlain(key string, h head, tail []byte) (state, error) {
 	if m[metaMD5] != hex.EncodeToString(s.md5[:]) {
 		return s, damaged(key, "its metadata has the MD5 "+strconv.QuoteToASCII(m[metaMD5]))
 	}
-	if int64(len(tail)) == h.size && md5.Sum(tail) != s.md5 {
+	if o.whole() && md5.Sum(o.content) != s.md5 {
 		return s, damaged(key, "its body does not match the MD5 in its metadata")
 	}
 	return s, nil

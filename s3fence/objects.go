@@ -1,13 +1,8 @@
 package s3fence
 
 import (
-	"bytes"
 	"context"
-	"crypto/md5"
-	"errors"
-	"io"
 	"strconv"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -81,16 +76,6 @@ type ObjectsOptions struct {
 	BodiesNeverRepeat bool
 }
 
-// fenced is what [Objects] and [Pointers] have in common.
-type fenced struct {
-	b    *Bucket
-	kind kind
-	rule guard.Rule
-	// repeatable says that writing the same body again makes a new ETag.
-	repeatable bool
-	pattern    *keyPattern // nil if keys are not bound to resources
-}
-
 // Objects are the fenced objects of a bucket, in one mode and under one rule.
 // Create them with [Bucket.Objects]; all writers of an object must use the same
 // mode and rule. They are safe for concurrent use.
@@ -145,182 +130,26 @@ func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 	return o, nil
 }
 
-// begin checks the arguments that every call has, and starts a change.
-func (o *fenced) begin(verb string, claim guard.Claim, key string) (*change, error) {
-	if err := claim.Validate(); err != nil {
-		return nil, err
-	}
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
-	}
-	if o.pattern != nil {
-		name, err := o.pattern.resource(key)
-		if err != nil {
-			return nil, err
-		}
-		if err := claim.CheckResource(name); err != nil {
-			return nil, err
-		}
-	}
-	return &change{verb: verb, claim: claim, key: key, id: newWriteID()}, nil
-}
-
-func opName(op, key string) string { return op + " " + strconv.QuoteToASCII(key) }
-
-// writable returns an error if o must not write an object in this state.
-func (o *fenced) writable(claim guard.Claim, key string, s *state) error {
-	switch {
-	case s.gone(), s.kind == o.kind:
-		return nil
-	case s.kind == kindUnfenced:
-		return &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim, Cause: errForeign}
-	}
-	return guard.Invalid("mode", kindNames[o.kind], "is not the mode in which object "+strconv.QuoteToASCII(key)+" was written: "+kindNames[s.kind])
-}
-
-// errForeign is the cause of the refusal of an object that this package did not write.
-var errForeign = errors.New("another program wrote the object; Objects.Adopt fences it, InsecureDelete removes it")
-
-// admit checks writable and the rule.
-func (o *fenced) admit(claim guard.Claim, key string, s *state) error {
-	if err := o.writable(claim, key, s); err != nil {
-		return err
-	}
-	if err := guard.Decide(o.rule, s.mark, claim); err != nil {
-		return err
-	}
-	return o.safeBase(s)
-}
-
-// safeBase refuses to write Plain over an object whose ETag is its content's
-// hash, or at all once the bucket has been seen to make such ETags.
-func (o *fenced) safeBase(s *state) error {
-	if o.kind != kindPlain || !o.repeatable {
-		return nil
-	}
-	if err := o.b.plainStop.Load(); err != nil {
-		return err
-	}
-	if s.kind == kindPlain && isMD5(s.etag, s.md5) {
-		return o.b.unsuitable("Plain needs opaque ETags", "the ETag "+s.etag+" of an object is the MD5 of its body")
-	}
-	return nil
-}
-
-// observed runs the change and reports it.
-func (o *fenced) observed(ctx context.Context, op guard.Op, c *change) (state, error) {
-	start := time.Now()
-	s, err := o.b.swap(ctx, c)
-	o.b.observe(ctx, op, c.claim, s.mark, start, err)
-	return s, err
-}
-
-// Mark returns the mark of an object without reading its body, the zero Mark if
-// there never was one. A deleted object has a mark.
-//
-// Errors: ErrInvalid, ErrUnfenced, ErrUnavailable (also for a [*DamagedError]).
-func (o *fenced) Mark(ctx context.Context, key string) (guard.Mark, error) {
-	s, err := o.look(ctx, "read mark of", key, false)
-	return s.mark, err
-}
-
-// look reads the state of an object that o may read.
-func (o *fenced) look(ctx context.Context, verb, key string, whole bool) (state, error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return state{}, err
-	}
-	c := reading(verb, key)
-	c.whole = whole
-	if err := c.ended(ctx); err != nil {
-		return state{}, err
-	}
-	s, err := o.b.read(ctx, c)
-	if err != nil {
-		return state{}, o.b.unread(c, err)
-	}
-	if err := o.writable(c.claim, key, &s); err != nil {
-		return state{}, err
-	}
-	return s, nil
-}
-
-// reading names a call that only reads, in errors.
-func reading(verb, key string) *change {
-	return &change{verb: verb, claim: guard.Claim{Resource: key}, key: key}
-}
-
-// Raise replaces the object's lower mark with claim and leaves the object
-// otherwise unchanged. A new holder that reads before it writes must call it
-// before it reads: from then on no older holder's write takes effect, so none
-// overtakes what is read (promise P2). An object that does not exist gets a
-// mark too, and still reads as not found. Raising to the current mark writes
-// nothing.
-//
-// An object is read and written back whole, with its headers and metadata;
-// tags, access lists and locks are not carried over. Of a pointer only the
-// pointer is.
-//
-// It is refused under OncePerToken, where it would use up the token, and in
-// Plain where it would not change the ETag.
-// Errors: as Put.
-func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error {
-	c, err := o.begin("raise", claim, key)
-	if err != nil {
-		return err
-	}
-	if o.rule == guard.OncePerToken {
-		return guard.Invalid("rule", o.rule.String(), "has no takeover: a raise would use up the token")
-	}
-	if err := o.mayRepeat("a raise"); err != nil {
-		return err
-	}
-	c.whole = o.kind != kindPointer
-	c.next = func(_ context.Context, base *state) (*write, error) {
-		if err := o.admit(claim, key, base); err != nil {
-			return nil, err
-		}
-		if base.mark.Token == claim.Token {
-			return nil, nil
-		}
-		return o.rewrite(key, base, claim, c.id), nil
-	}
-	_, err = o.observed(ctx, guard.OpRaise, c)
-	return err
-}
-
-// mayRepeat refuses operations that rewrite the body of an object.
-func (o *fenced) mayRepeat(what string) error {
-	if o.repeatable {
-		return nil
-	}
-	return guard.Invalid("mode", kindNames[o.kind], "has no safe way for "+what+" here: the body stays the same, and so would the ETag")
-}
-
-// rewrite builds the write that changes nothing but the mark.
-func (o *fenced) rewrite(key string, base *state, claim guard.Claim, id writeID) *write {
-	switch {
-	case base.gone():
-		return o.tombstone(key, base, claim, id)
-	case base.kind == kindPointer:
-		return o.b.pointerWrite(key, base, base.follow(kindPointer, claim, id), base.pointer())
-	}
-	return o.bodyWrite(key, base.follow(base.kind, claim, id), *base.headers, base.body, base.content)
-}
-
 // Put writes body to key under claim if the object's mark admits it under the
-// rule, and replaces the mark with the claim, in one atomic step. h may be nil.
+// rule, and replaces the mark with the claim, in one atomic step.
 //
-// The claim's resource names what the lease is on, for errors and observers; the
-// claim is compared with the object's own mark. Tokens of different resources are
+// If the claim is refused, the object stays as it is. A caller that is refused as stale
+// stops: it has been superseded.
+//
+// The claim is compared with the object's own mark. Tokens of different resources are
 // not comparable, so all writers of a key must hold leases on the same resource.
 //
-// body is at most Options.MaxBody bytes and must not change until Put returns. It
-// takes one request if this Bucket has seen the object's state, else two.
+// body is at most Options.MaxBody bytes and must not change until Put returns. h may be
+// nil. It takes one request if this Bucket has seen the object's version, else two.
 //
-// Errors: a [*guard.RejectedError] (ErrStale, ErrSpent, ErrConflict,
-// ErrUnfenced), ErrInvalid, ErrUnavailable (nothing was written),
-// ErrOutcomeUnknown (the write may have taken effect, or may yet; presenting the
-// same claim again is safe for the order of writers).
+// Errors:
+//   - ErrStale, ErrSpent, ErrConflict, ErrUnfenced, as a [*guard.RejectedError]: refused.
+//   - ErrInvalid, ErrMisdirected: an argument is wrong; nothing was sent.
+//   - ErrUnavailable: nothing was written; a retry is safe.
+//   - ErrSetup: nothing was written, and nothing will be until somebody repairs it. It may
+//     be a [*DamagedError] or, in Plain, an [*UnsuitableError].
+//   - ErrOutcomeUnknown: the write may have taken effect, or may yet. To present the
+//     same claim again is safe for the order of writers.
 func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *Headers) error {
 	c, err := o.begin("put", claim, key)
 	if err != nil {
@@ -340,27 +169,13 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body [
 	if o.kind == kindGzip {
 		body = pack(body)
 	}
-	c.next = func(_ context.Context, base *state) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*write, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
-		return o.bodyWrite(key, base.follow(o.kind, claim, c.id), headers, body, length), nil
+		return o.holding(base.follow(o.kind, claim, c.id), key, headers, body, length), nil
 	}
-	_, err = o.observed(ctx, guard.OpWrite, c)
-	return err
-}
-
-// bodyWrite builds the write of a caller's body, sealed or plain. For kind gzip
-// body is packed, and length is that of the content.
-func (o *fenced) bodyWrite(key string, next state, h Headers, body []byte, length int64) *write {
-	if next.kind == kindGzip {
-		next.content = length
-	}
-	if next.kind == kindPlain {
-		next.md5 = md5.Sum(body)
-		return &write{in: o.b.put(key, h, next.metadata(h.Metadata)), body: body, state: next, opaque: o.repeatable}
-	}
-	return o.b.sealedWrite(key, next, h, body)
+	return o.observed(ctx, guard.OpWrite, c)
 }
 
 // fitting refuses headers that a gzip file cannot be served with.
@@ -380,27 +195,14 @@ func tooLong(size, limit int64) error {
 // has been verified. The result is never older than the last write that was
 // acknowledged before the call.
 //
-// Errors: ErrNotFound, also for a deleted object (the [*guard.RejectedError] has
-// the tombstone's mark), ErrUnfenced, ErrInvalid, ErrUnavailable (also for a
-// [*DamagedError]).
-func (o *Objects) Get(ctx context.Context, key string) (*Object, error) {
-	out, s, err := o.found(ctx, "get", key, true)
-	if err != nil {
-		return nil, err
-	}
-	if s.kind == kindGzip {
-		if s.content > o.b.opts.MaxBody {
-			return nil, tooLong(s.content, o.b.opts.MaxBody)
-		}
-		if s.body, err = unpack(s.body, s.content); err != nil || int64(len(s.body)) != s.content {
-			err = damaged(key, "its body does not unpack to the "+strconv.FormatInt(s.content, 10)+" bytes in its trailer")
-			return nil, guard.Unavailable(opName("get", key), guard.Claim{}, err)
-		}
-	}
-	out.Headers = *s.headers
-	out.Body, out.Size = io.NopCloser(bytes.NewReader(s.body)), int64(len(s.body))
-	return out, nil
-}
+// Errors:
+//   - ErrNotFound: only if the store itself says so, or the object was deleted; the
+//     [*guard.RejectedError] has the tombstone's mark.
+//   - ErrUnfenced: another program wrote the object.
+//   - ErrInvalid: the key is not one of these objects', or the object is of another mode.
+//   - ErrUnavailable: it could not be read. ErrSetup: nor can it be until somebody repairs
+//     it, also for a [*DamagedError].
+func (o *Objects) Get(ctx context.Context, key string) (*Object, error) { return o.get(ctx, key) }
 
 // Adopt fences an object that this package did not write: the body stays, its
 // mark becomes the claim, and from then on it is fenced. Until then every other
@@ -421,14 +223,14 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		return err
 	}
 	c.whole = true
-	c.next = func(_ context.Context, base *state) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*write, error) {
 		if done, err := o.adopted(c, base); done || err != nil {
 			return nil, err
 		}
-		if err := o.safeBase(base); err != nil {
+		if err := o.safeBase(claim, key, base); err != nil {
 			return nil, err
 		}
-		h, err := base.headers.validate() // we may be unable to write foreign metadata back
+		h, err := base.rewritable()
 		if err != nil {
 			return nil, err
 		}
@@ -438,10 +240,9 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 				return nil, err
 			}
 		}
-		return o.bodyWrite(key, base.follow(o.kind, claim, c.id), h, body, length), nil
+		return o.holding(base.follow(o.kind, claim, c.id), key, h, body, length), nil
 	}
-	_, err = o.observed(ctx, guard.OpWrite, c)
-	return err
+	return o.observed(ctx, guard.OpWrite, c)
 }
 
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
@@ -464,89 +265,18 @@ func (o *Objects) adoptGzip(h Headers, body []byte) (packed []byte, length int64
 }
 
 // adopted reports that there is nothing to adopt.
-func (o *Objects) adopted(c *change, s *state) (bool, error) {
-	if s.kind == kindUnfenced {
+func (o *Objects) adopted(c *change, v *version) (bool, error) {
+	if v.kind == kindUnfenced {
 		return false, nil
 	}
-	if err := o.writable(c.claim, c.key, s); err != nil {
+	if err := o.writable(c.claim, c.key, v); err != nil {
 		return false, err
 	}
-	if err := guard.Decide(guard.SameOrNewer, s.mark, c.claim); err != nil {
+	if err := guard.Decide(guard.SameOrNewer, v.mark, c.claim); err != nil {
 		return false, err
 	}
-	if s.gone() {
-		return false, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: c.claim, Mark: s.mark}
+	if v.gone() {
+		return false, notFound(c, v)
 	}
 	return true, nil
-}
-
-// tombstoneSize is the length of every tombstone as stored, so that a listing
-// shows by the length which few objects may be one.
-const tombstoneSize = 1277
-
-// Delete deletes an object under claim. It leaves a tombstone, an object of
-// about 1 KiB with the mark and nothing else, because a resource that forgets
-// its mark admits a stale writer; reading it returns ErrNotFound, and listing
-// hides it. An object that does not exist gets one too. A tombstone that
-// already has the claim is not changed under SameOrNewer.
-//
-// Tombstones stay until InsecureDelete.
-// Errors: as Put.
-func (o *fenced) Delete(ctx context.Context, claim guard.Claim, key string) error {
-	c, err := o.begin("delete", claim, key)
-	if err != nil {
-		return err
-	}
-	c.next = func(_ context.Context, base *state) (*write, error) {
-		if err := o.admit(claim, key, base); err != nil {
-			return nil, err
-		}
-		if base.kind == kindTombstone && base.mark.Token == claim.Token {
-			return nil, nil
-		}
-		return o.tombstone(key, base, claim, c.id), nil
-	}
-	_, err = o.observed(ctx, guard.OpWrite, c)
-	return err
-}
-
-// tombstone builds the write of a tombstone. It is sealed in every mode: empty
-// bodies would all have the same ETag.
-func (o *fenced) tombstone(key string, base *state, claim guard.Claim, id writeID) *write {
-	next := base.follow(kindTombstone, claim, id)
-	p := base.pointer().after(base, o.b.opts.GracePeriod)
-	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""
-	p.Note = "deleted under a fencing token; this object holds the mark"
-	body := encodeJSON(p)
-	if pad := tombstoneSize - (&seal{state: next}).size() - len(body); pad > 0 {
-		body = append(body, bytes.Repeat([]byte{' '}, pad)...)
-	}
-	return o.b.sealedWrite(key, next, Headers{ContentType: "application/json"}, body)
-}
-
-// InsecureDelete deletes an object of any kind, or its tombstone, with its
-// mark. It is the unfenced way out: for a damaged object, or one on which no
-// lease will ever be taken again. A holder of an old token may write again
-// afterwards. The data of a pointer stays below the key's data prefix.
-//
-// Errors: ErrInvalid, ErrUnavailable, ErrOutcomeUnknown; deleting a missing
-// object is not an error.
-func (o *fenced) InsecureDelete(ctx context.Context, key string) error {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return err
-	}
-	c := &change{verb: "delete", key: key}
-	if err := c.ended(ctx); err != nil {
-		return err
-	}
-	o.b.forget(key)
-	way := &tracker{}
-	err := o.b.remove(ctx, key, way.option)
-	switch outcome := classify(err); {
-	case outcome == outcomeApplied, outcome == outcomeNotMatched:
-		return nil
-	case outcome == outcomeUnknown && way.handed(err), way.repeated():
-		return guard.OutcomeUnknown(c.op(), c.claim, o.b.explain(err))
-	}
-	return guard.Unavailable(c.op(), c.claim, o.b.explain(err))
 }

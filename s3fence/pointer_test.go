@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -46,13 +47,23 @@ func bytesOf(n int) []byte {
 	return out
 }
 
-// later is a handle on the same bucket whose clock is ahead: a collector that
-// runs later.
+// later is a handle on the same bucket as the store is seen so much later: a collector, or
+// a holder, that runs then.
 func later(t *testing.T, o *s3fence.Handle, d time.Duration) *s3fence.Handle {
 	t.Helper()
-	b := o.Bucket().On(o.Bucket().Client(), bucketName)
-	b.SetClock(func() time.Time { return time.Now().Add(d) })
-	return objects(t, b, s3fence.Pointer, nil)
+	client := s3.New(o.Bucket().Client().(*s3.Client).Options(), func(opts *s3.Options) {
+		next := opts.HTTPClient
+		opts.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+			answer, err := next.Do(r)
+			if err == nil {
+				at, err := http.ParseTime(answer.Header.Get("Date"))
+				must(t, err)
+				answer.Header.Set("Date", at.Add(d).Format(http.TimeFormat))
+			}
+			return answer, err
+		})
+	})
+	return objects(t, o.Bucket().On(client, bucketName), o.Mode(), nil)
 }
 
 func collect(t *testing.T, o *s3fence.Handle) s3fence.Collected {
@@ -203,7 +214,6 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 	clock := func() time.Time { return now }
 	server := newServer(t, &s3test.Options{Now: clock})
 	b := open(t, server, nil)
-	b.SetClock(clock)
 	o := objects(t, b, s3fence.Pointer, nil)
 	bypass(t, server, "damaged", []byte("x"), map[string]string{"fencing-token": "7"})
 	total, damaged := int64(0), int64(0)
@@ -223,6 +233,62 @@ func TestCollectOfAPointerThatNeverRests(t *testing.T) {
 	}
 	if left := len(dataKeys(server)); left > 15 || total < 45 {
 		t.Errorf("%d deleted, %d left of 60", total, left)
+	}
+}
+
+// Whose clock is wrong does not matter: neither a writer that is hours behind, of which the
+// pointers say since when they name their data, nor a collector that is hours ahead makes the
+// collector delete data that the pointer has left a moment before.
+func TestClocksOfWritersAndCollectors(t *testing.T) {
+	t.Parallel()
+	now := time.Now().Add(-2 * time.Hour) // the store's: for it, this program's own clock is two hours ahead
+	server := newServer(t, &s3test.Options{Now: func() time.Time { return now }})
+	for name, ahead := range map[string]time.Duration{"behind": 2 * time.Hour, "ahead": -2 * time.Hour} {
+		now = time.Now().Add(ahead)
+		b := open(t, server, nil)
+		o := objects(t, b, s3fence.Pointer, nil)
+		k := name + "/object"
+		write := func(token guard.Token) {
+			must(t, o.Put(t.Context(), claim(token, "l"), k, strings.NewReader(token.String()), nil))
+		}
+		write(4)
+		write(5)
+		now = now.Add(3 * time.Hour)
+		object, err := o.Get(t.Context(), k)
+		must(t, err)
+		object.Body.Close()
+		write(7)
+		write(8)
+		done, err := o.Collect(t.Context(), name)
+		must(t, err)
+		if _, ok := server.Object(bucketName, object.DataKey); !ok {
+			t.Errorf("%s: the data that the pointer left a moment ago is deleted: %+v", name, done)
+		}
+		now = now.Add(2 * time.Hour)
+		if done, err := o.Collect(t.Context(), name); err != nil || done.Deleted != 3 {
+			t.Errorf("%s, later: %+v, %v", name, done, err)
+		}
+	}
+}
+
+// A store that does not say what time it is gets nothing collected.
+func TestCollectWithoutDates(t *testing.T) {
+	t.Parallel()
+	_, b, o := setup(t, s3fence.Pointer, 0)
+	put(t, o, claim(5, "a"), "one")
+	put(t, o, claim(6, "a"), "two")
+	undated := s3.New(b.Client().(*s3.Client).Options(), func(opts *s3.Options) {
+		next := opts.HTTPClient
+		opts.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+			answer, err := next.Do(r)
+			if err == nil {
+				answer.Header.Del("Date")
+			}
+			return answer, err
+		})
+	})
+	if done := collect(t, objects(t, b.On(undated, bucketName), s3fence.Pointer, nil)); done.Pointers != 1 || done.Deleted != 0 {
+		t.Errorf("collected %+v", done)
 	}
 }
 

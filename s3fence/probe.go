@@ -6,27 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
-	"reflect"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 // reportVersion grows with what the probe tests, so that the result of a weaker
 // probe is not mistaken for one of this probe.
-const reportVersion = 3
+const reportVersion = 4
 
 // maxReportAge is how long a report is taken for true.
 const maxReportAge = 30 * 24 * time.Hour
 
-// Report is what [Probe] found out about a store that it did not refuse. People read
+// Report is what [Open] or [Probe] found out about a store that it did not refuse. People read
 // it as [Report.String], programs keep it as JSON and pass it to [Open] in
 // [Options].Report.
 type Report struct {
@@ -35,7 +32,7 @@ type Report struct {
 	// Endpoint and Bucket are what was probed.
 	Endpoint string `json:"endpoint"`
 	Bucket   string `json:"bucket"`
-	// At is the time of the probe, by this machine's clock.
+	// At is the time of the probe, by the store's clock if it has one.
 	At time.Time `json:"at"`
 	// OpaqueETags reports that two writes of one body get different ETags.
 	OpaqueETags bool `json:"opaqueETags"`
@@ -78,32 +75,12 @@ func (r *Report) usable(b *Bucket, now time.Time) (bool, error) {
 	return r.Version == reportVersion && age <= maxReportAge && age > -time.Hour, nil
 }
 
-// amazon begins the endpoint of a client that uses Amazon's own.
-const amazon = "aws "
-
-// endpointOf returns where a client sends its requests; "" if unknown.
-func endpointOf(client S3) string {
-	c, ok := client.(interface{ Options() s3.Options })
-	if !ok {
-		return ""
-	}
-	o := c.Options()
-	// A resolver of the caller's may send each request to another store, and
-	// need not follow BaseEndpoint or Region. The older field is nil unless the
-	// caller, or its aws.Config, has set it.
-	//lint:ignore SA1019 clients that use the deprecated field exist
-	if o.EndpointResolver != nil || reflect.TypeOf(o.EndpointResolverV2) != reflect.TypeOf(s3.NewDefaultEndpointResolverV2()) {
-		return ""
-	}
-	if o.BaseEndpoint != nil {
-		return *o.BaseEndpoint
-	}
-	return amazon + o.Region
-}
-
-// Probe tests a store as a whole: what [Open] checks, and besides it lets 16 writers
-// race for one condition, 16 times, and reads an object while it is overwritten. It
-// sends 400 to 750 requests to keys of its own and deletes them, for which it needs
+// Probe tests a store whole: what [Open] checks at Amazon's endpoints, and besides it lets
+// 16 writers race for one condition, 16 times, and reads an object while it is overwritten.
+// A round counts if one writer won and half of its rivals, or more, were refused because of
+// their condition: only those met. The report says how many did.
+//
+// It sends 400 to 800 requests to keys of its own and deletes them, for which it needs
 // permission; in a bucket with versioning, versions of these keys stay. The client
 // should allow 16 connections, or the racing writers do not meet. opts may be nil.
 //
@@ -112,40 +89,70 @@ func endpointOf(client S3) string {
 // is found only if requests meet between the two, as versitygw 1.7 was in 9 probes of
 // 10 on a busy machine.
 //
-// Errors: as [Open].
+// Errors: as [Open]. Where a limiter turns racing writers away, nothing was tested: that
+// is ErrUnavailable.
 func Probe(ctx context.Context, client S3, bucket string, opts *Options) (*Report, error) {
 	b, err := newBucket(client, bucket, opts)
 	if err != nil {
 		return nil, err
 	}
-	return b.runProbe(ctx, true)
+	return b.probe(ctx, true)
 }
+
+const (
+	// probeWriters is how many writers race. createRounds is in how many rounds they
+	// create an object and overwrite it. The keys are deep, because stores on a file
+	// system make directories between comparing and writing.
+	probeWriters = 16
+	createRounds = 8
+	// minMet is how many rivals of a winner must have been refused by their condition.
+	minMet = (probeWriters - 1) / 2
+	// maxEmpty is how many rounds in a row may show nothing.
+	maxEmpty = 6
+
+	// raceWrites is how often an object is overwritten while raceReaders read it.
+	raceWrites  = 48
+	raceReaders = 4
+
+	// gateWait is how long racing writers wait for each other. It is longer than any
+	// of them needs, unless the client keeps too few connections.
+	gateWait = 2 * time.Second
+
+	// cleanupTimeout bounds the deletions after a probe.
+	cleanupTimeout = 30 * time.Second
+)
 
 // prober runs the checks on keys of its own, so that several may run at once.
 type prober struct {
-	b    *Bucket
+	b *Bucket
+	// ways are the stores as the client, and each of Options.ProbeClients, sees them.
+	ways []*register
 	key  string
 	keys []string // to be deleted
 	seq  int
 	seen []Check
+	date time.Time
 	sent atomic.Int64
-	// reads counts those during writes.
-	reads int
+	// reads counts those during writes, met the fewest rivals that met in a round.
+	reads, met int
 	// ungated says that racing writers cannot wait for each other here.
-	ungated atomic.Bool
+	ungated  atomic.Bool
+	gateWait time.Duration
 }
 
-// cleanupTimeout bounds the deletions after a probe.
-const cleanupTimeout = 30 * time.Second
-
-// runProbe checks what is between this program and the store and, if whole, how the
-// store behaves under concurrency.
-func (b *Bucket) runProbe(ctx context.Context, whole bool) (*Report, error) {
-	p := &prober{b: b, key: b.probeKey(newWriteID().String())}
-	found := &Report{
-		Version: reportVersion, Endpoint: b.endpoint, Bucket: b.name,
-		At: b.clock().UTC().Truncate(time.Second),
+func (b *Bucket) newProber() *prober {
+	p := &prober{b: b, ways: []*register{b.register}, key: b.probeKey(newWriteID().String()), met: probeWriters, gateWait: gateWait, date: time.Now()}
+	for _, client := range b.opts.ProbeClients {
+		p.ways = append(p.ways, newRegister(&sdk{client, b.name, b.opts.RequestTimeout}, &b.opts))
 	}
+	return p
+}
+
+// probe checks what is between this program and the store and, if whole, how the
+// store behaves under concurrency.
+func (b *Bucket) probe(ctx context.Context, whole bool) (*Report, error) {
+	p := b.newProber()
+	found := &Report{Version: reportVersion, Endpoint: b.endpoint, Bucket: b.name}
 	err := p.mayDelete(ctx)
 	if err == nil {
 		p.keys = []string{p.key}
@@ -159,9 +166,9 @@ func (b *Bucket) runProbe(ctx context.Context, whole bool) (*Report, error) {
 	case errors.Is(err, ErrUnsuitableStore):
 		return nil, err
 	case err != nil:
-		return nil, guard.Unavailable(fmt.Sprintf("probe bucket %q", b.name), guard.Claim{}, b.explain(err))
+		return nil, guard.Unavailable(fmt.Sprintf("probe bucket %q", b.name), guard.Claim{}, err)
 	}
-	found.Requests, found.Checks = p.sent.Load(), p.seen
+	found.Requests, found.Checks, found.At = p.sent.Load(), p.seen, p.date.UTC().Truncate(time.Second)
 	return found, nil
 }
 
@@ -177,18 +184,14 @@ func (p *prober) fails(check, format string, args ...any) error {
 // mayDelete finds out, by a name that nothing is stored under, whether the probe can
 // delete what it is going to write.
 func (p *prober) mayDelete(ctx context.Context) error {
-	err := p.remove(ctx, p.b.probeKey("canary"))
-	if err == nil || missing(err) {
+	switch r := p.remove(ctx, p.b.probeKey("canary")); {
+	case r.outcome == applied:
 		return nil
+	case !storeSays(r.err, "AccessDenied"):
+		return r.err
+	default:
+		return fmt.Errorf("the probe may not delete what it writes; allow s3:DeleteObject below %s: %w", strconv.QuoteToASCII(p.b.probeKey("")), r.err)
 	}
-	return fmt.Errorf("the probe may not delete what it writes; allow s3:DeleteObject below %s: %w", strconv.QuoteToASCII(p.b.probeKey("")), err)
-}
-
-// probeBody is what the prober writes.
-type probeBody struct {
-	content  []byte
-	headers  Headers
-	metadata map[string]string
 }
 
 // unique returns bytes that no other write of the probe has.
@@ -208,23 +211,23 @@ func (p *prober) path(ctx context.Context, found *Report) (failed error) {
 			failed = p.absent(ctx, when)
 		}
 	}
-	write := func(check, etag string, through bool, w probeBody) (got string) {
+	write := func(check, etag string, through bool, w payload) (got string) {
 		if failed == nil {
-			got, failed = p.expect(ctx, check, p.key, etag, through, w)
+			got, failed = p.expect(ctx, check, condition(etag), through, w)
 		}
 		return got
 	}
-	shows := func(etag string, wrote probeBody, lasts ...int) {
+	shows := func(etag string, wrote payload, lasts ...int) {
 		if failed == nil {
 			failed = p.shows(ctx, etag, wrote, lasts...)
 		}
 	}
-	packed := probeBody{
-		content: pack(p.unique()), metadata: map[string]string{"fencepost-probe-a": "1"},
+	packed := payload{
+		body: pack(p.unique()), metadata: map[string]string{"fencepost-probe-a": "1"},
 		headers: Headers{ContentType: "text/csv", ContentEncoding: "gzip", CacheControl: "public, max-age=3600"},
 	}
-	long := probeBody{
-		content: append(p.unique(), make([]byte, 3*tailSize)...), metadata: map[string]string{"fencepost-probe-b": "2"},
+	long := payload{
+		body: append(p.unique(), make([]byte, 3*tailSize)...), metadata: map[string]string{"fencepost-probe-b": "2"},
 		headers: Headers{ContentType: "text/csv", CacheControl: "public, max-age=3600"},
 	}
 	absent("that nobody has written")
@@ -240,7 +243,9 @@ func (p *prober) path(ctx context.Context, found *Report) (failed error) {
 	last := write(match+" with the right ETag", third, true, long)
 	shows(last, long, tailSize)
 	if failed == nil {
-		failed = p.remove(ctx, p.key)
+		if r := p.remove(ctx, p.key); r.outcome != applied {
+			failed = r.err
+		}
 	}
 	absent("that was deleted")
 	write(match+" without an object", last, false, long)
@@ -249,7 +254,7 @@ func (p *prober) path(ctx context.Context, found *Report) (failed error) {
 		return failed
 	}
 	p.saw("conditions", "If-None-Match: * creates once, and again after a deletion; If-Match lets through only the right ETag, not an old one or none")
-	p.saw("reads", "each write and deletion shows at once, whole and in its last %d bytes, unchanged and with its own metadata", tailSize)
+	p.saw("reads", "each write and deletion shows at once, by %d clients, whole and in its last %d bytes, unchanged and with its own metadata", len(p.ways), tailSize)
 	found.OpaqueETags = second != third && third != last && last != second
 	if found.OpaqueETags {
 		p.saw("ETags", "opaque: three writes of one body had three")
@@ -261,111 +266,113 @@ func (p *prober) path(ctx context.Context, found *Report) (failed error) {
 
 // absent checks that a read shows no object.
 func (p *prober) absent(ctx context.Context, when string) error {
-	_, _, err := p.read(ctx, p.key, tailSize)
-	switch {
-	case missing(err):
-		return nil
-	case err == nil:
-		return p.fails("reads", "a read shows an object %s: a cache serves it", when)
+	for _, way := range p.ways {
+		switch _, err := p.read(ctx, way, p.key, tailSize); {
+		case err == nil:
+			return p.fails("reads", "a read shows an object %s: a cache serves it", when)
+		case !errors.Is(err, errAbsent):
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // shows checks that reads of the last bytes, or of all if last is 0, are what was
 // written.
-func (p *prober) shows(ctx context.Context, etag string, wrote probeBody, lasts ...int) error {
+func (p *prober) shows(ctx context.Context, etag string, wrote payload, lasts ...int) error {
 	const check = "reads"
-	for _, last := range lasts {
-		what, want := "a read of all of an object", wrote.content
+	for i := range len(lasts) * len(p.ways) {
+		last, way := lasts[i%len(lasts)], p.ways[i/len(lasts)]
+		what, want := "a read of all of an object", wrote.body
 		if last > 0 {
 			want = want[max(0, len(want)-last):]
-			what = fmt.Sprintf("a read of the last %d bytes of an object of %d", last, len(wrote.content))
+			what = fmt.Sprintf("a read of the last %d bytes of an object of %d", last, len(wrote.body))
 		}
-		got, h, err := p.read(ctx, p.key, last)
+		got, err := p.read(ctx, way, p.key, last)
 		switch {
-		case httpStatus(err) == http.StatusRequestedRangeNotSatisfiable:
-			return p.fails(check, "%s was refused with 416", what)
-		case missing(err):
+		case errors.Is(err, errAbsent):
 			return p.fails(check, "%s shows none after its write was acknowledged: a cache serves it", what)
 		case errors.As(err, new(*etagError)):
 			return p.fails(check, "%s: %v", what, err)
 		case err != nil:
 			return err
-		case h.etag != etag:
-			return p.fails(check, "%s shows the ETag %s, that of the last write is %s: a cache serves it", what, quoteShort(h.etag), quoteShort(etag))
-		case h.headers.ContentEncoding != wrote.headers.ContentEncoding:
+		case got.shortRange:
+			return p.fails(check, "%s was refused with 416", what)
+		case got.etag != etag:
+			return p.fails(check, "%s shows the ETag %s, that of the last write is %s: a cache serves it", what, quoteShort(got.etag), quoteShort(etag))
+		case got.headers.ContentEncoding != wrote.headers.ContentEncoding:
 			return p.fails(check, "%s shows the Content-Encoding %s instead of %s: something on the way has transformed it",
-				what, quoteShort(h.headers.ContentEncoding), quoteShort(wrote.headers.ContentEncoding))
-		case !bytes.Equal(got, want) || h.size != int64(len(wrote.content)):
+				what, quoteShort(got.headers.ContentEncoding), quoteShort(wrote.headers.ContentEncoding))
+		case !bytes.Equal(got.content, want) || got.size != int64(len(wrote.body)):
 			return p.fails(check, "%s does not show what was written", what)
-		case !maps.Equal(h.headers.Metadata, wrote.metadata):
+		case !maps.Equal(got.headers.Metadata, wrote.metadata):
 			return p.fails("metadata", "%s does not show the metadata that was written with it, and no other", what)
+		}
+		if !got.date.IsZero() {
+			p.date = got.date
 		}
 	}
 	return nil
 }
 
 // read reads an object, or its last bytes.
-func (p *prober) read(ctx context.Context, key string, last int) ([]byte, head, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.b.opts.RequestTimeout)
-	defer cancel()
+func (p *prober) read(ctx context.Context, way *register, key string, last int) (*object, error) {
 	p.sent.Add(1)
-	return p.b.grab(ctx, key, last, 1<<20)
+	return way.get(ctx, key, last, 1<<20)
 }
 
-// expect writes on condition of etag, or of no object if it is "", and checks
+// expect writes the probe's object on a condition, and checks
 // whether the write was let through. It retries on responses that leave it open.
-func (p *prober) expect(ctx context.Context, check, key, etag string, through bool, w probeBody) (string, error) {
+func (p *prober) expect(ctx context.Context, check string, over condition, through bool, w payload) (string, error) {
 	for try := 1; ; try++ {
-		got, err := p.write(ctx, key, etag, w)
-		switch o := classifyPut(err, etag == ""); {
-		case o == outcomeApplied && !through:
+		switch r := p.write(ctx, p.ways[0], p.key, over, w); {
+		case r.outcome == applied && !through:
 			return "", p.fails(check, "a write was accepted that had to be refused")
-		case o == outcomeApplied && !strongETag(got):
-			return "", p.fails(check, "the response to a write has the ETag %s", quoteShort(got))
-		case o == outcomeApplied:
-			return got, nil
-		case o == outcomeNotMatched && !through:
+		case r.outcome == applied:
+			return r.etag, nil
+		case r.outcome == mismatch && !through:
 			return "", nil
-		case o == outcomeNotMatched && try > 1:
-			// It may follow from the lost response to the same write.
-			stored, h, readErr := p.read(ctx, key, 0)
-			if readErr != nil {
-				return "", readErr
+		case r.outcome == mismatch:
+			if try > 1 { // it may follow from the lost response to the same write
+				stored, err := p.read(ctx, p.ways[0], p.key, 0)
+				if err != nil {
+					return "", err
+				}
+				user, fencing := split(w.metadata)
+				if bytes.Equal(stored.content, w.body) && maps.Equal(stored.headers.Metadata, user) && maps.Equal(stored.fencing, fencing) {
+					return stored.etag, nil
+				}
 			}
-			user, fencing := split(w.metadata)
-			if bytes.Equal(stored, w.content) && maps.Equal(h.headers.Metadata, user) && maps.Equal(h.fencing, fencing) {
-				return h.etag, nil
-			}
-			return "", p.fails(check, "a write was refused that had to be accepted: %v", err)
-		case o == outcomeNotMatched:
-			return "", p.fails(check, "a write was refused that had to be accepted: %v", err)
-		case o == outcomeRefused && errorCode(err) == "NotImplemented":
-			return "", p.fails(check, "%v", err)
-		case o == outcomeRefused, try == maxSends, ctx.Err() != nil:
-			return "", err
+			return "", p.fails(check, "a write was refused that had to be accepted%s: %v", p.unquoted(ctx, over, w), r.err)
+		case storeSays(r.err, "NotImplemented"):
+			return "", p.fails(check, "%v", r.err)
+		case errors.As(r.err, new(*etagError)):
+			return "", p.fails(check, "%v", r.err)
+		case r.outcome == refused, r.outcome == unsent, try == maxSends, ctx.Err() != nil:
+			return "", r.err
 		}
 		sleep(ctx, p.b.backoff(try))
 	}
 }
 
-func (p *prober) write(ctx context.Context, key, etag string, w probeBody, opts ...func(*s3.Options)) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.b.opts.RequestTimeout)
-	defer cancel()
-	p.sent.Add(1)
-	in := p.b.put(key, w.headers, w.metadata)
-	in.Body, in.ContentLength = bytes.NewReader(w.content), aws.Int64(int64(len(w.content)))
-	if in.IfMatch = str(etag); etag == "" {
-		in.IfNoneMatch = aws.String("*")
+// unquoted says why a store may have refused a right ETag.
+func (p *prober) unquoted(ctx context.Context, over condition, w payload) string {
+	bare := condition(strings.Trim(string(over), `"`))
+	switch {
+	case over == noObject:
+		return ""
+	case bare != over && p.write(ctx, p.ways[0], p.key, bare, w).outcome == applied:
+		return ": the store takes If-Match only without the quotes that its own ETags have"
 	}
-	out, err := p.b.client.PutObject(ctx, in, append(opts, once)...)
-	if err != nil {
-		return "", err
-	}
-	return aws.ToString(out.ETag), nil
+	return ": the store refuses every If-Match"
 }
 
-func (p *prober) remove(ctx context.Context, key string) error {
+func (p *prober) write(ctx context.Context, way *register, key string, over condition, w payload) result {
+	p.sent.Add(1)
+	return way.put(ctx, key, over, w)
+}
+
+func (p *prober) remove(ctx context.Context, key string) result {
 	p.sent.Add(1)
 	return p.b.remove(ctx, key)
 }
@@ -377,4 +384,216 @@ func (p *prober) cleanup(ctx context.Context) {
 	for _, key := range p.keys {
 		_ = p.remove(ctx, key) // they are small and say what they are
 	}
+}
+
+// concurrency tests what needs several requests at once.
+func (p *prober) concurrency(ctx context.Context) error {
+	if err := p.race(ctx); err != nil {
+		return err
+	}
+	if err := p.readRace(ctx); err != nil {
+		return err
+	}
+	p.saw("racing writers", "one of %d was accepted, in each of %d rounds; in each, %d of its rivals or more met it and were refused by their condition",
+		probeWriters, 2*createRounds, p.met)
+	p.saw("reads during writes", "metadata and body of one version, never with a newer ETag, never older than the last acknowledged, in each of %d reads", p.reads)
+	return nil
+}
+
+// undecided is the error of races that show nothing.
+func undecided(why error) error {
+	err := errors.New("too few responses show how the store handles requests that meet: they were lost, or a limiter turned them away; try again, or from where no limiter is between")
+	if why != nil {
+		err = fmt.Errorf("%w: %w", err, why)
+	}
+	return err
+}
+
+// race runs many writes at once on the same condition: only one may succeed. In each
+// round they create an object and then overwrite it.
+func (p *prober) race(ctx context.Context) error {
+	empty := 0
+	for round, decided := 0, 0; decided < 2*createRounds; round++ {
+		key, over := fmt.Sprintf("%s-%d/0/1/2/3/4/5/6/7/8/9/a/b/c/d/e/f", p.key, round), noObject
+		p.keys = append(p.keys, key)
+		for range 2 {
+			won, met, err := p.round(ctx, key, over)
+			switch {
+			case errors.As(err, new(*UnsuitableError)), met < 0:
+				return err
+			case won == "", met < minMet:
+				if empty++; empty == maxEmpty || ctx.Err() != nil {
+					return undecided(err)
+				}
+			default:
+				p.met = min(p.met, met)
+				decided++
+				empty = 0
+			}
+			if over = condition(won); won == "" {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// round lets writers race on one condition. They wait for each other before the last
+// byte of their bodies: without that they meet only on idle machines. On a busy one
+// versitygw 1.7 kept them apart in most rounds by serving one after the other.
+// It returns the winner's ETag, "" if no response shows one, and how many rivals were
+// refused because of their condition, with an error of one that was not, or -1 with what
+// ends the race.
+func (p *prober) round(ctx context.Context, key string, over condition) (won string, met int, why error) {
+	var wg, absent sync.WaitGroup
+	var got [probeWriters]result
+	ready := make(chan struct{})
+	wait := func() {
+		if p.ungated.Load() {
+			return
+		}
+		select {
+		case <-ready:
+		case <-time.After(p.gateWait):
+			p.ungated.Store(true)
+		}
+	}
+	absent.Add(probeWriters)
+	go func() { absent.Wait(); close(ready) }()
+	for i := range probeWriters {
+		w := payload{body: p.unique()}
+		wg.Go(func() {
+			arrive := sync.OnceFunc(absent.Done)
+			defer arrive() // also of one that was never sent
+			w.hold = func() { arrive(); wait() }
+			got[i] = p.write(ctx, p.ways[i%len(p.ways)], key, over, w)
+		})
+	}
+	wg.Wait()
+	winners := 0
+	for _, r := range got {
+		switch r.outcome {
+		case applied:
+			won = r.etag
+			winners++
+		case mismatch, raced:
+			met++
+		case refused, unsent:
+			return "", -1, r.err
+		default:
+			why = r.err
+		}
+	}
+	if winners > 1 {
+		return "", met, p.fails("racing writers", "%d of %d writes on one condition were accepted", winners, probeWriters)
+	}
+	if winners == 1 {
+		stored, err := p.read(ctx, p.ways[0], key, tailSize)
+		if err != nil {
+			return "", -1, err
+		}
+		if stored.etag != won {
+			return "", met, p.fails("racing writers", "the ETag of the write that was accepted, %s, is not the stored object's, %s", quoteShort(won), quoteShort(stored.etag))
+		}
+	}
+	return won, met, why
+}
+
+// sighting is what one read saw of an object that is being overwritten.
+type sighting struct {
+	acked int64 // the last write that had been acknowledged when it began
+	v     version
+	err   error
+}
+
+// readRace reads a sealed object while it is overwritten. No response may be older than
+// what was acknowledged before, and each must have metadata and body of one version,
+// and that version's ETag or an older one: a write on the condition of an older ETag
+// fails, but a newer one makes the condition true for a write that was decided on an
+// older mark.
+func (p *prober) readRace(ctx context.Context) error {
+	o, err := p.read(ctx, p.ways[0], p.key, tailSize)
+	if err != nil {
+		return err
+	}
+	var (
+		acked atomic.Int64
+		all   sync.WaitGroup
+		seen  [raceReaders][]sighting
+		stop  = make(chan struct{})
+		begun = make(chan struct{}, raceReaders)
+		etag  = o.etag
+		etags = map[string]guard.Token{}
+	)
+	write := func(n guard.Token) error {
+		// Lengths that make the versions differ in everything.
+		w := version{kind: kindSealed, mark: guard.Mark{Token: n}, id: newWriteID()}.sealed(p.key, Headers{}, make([]byte, 100+(n*3970)%15000))
+		etag, err = p.expect(ctx, "If-Match", condition(etag), true, w.payload)
+		acked.Store(int64(n))
+		etags[etag] = n
+		return err
+	}
+	if err := write(1); err != nil {
+		return err
+	}
+	for i := range raceReaders {
+		all.Go(func() {
+			for try := 0; try < 2*raceWrites; try++ {
+				s := sighting{acked: acked.Load()}
+				p.sent.Add(1)
+				s.v, s.err = p.ways[i%len(p.ways)].readOnce(ctx, p.key, (i+try)%2 == 0)
+				seen[i] = append(seen[i], s)
+				if try == 0 {
+					begun <- struct{}{}
+				}
+				select {
+				case <-stop:
+					if try >= raceWrites/raceReaders {
+						return
+					}
+				default:
+				}
+			}
+		})
+	}
+	for range raceReaders {
+		<-begun
+	}
+	for n := guard.Token(2); n <= raceWrites && err == nil; n++ {
+		err = write(n)
+	}
+	close(stop)
+	all.Wait()
+	if err != nil {
+		return err
+	}
+	return p.judge(slices.Concat(seen[:]...), etags)
+}
+
+// judge compares what was seen with what was written: the versions by their ETags.
+func (p *prober) judge(sightings []sighting, etags map[string]guard.Token) error {
+	const check = "reads during writes"
+	for _, s := range sightings {
+		token := s.v.mark.Token
+		n, known := etags[s.v.etag]
+		switch {
+		case errors.As(s.err, new(*DamagedError)), errors.As(s.err, new(*etagError)):
+			return p.fails(check, "%v", s.err)
+		case s.err != nil: // lost, or refused for another reason, which the writes will show
+			continue
+		case s.v.kind == kindAbsent:
+			return p.fails(check, "the store responded with 404 for an object that exists")
+		case !known:
+			return p.fails(check, "the ETag %s, which no write had", quoteShort(s.v.etag))
+		case int64(token) < s.acked:
+			return p.fails(check, "version %d after %d was acknowledged", token, s.acked)
+		case n > token:
+			return p.fails(check, "the ETag of version %d with version %d", n, token)
+		}
+		p.reads++
+	}
+	if p.reads < raceWrites/2 {
+		return undecided(nil)
+	}
+	return nil
 }

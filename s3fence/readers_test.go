@@ -63,7 +63,7 @@ func TestListGoesOn(t *testing.T) {
 				}
 				if err != nil {
 					reason := guard.ReasonUnavailable
-					if c.fault.Status == 403 {
+					if c.fault.Status == 403 || name == "damaged" {
 						reason = guard.ReasonSetup
 					}
 					refused(t, err, reason)
@@ -292,9 +292,9 @@ type repeating struct {
 	asked int
 }
 
-func (c *repeating) ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+func (c *repeating) ListObjectsV2(_ context.Context, in *s3.ListObjectsV2Input, _ ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
 	c.asked++
-	return &s3.ListObjectsV2Output{IsTruncated: aws.Bool(true), NextContinuationToken: c.token}, nil
+	return &s3.ListObjectsV2Output{Name: in.Bucket, IsTruncated: aws.Bool(true), NextContinuationToken: c.token}, nil
 }
 
 // A listing that cannot go on is not complete, and does not begin again.

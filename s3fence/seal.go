@@ -72,9 +72,9 @@ func parseWriteID(s string) (id writeID, ok bool) {
 	return id, err == nil && id.String() == s
 }
 
-// seal is what a trailer says: the state of the object, and which bytes that is about.
+// seal is what a trailer says: the version of the object, and which bytes that is about.
 type seal struct {
-	state
+	version
 	key    [sha256.Size]byte
 	length uint64 // of the body as stored
 	crc    uint32
@@ -175,8 +175,8 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	}
 	// The offsets are those of FORMAT.md.
 	s := &seal{
-		state: state{kind: kind(payload[1]), cut: payload[2]&flagCut != 0, id: writeID(payload[44:])},
-		key:   [sha256.Size]byte(payload[4:]), length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
+		version: version{kind: kind(payload[1]), cut: payload[2]&flagCut != 0, id: writeID(payload[44:])},
+		key:     [sha256.Size]byte(payload[4:]), length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
 	}
 	s.mark.Token = guard.Token(binary.BigEndian.Uint64(payload[36:]))
 	count, lease, extra, rest := int(payload[3]), int(payload[72]), 0, payload[trailerFixed:]

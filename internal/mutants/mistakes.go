@@ -197,15 +197,14 @@ var mistakes = []mistake{
 	{
 		name: "PUT without its condition", wrong: "whoever arrives last wins",
 		edits: []edit{
-			{"s3fence/swap.go", "w.in.IfMatch = aws.String(base.etag)", "_ = base.etag"},
-			{"s3fence/client.go", "case in.IfMatch == nil && in.IfNoneMatch == nil:", "case false:"}, // else it is caught before it is sent
+			{"s3fence/sdk.go", "in.IfMatch = aws.String(string(over))", "_ = over"},
 		},
 		by:   unitTest("s3fence", "^TestP2WriteDuringRaise$"),
 		also: theCampaign,
 	},
 	{
 		name: "SDK retries on", wrong: "our own success comes back as a defeat",
-		edits: []edit{{"s3fence/client.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
+		edits: []edit{{"s3fence/sdkwire.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
 		by:    unitTest("s3fence", "^TestCallersRetriesStayOff$"),
 	},
 	{

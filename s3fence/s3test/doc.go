@@ -13,9 +13,9 @@
 // PutObject, GetObject, HeadObject, DeleteObject, ListObjectsV2 and CreateBucket.
 // Conditions (If-Match, If-None-Match) are decided and the write applied in one
 // step, whatever the concurrency. The SHA-256 that signs a body is verified; other
-// checksums are stored and returned. Errors are those of Amazon S3, as XML. It refuses
-// what it does not know (multipart uploads, aws-chunked bodies, CopyObject, versions,
-// tags, access lists) with NotImplemented, so that no such call is mistaken for
+// checksums are stored and returned, also those behind an aws-chunked body. Errors are
+// those of Amazon S3, as XML. It refuses what it does not know (multipart uploads,
+// CopyObject, versions, tags, access lists) with NotImplemented, so that no such call is mistaken for
 // another. Signatures are not verified; a [Rule] can refuse credentials.
 //
 // An ETag is the MD5 of the body, so equal bodies have equal ETags, whatever
@@ -81,7 +81,11 @@ type Options struct {
 	// Seed is the seed of random faults and ETags.
 	Seed uint64
 
-	// Now is the server's clock. Nil is time.Now.
+	// TLS makes the server speak HTTPS, over which Amazon's client sends other bytes: the
+	// body in chunks with a checksum behind them. [Server.HTTPClient] trusts its certificate.
+	TLS bool
+
+	// Now is the server's clock, also of the Date in its responses. Nil is time.Now.
 	Now func() time.Time
 }
 

@@ -52,6 +52,10 @@ type Fault struct {
 	// code, the response is an error document.
 	Status int
 	Code   string
+	// Foreign makes the response one of something in between, with Status, or 200 if that
+	// is zero: Page is its body, and nothing in it is S3's.
+	Foreign bool
+	Page    string
 	// Lose closes the connection without a response.
 	Lose bool
 	// Applied says that the request takes effect before Status or Lose does.
@@ -62,6 +66,10 @@ type Fault struct {
 // Respond is the fault of a request that takes no effect and fails with a
 // status: 409 ConditionalRequestConflict, 500 InternalError, 503 SlowDown.
 func Respond(status int) Fault { return Fault{Status: status} }
+
+// NotFoundByProxy is the fault of a request that something in front of the store, which
+// has no route to it for a moment, responds to with 404 and a page of its own.
+func NotFoundByProxy(page string) Fault { return Fault{Foreign: true, Status: 404, Page: page} }
 
 // RespondApplied is the fault of a request that takes effect and whose response
 // is an error nonetheless.
@@ -102,6 +110,9 @@ var codes = map[int]string{
 }
 
 func (f *Fault) response() *response {
+	if f.Foreign {
+		return &response{status: cmp.Or(f.Status, http.StatusOK), header: http.Header{"Content-Type": {"text/html"}}, body: []byte(f.Page), foreign: true}
+	}
 	a := fail(cmp.Or(f.Code, codes[f.Status], "InternalError"))
 	a.status = f.Status
 	return a
@@ -174,7 +185,7 @@ func (p plan) spoil(a *response) {
 // request takes effect.
 func (p plan) end(applied bool) *Fault {
 	for i, f := range p {
-		if (f.Status != 0 || f.Lose) && f.Applied == applied {
+		if (f.Status != 0 || f.Lose || f.Foreign) && f.Applied == applied {
 			return &p[i]
 		}
 	}

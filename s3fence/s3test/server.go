@@ -78,7 +78,11 @@ func Start(opts *Options) *Server {
 	for _, name := range s.opts.Buckets {
 		s.CreateBucket(name)
 	}
-	s.http = httptest.NewServer(s)
+	if s.http = httptest.NewUnstartedServer(s); s.opts.TLS {
+		s.http.StartTLS()
+	} else {
+		s.http.Start()
+	}
 	if t, ok := s.http.Client().Transport.(*http.Transport); ok {
 		// The default of two makes racing clients dial for every request.
 		t.MaxIdleConnsPerHost = 64
@@ -147,6 +151,7 @@ type call struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req := parse(r)
 	req.ID = s.count(req.Op)
+	w.Header().Set("Date", s.opts.Now().UTC().Format(http.TimeFormat))
 	// The body is read first: to the client, an earlier response would look like
 	// a broken connection.
 	body, refusal, err := readBody(r)
@@ -187,7 +192,7 @@ func (c *call) finish(w http.ResponseWriter, f *Fault, a *response) {
 		}
 		a = f.response()
 	}
-	if a.code == "" {
+	if a.code == "" && !a.foreign {
 		c.plan.spoil(a)
 	}
 	cut := a.code == "" && len(a.body) > 0 && c.plan.has(func(f *Fault) bool { return f.Cut })
@@ -252,6 +257,7 @@ type response struct {
 	body    []byte
 	code    string
 	message string
+	foreign bool // it is not S3's
 }
 
 // failures are the errors that handlers respond with.
@@ -260,8 +266,10 @@ var failures = map[string]struct {
 	message string
 }{
 	"AccessDenied":               {403, "Access Denied"},
+	"BadDigest":                  {400, "The checksum that you specified did not match what was received."},
 	"BucketAlreadyOwnedByYou":    {409, "Your previous request to create the named bucket succeeded and you already own it."},
 	"ConditionalRequestConflict": {409, "A conflicting operation occurred during processing of the conditional request."},
+	"IncompleteBody":             {400, "You did not provide the number of bytes specified by the Content-Length HTTP header."},
 	"InternalError":              {500, "We encountered an internal error. Please try again."},
 	"InvalidArgument":            {400, "Invalid Argument"},
 	"InvalidBucketName":          {400, "The specified bucket is not valid."},
@@ -314,8 +322,10 @@ type errorDocument struct {
 func (a *response) write(w http.ResponseWriter, req *Request, method string, cut bool) {
 	body, h := a.body, w.Header()
 	maps.Copy(h, a.header)
-	h.Set("X-Amz-Request-Id", req.ID)
-	h.Set("Server", "s3test")
+	if !a.foreign {
+		h.Set("X-Amz-Request-Id", req.ID)
+		h.Set("Server", "s3test")
+	}
 	if a.code != "" {
 		d := document(errorDocument{Code: a.code, Message: a.message, Key: req.Key, BucketName: req.Bucket, RequestID: req.ID})
 		maps.Copy(h, d.header)

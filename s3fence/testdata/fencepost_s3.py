@@ -15,6 +15,7 @@ per line and answers one per line:
 
 import base64
 import datetime
+import email.utils
 import gzip
 import hashlib
 import http.client
@@ -23,6 +24,7 @@ import os
 import re
 import struct
 import sys
+import time
 import unicodedata
 import urllib.parse
 import zlib
@@ -387,23 +389,33 @@ def strong(etag):
 
 
 def read_state(url, key):
-    """Section 6, step 1: the state and the ETag; (None, "") of an absent object."""
+    """Section 6, step 1: the state, the ETag and how old that version is; (None, "", 0) of an absent object."""
     asking = {"Accept-Encoding": "identity", "Cache-Control": "no-cache, no-store, no-transform"}
     status, headers, stored = http_request(url, "GET", asking)
     if status == 404 and error_code(stored) == "NoSuchKey":
-        return None, ""
+        return None, "", 0
     if status != 200 or not strong(headers.get("etag", "")):
         raise Unreadable("GET was answered with %d and the ETag %r" % (status, headers.get("etag")))
     given = {n[len("x-amz-meta-") :]: v for n, v in headers.items() if n.startswith("x-amz-meta-")}
-    return verify(key, stored, given)[0], headers["etag"]
+    return verify(key, stored, given)[0], headers["etag"], age(headers)
+
+
+def age(headers):
+    """How many seconds ago a version was stored, by the store's own clock; 0 if it does not say."""
+    try:
+        at, now = (email.utils.parsedate_to_datetime(headers[n]) for n in ("last-modified", "date"))
+        return (now - at).total_seconds()
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def made(state, write):
     return state is not None and (state.get("write") == write or write in state.get("recent", []))
 
 
-def judge(write, base, now, doubt):
-    """The table of section 6, step 5. base and now are (state, ETag)."""
+def judge(write, base, now, doubt, older):
+    """The table of section 6, step 5. base and now begin with the state and the ETag. older
+    says that the version now was stored before the write was first sent."""
     if made(now[0], write):
         return "written"
     if now[1] == base[1]:
@@ -412,7 +424,10 @@ def judge(write, base, now, doubt):
         reaches = now[0] is not None and not now[0].get("cut", False)
     else:
         reaches = made(now[0], base[0].get("write"))
-    return "decide" if reaches or not doubt else "unknown"
+    if reaches or older:
+        return "decide"
+    bare = now[0] is None or now[0].get("kind") == "unfenced"
+    return "decide" if bare and not doubt else "unknown"
 
 
 def mixed(state, kind):
@@ -441,7 +456,7 @@ def put(url, key, claim, rule, body, trusting=False):
         stored, m = seal(key, follow(base[0], "sealed", claim["token"], claim.get("lease", ""), write), body)
         headers = {"x-amz-meta-" + name: value for name, value in m.items()}
         headers.update({"If-Match": base[1]} if base[1] else {"If-None-Match": "*"})
-        doubt, verdict = False, "again"
+        doubt, verdict, first = False, "again", time.monotonic()
         for sending in range(8):
             status, answered, text = http_request(url, "PUT", headers, stored)
             code = error_code(text)
@@ -450,12 +465,12 @@ def put(url, key, claim, rule, body, trusting=False):
             race = status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "")
             if 400 <= status < 500 and status not in (404, 408, 412, 429) and not race and sending == 0:
                 return "unavailable"
-            doubt = doubt or status not in (404, 412)
+            doubt = doubt or not (status == 412 or status == 404 and code == "NoSuchKey")
             try:
                 now = read_state(url, key)
             except (Unreadable, Damaged):
                 return "outcome_unknown"
-            verdict = "decide" if trusting and status == 412 else judge(write, base, now, doubt)
+            verdict = "decide" if trusting and status == 412 else judge(write, base, now, doubt, now[2] > time.monotonic() - first + 2)
             if verdict != "again":
                 break
         if verdict == "written":
@@ -491,7 +506,7 @@ def answer(request):
         return {"reason": put(request["url"], request["key"], request["claim"], request["rule"], base64.b64decode(request["body"]), request.get("trusting", False))}
     if request["do"] == "judge":
         sides = [(s.get("state"), s.get("etag", "")) for s in (request["base"], request["now"])]
-        return {"verdict": judge(request["write"], sides[0], sides[1], request["doubt"])}
+        return {"verdict": judge(request["write"], sides[0], sides[1], request["doubt"], request.get("older", False))}
     if request["do"] == "mixed":
         return {"mixed": mixed({"kind": request["object"]}, request["writer"])}
     if request["do"] == "gunzip":

@@ -83,7 +83,7 @@ func TestVersioningAfterwards(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := o.Put(t.Context(), claim(6), key, []byte("y"), nil)
-	if !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "delete marker") {
+	if !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "delete marker") {
 		t.Errorf("Put over a delete marker = %v", err)
 	}
 }

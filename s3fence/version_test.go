@@ -6,11 +6,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"hash/crc32"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -57,21 +54,21 @@ func TestFollow(t *testing.T) {
 	mine := newWriteID()
 	claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "a"}
 	for _, c := range []struct {
-		base   state
+		base   version
 		to     kind
 		recent []writeID
 		cut    bool
 	}{
-		{state{}, kindSealed, nil, false},
-		{state{kind: kindUnfenced, id: ids[0]}, kindSealed, nil, true},
-		{state{kind: kindSealed, id: ids[0]}, kindSealed, ids[:1], false},
-		{state{kind: kindPlain, id: ids[0]}, kindPlain, ids[:1], false},
-		{state{kind: kindSealed, id: ids[0], cut: true}, kindSealed, ids[:1], true},
-		{state{kind: kindSealed, id: ids[0], recent: ids[1:maxRecent]}, kindSealed, ids[:maxRecent], false},
-		{state{kind: kindSealed, id: ids[0], recent: ids[1 : maxRecent+1]}, kindSealed, ids[:maxRecent], true},
-		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindPlain, ids[:maxRecentPlain], false},
-		{state{kind: kindPlain, id: ids[0], recent: ids[1 : maxRecentPlain+1]}, kindPlain, ids[:maxRecentPlain], true},
-		{state{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindTombstone, ids[:maxRecentPlain], false},
+		{version{}, kindSealed, nil, false},
+		{version{kind: kindUnfenced, id: ids[0]}, kindSealed, nil, true},
+		{version{kind: kindSealed, id: ids[0]}, kindSealed, ids[:1], false},
+		{version{kind: kindPlain, id: ids[0]}, kindPlain, ids[:1], false},
+		{version{kind: kindSealed, id: ids[0], cut: true}, kindSealed, ids[:1], true},
+		{version{kind: kindSealed, id: ids[0], recent: ids[1:maxRecent]}, kindSealed, ids[:maxRecent], false},
+		{version{kind: kindSealed, id: ids[0], recent: ids[1 : maxRecent+1]}, kindSealed, ids[:maxRecent], true},
+		{version{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindPlain, ids[:maxRecentPlain], false},
+		{version{kind: kindPlain, id: ids[0], recent: ids[1 : maxRecentPlain+1]}, kindPlain, ids[:maxRecentPlain], true},
+		{version{kind: kindPlain, id: ids[0], recent: ids[1:maxRecentPlain]}, kindTombstone, ids[:maxRecentPlain], false},
 	} {
 		next := c.base.follow(c.to, claim, mine)
 		if next.kind != c.to || next.id != mine || next.mark != (guard.Mark{Token: 5, LeaseID: "a"}) || !slices.Equal(next.recent, c.recent) || next.cut != c.cut {
@@ -82,55 +79,9 @@ func TestFollow(t *testing.T) {
 				t.Error("a write that is listed did not make it")
 			}
 		}
-		if next.made(newWriteID()) || (&state{kind: kindUnfenced, id: mine}).made(mine) || (&state{}).made(writeID{}) {
+		if next.made(newWriteID()) || (&version{kind: kindUnfenced, id: mine}).made(mine) || (&version{}).made(writeID{}) {
 			t.Error("a write that is not listed made it")
 		}
-	}
-}
-
-// What is remembered of an object, and which others make room for it.
-func TestRemember(t *testing.T) {
-	b := &Bucket{opts: Options{CacheSize: 2}, cache: map[string]state{}}
-	good := state{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
-	b.remember("k", good)
-	if s, ok := b.cached("k"); !ok || s.etag != `"e"` || s.body != nil || s.headers != nil {
-		t.Errorf("remembered is %+v, %v", s, ok)
-	}
-	for name, change := range map[string]func(*state){
-		"no ETag": func(s *state) { s.etag = "" }, "a weak ETag": func(s *state) { s.etag = `W/"e"` },
-		"absent": func(s *state) { s.kind = kindAbsent }, "unfenced": func(s *state) { s.kind = kindUnfenced },
-	} {
-		s := good
-		change(&s)
-		b.remember("k", good)
-		b.remember("k", s)
-		if _, ok := b.cached("k"); ok {
-			t.Errorf("%s is remembered", name)
-		}
-	}
-	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindPointer, kindTombstone} {
-		s := good
-		s.kind = k
-		b.remember("k", s)
-		if s, ok := b.cached("k"); !ok || (s.body != nil) != (k == kindPointer || k == kindTombstone) {
-			t.Errorf("kind %s: %v, %q", kindNames[k], ok, s.body)
-		}
-	}
-	b.forget("k")
-	if _, ok := b.cached("k"); ok {
-		t.Error("what is forgotten is remembered")
-	}
-	for i := range 5 {
-		b.remember(fmt.Sprint(i), good)
-		b.remember(fmt.Sprint(i), good) // what is there takes no room
-		if _, ok := b.cached(fmt.Sprint(i)); !ok || len(b.cache) != min(i+1, 2) {
-			t.Errorf("%d are remembered after %d", len(b.cache), i+1)
-		}
-	}
-	none := &Bucket{opts: Options{CacheSize: -1}, cache: map[string]state{}}
-	none.remember("k", good)
-	if len(none.cache) != 0 {
-		t.Error("a cache that is turned off remembers")
 	}
 }
 
@@ -138,15 +89,15 @@ func TestRemember(t *testing.T) {
 func TestPointerAges(t *testing.T) {
 	const grace = time.Hour
 	at := func(d time.Duration) time.Time { return time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC).Add(d) }
-	base := func(d time.Duration) *state { return &state{modified: at(d)} }
+	base := func(d time.Duration) *version { return &version{modified: at(d)} }
 	settled, later := since{3, at(0)}, since{5, at(grace)}
 	for name, c := range map[string]struct {
 		p              pointer
-		base           *state
+		base           *version
 		settled, later *since
 	}{
 		"no data":          {pointer{}, base(0), nil, nil},
-		"not known since":  {pointer{Token: 7}, &state{}, nil, nil},
+		"not known since":  {pointer{Token: 7}, &version{}, nil, nil},
 		"the first":        {pointer{Token: 7}, base(time.Microsecond), nil, &since{7, at(0)}},
 		"soon":             {pointer{Token: 7, Settled: &settled, Later: &later}, base(2*grace - 1e6), &settled, &later},
 		"a grace later":    {pointer{Token: 7, Settled: &settled, Later: &later}, base(2 * grace), &later, &since{7, at(2 * grace)}},
@@ -158,7 +109,6 @@ func TestPointerAges(t *testing.T) {
 			t.Errorf("%s: %s", name, encodeJSON(got))
 		}
 	}
-	b := &Bucket{opts: Options{GracePeriod: grace}}
 	mine, old := newWriteID(), newWriteID()
 	now := at(10 * grace)
 	for name, c := range map[string]struct {
@@ -181,8 +131,8 @@ func TestPointerAges(t *testing.T) {
 		"left by another's record":         {0, nil, &since{6, at(9 * grace)}, 5, old, true},
 		"of the token that it was left by": {0, &since{6, at(9 * grace)}, nil, 6, old, false},
 	} {
-		s := &state{kind: kindPointer, mark: guard.Mark{Token: 7}, id: mine, recent: []writeID{old}, modified: now.Add(-c.modified)}
-		if got := b.left(s, pointer{Settled: c.settled, Later: c.later}, c.token, c.id, now); got != c.want {
+		s := &version{kind: kindPointer, mark: guard.Mark{Token: 7}, id: mine, recent: []writeID{old}, modified: now.Add(-c.modified), seen: now}
+		if got := s.left(pointer{Settled: c.settled, Later: c.later}, c.token, c.id, grace); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -198,15 +148,15 @@ func TestPointerAges(t *testing.T) {
 func TestParsePlainFields(t *testing.T) {
 	body := []byte("body")
 	id, other := newWriteID(), newWriteID()
-	s := state{kind: kindPlain, mark: guard.Mark{Token: 7, LeaseID: "a b%é"}, id: id, recent: []writeID{other, id}, cut: true, md5: md5.Sum(body)}
-	h := head{etag: `"e"`, size: 4, modified: time.Unix(1, 0)}
-	parsed := func(change func(map[string]string), tail []byte, size int64) (state, error) {
+	s := version{kind: kindPlain, mark: guard.Mark{Token: 7, LeaseID: "a b%é"}, id: id, recent: []writeID{other, id}, cut: true, md5: md5.Sum(body)}
+	h := &object{etag: `"e"`, size: 4, modified: time.Unix(1, 0)}
+	parsed := func(change func(map[string]string), tail []byte, size int64) (version, error) {
 		h.headers.Metadata, h.fencing = split(s.metadata(map[string]string{"User": "x"}))
 		if change != nil {
 			change(h.fencing)
 		}
-		h.size = size
-		return parse("k", h, tail)
+		h.size, h.content = size, tail
+		return parse("k", h)
 	}
 	for _, cut := range []bool{true, false} {
 		for _, recent := range [][]writeID{nil, {other}, {other, id}} {
@@ -238,121 +188,10 @@ func TestParsePlainFields(t *testing.T) {
 	}
 }
 
-// A pointer, and the tombstone that takes its place, is stored with when it was at
-// which data.
-func TestPointersAreStored(t *testing.T) {
-	at := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
-	settled, later := since{3, at.Add(-3 * time.Hour)}, since{5, at.Add(-2 * time.Hour)}
-	base := &state{kind: kindPointer, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), modified: at}
-	base.body = encodeJSON(pointer{Note: "n", Data: "d", Token: 7, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
-	claim := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}
-	o := &fenced{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, kind: kindPointer}
-	id := newWriteID()
-	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
-	for name, c := range map[string]struct {
-		w    *write
-		kind kind
-		want pointer
-	}{
-		"written": {o.b.pointerWrite("k", base, base.follow(kindPointer, claim, id), made), kindPointer, made},
-		"raised":  {o.rewrite("k", base, claim, id), kindPointer, pointer{Data: "d", Token: 7, Length: 4, CRC: "00000001"}},
-		"deleted": {o.tombstone("k", base, claim, id), kindTombstone, pointer{Token: 9}},
-	} {
-		c.want.Settled, c.want.Later = &later, &since{7, at}
-		got := c.w.state.pointer()
-		if got.Note == "" || got.Note == "n" {
-			t.Errorf("%s: the note is %q", name, got.Note)
-		}
-		got.Note = ""
-		if string(encodeJSON(got)) != string(encodeJSON(c.want)) {
-			t.Errorf("%s: %s, want %s", name, encodeJSON(got), encodeJSON(c.want))
-		}
-		size := int64(len(c.w.body) + len(c.w.trailer))
-		if c.w.state.kind != c.kind || c.w.state.id != id || c.w.state.mark != (guard.Mark{Token: 9, LeaseID: "b"}) ||
-			*c.w.in.ContentType != "application/json" {
-			t.Errorf("%s: %+v", name, c.w.state)
-		}
-		if c.kind == kindTombstone && size != tombstoneSize {
-			t.Errorf("a tombstone has %d bytes", size)
-		}
-	}
-	// The longest tombstone has no padding, and no more than that.
-	base.recent = make([]writeID, maxRecent)
-	claim.LeaseID = strings.Repeat("x", guard.MaxLeaseIDLen)
-	claim.Token, base.mark.Token = guard.MaxToken, guard.MaxToken
-	settled.Token, later.Token = guard.MaxToken-2, guard.MaxToken-1
-	base.body = encodeJSON(pointer{Data: "d", Token: guard.MaxToken, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
-	if w := o.tombstone("k", base, claim, id); len(w.body)+len(w.trailer) != tombstoneSize {
-		t.Errorf("the longest tombstone has %d bytes, the others %d", len(w.body)+len(w.trailer), tombstoneSize)
-	}
-}
-
-// The cases of the format's table, and of modes that must not be mixed.
-func TestFormatCases(t *testing.T) {
-	text, err := os.ReadFile("testdata/cases.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	type side struct {
-		ETag  string
-		State *struct {
-			Write  string
-			Recent []string
-			Cut    bool
-		}
-	}
-	var cases []struct {
-		Name, Do, Write, Verdict, Writer, Object string
-		Base, Now                                side
-		Doubt, Mixed                             bool
-	}
-	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 30 {
-		t.Fatalf("%d cases, %v", len(cases), err)
-	}
-	id := func(text string) writeID {
-		id, ok := parseWriteID(text)
-		if !ok {
-			t.Fatalf("write ID %q", text)
-		}
-		return id
-	}
-	stateOf := func(s side) *state {
-		out := &state{etag: s.ETag}
-		if s.State == nil {
-			return out
-		}
-		out.kind, out.id, out.cut = kindSealed, id(s.State.Write), s.State.Cut
-		for _, text := range s.State.Recent {
-			out.recent = append(out.recent, id(text))
-		}
-		return out
-	}
-	kinds := map[string]kind{}
-	for k, name := range kindNames {
-		kinds[name] = k
-	}
-	for _, c := range cases {
-		if c.Do == "mixed" {
-			o := &fenced{kind: kinds[c.Writer]}
-			if err := o.writable(guard.Claim{}, "k", &state{kind: kinds[c.Object]}); (err != nil) != c.Mixed {
-				t.Errorf("%s: %v", c.Name, err)
-			}
-			continue
-		}
-		verdict := map[fate]string{fateApplied: "written", fatePending: "contradiction", fateLost: "decide", fateUnknown: "decide"}
-		if c.Doubt {
-			verdict[fatePending], verdict[fateUnknown] = "again", "unknown"
-		}
-		if got := verdict[fateOf(id(c.Write), stateOf(c.Base), stateOf(c.Now))]; got != c.Verdict {
-			t.Errorf("%s: %s, want %s", c.Name, got, c.Verdict)
-		}
-	}
-}
-
 func sealOf(key, body, lease string, recent int) *seal {
 	s := &seal{
-		state: state{kind: kindSealed, mark: guard.Mark{Token: guard.MaxToken, LeaseID: lease}, id: newWriteID(), cut: recent%2 == 1},
-		key:   keySum(key), length: uint64(len(body)), crc: crc32.Checksum([]byte(body), castagnoli),
+		version: version{kind: kindSealed, mark: guard.Mark{Token: guard.MaxToken, LeaseID: lease}, id: newWriteID(), cut: recent%2 == 1},
+		key:     keySum(key), length: uint64(len(body)), crc: crc32.Checksum([]byte(body), castagnoli),
 	}
 	for range recent {
 		s.recent = append(s.recent, newWriteID())
@@ -360,11 +199,11 @@ func sealOf(key, body, lease string, recent int) *seal {
 	return s
 }
 
-var eleven = state{kind: kindSealed, mark: guard.Mark{Token: 11, LeaseID: "a"}, id: writeID{1}, recent: []writeID{{2}}}
+var eleven = version{kind: kindSealed, mark: guard.Mark{Token: 11, LeaseID: "a"}, id: writeID{1}, recent: []writeID{{2}}}
 
 // The format is stored: every later build must read what is written today.
 func TestTrailerIsStable(t *testing.T) {
-	s := &seal{state: eleven, key: keySum("k"), length: 4, crc: 0xfeedface}
+	s := &seal{version: eleven, key: keySum("k"), length: 4, crc: 0xfeedface}
 	got := hex.EncodeToString(s.append([]byte("body")))
 	const want = "626f6479010300018254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a000000000000000b010000000000000000000000000000000000000000000004feedface016102000000000000000000000000000000a78c6533f5e4c47798d36425aba6fc260000006a66656e6365706f73742f7333"
 	if got != want {
@@ -374,7 +213,7 @@ func TestTrailerIsStable(t *testing.T) {
 
 func TestGzipTrailerIsStable(t *testing.T) {
 	body := append([]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\x01\x04\x00\xfb\xff"), "body\x1a\x9d\x4c\x6b\x04\x00\x00\x00"...)
-	s := &seal{state: eleven, key: keySum("k"), length: uint64(len(body)), crc: 0xfeedface}
+	s := &seal{version: eleven, key: keySum("k"), length: uint64(len(body)), crc: 0xfeedface}
 	s.kind, s.content = kindGzip, 4
 	object := s.append(bytes.Clone(body))
 	got := hex.EncodeToString(object[len(body):])
@@ -434,36 +273,6 @@ func FuzzParseSeal(f *testing.F) {
 	})
 }
 
-func TestFate(t *testing.T) {
-	a, b, c := newWriteID(), newWriteID(), newWriteID()
-	absent := state{}
-	made := func(id writeID, etag string, recent ...writeID) state {
-		return state{kind: kindSealed, etag: etag, id: id, recent: recent}
-	}
-	cut := made(c, "3", b)
-	cut.cut = true
-	for name, x := range map[string]struct {
-		base, now state
-		want      fate
-	}{
-		"ours is there":                {absent, made(b, "1"), fateApplied},
-		"ours was there":               {made(a, "1"), made(c, "3", b, a), fateApplied},
-		"nothing happened":             {made(a, "1"), made(a, "1"), fatePending},
-		"still absent":                 {absent, absent, fatePending},
-		"another over the base":        {made(a, "1"), made(c, "2", a), fateLost},
-		"another created it":           {absent, made(c, "1"), fateLost},
-		"created, but long ago":        {absent, state{kind: kindSealed, etag: "9", id: c, cut: true}, fateUnknown},
-		"the list does not go so far":  {made(a, "1"), made(c, "9"), fateUnknown},
-		"deleted unfenced":             {made(a, "1"), absent, fateUnknown},
-		"overwritten unfenced":         {made(a, "1"), state{kind: kindUnfenced, etag: "7"}, fateUnknown},
-		"ours, and a list that is cut": {absent, cut, fateApplied},
-	} {
-		if got := fateOf(b, &x.base, &x.now); got != x.want {
-			t.Errorf("%s: %d, want %d", name, got, x.want)
-		}
-	}
-}
-
 // The most that deflate can pack into so many bytes.
 func TestGzipRatio(t *testing.T) {
 	for content, ok := range map[int64]bool{0: true, 1032 * 20: true, 1032*20 + 1: false} {
@@ -476,21 +285,106 @@ func TestGzipRatio(t *testing.T) {
 	}
 }
 
-// No bit of a stored object can change unnoticed.
-func TestEveryBit(t *testing.T) {
-	b := &Bucket{}
-	w := b.sealedWrite("k", state{kind: kindSealed, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), recent: []writeID{newWriteID()}}, Headers{}, []byte("body"))
-	object := append(w.body, w.trailer...)
-	_, fencing := split(w.in.Metadata)
-	h := head{fencing: fencing, size: int64(len(object))}
-	if _, err := parse("k", h, object); err != nil {
+// Which ETags are the MD5 of the content.
+func TestIsMD5(t *testing.T) {
+	sum := md5.Sum([]byte("body"))
+	text := hex.EncodeToString(sum[:])
+	for etag, want := range map[string]bool{
+		text: true, `"` + text + `"`: true, strings.ToUpper(text): true, strings.Repeat("0", 32): false, text[1:]: false, "": false,
+	} {
+		if isMD5(etag, sum) != want {
+			t.Errorf("isMD5(%s) = %v", etag, !want)
+		}
+	}
+}
+
+// Metadata may be as long as S3 takes next to what this package adds, to the last byte.
+func TestMetadataLimit(t *testing.T) {
+	long := Headers{Metadata: map[string]string{"a": strings.Repeat("x", maxMetadata-maxReserved)}}
+	if _, err := long.validate(); !errors.Is(err, guard.ErrInvalid) {
+		t.Errorf("one byte too many: %v", err)
+	}
+	h := Headers{Metadata: map[string]string{"A": strings.Repeat("x", maxMetadata-maxReserved-1)}}
+	if got, err := h.validate(); err != nil || len(got.Metadata) != 1 || got.Metadata["a"] != h.Metadata["A"] {
+		t.Errorf("as much as may be: %v", err)
+	}
+	// With all that this package adds, it stays within S3's limit.
+	s := version{kind: kindPlain, mark: guard.Mark{Token: guard.MaxToken, LeaseID: strings.Repeat("é", guard.MaxLeaseIDLen/2)}, cut: true}
+	s.recent = make([]writeID, maxRecentPlain)
+	total := 0
+	for name, value := range s.metadata(nil) {
+		total += len(name) + len(value)
+	}
+	if total > maxReserved || total < maxReserved-12 {
+		t.Errorf("the reserved metadata can have %d bytes, maxReserved is %d", total, maxReserved)
+	}
+}
+
+// A pointer, and the tombstone that takes its place, is stored with when it was at
+// which data.
+func TestPointersAreStored(t *testing.T) {
+	at := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
+	settled, later := since{3, at.Add(-3 * time.Hour)}, since{5, at.Add(-2 * time.Hour)}
+	base := &version{kind: kindPointer, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), modified: at}
+	base.body = encodeJSON(pointer{Note: "n", Data: "d", Token: 7, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	claim, id := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}, newWriteID()
+	o := &fenced{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, kind: kindPointer}
+	rewritten, err := o.rewrite("k", base, claim, id)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 8 * len(object) {
-		object[i/8] ^= 1 << (i % 8)
-		if _, err := parse("k", h, object); !errors.As(err, new(*DamagedError)) {
+	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
+	for name, c := range map[string]struct {
+		w    *write
+		kind kind
+		want pointer
+	}{
+		"written": {base.follow(kindPointer, claim, id).pointing("k", base, made, time.Hour), kindPointer, made},
+		"raised":  {rewritten, kindPointer, pointer{Data: "d", Token: 7, Length: 4, CRC: "00000001"}},
+		"deleted": {base.tombstone("k", claim, id, time.Hour), kindTombstone, pointer{Token: 9}},
+	} {
+		c.want.Settled, c.want.Later = &later, &since{7, at}
+		got := c.w.next.pointer()
+		if got.Note == "" || got.Note == "n" {
+			t.Errorf("%s: the note is %q", name, got.Note)
+		}
+		got.Note = ""
+		if string(encodeJSON(got)) != string(encodeJSON(c.want)) {
+			t.Errorf("%s: %s, want %s", name, encodeJSON(got), encodeJSON(c.want))
+		}
+		size := len(c.w.body)
+		if c.w.next.kind != c.kind || c.w.next.id != id || c.w.next.mark != (guard.Mark{Token: 9, LeaseID: "b"}) ||
+			c.w.headers.ContentType != "application/json" {
+			t.Errorf("%s: %+v", name, c.w.next)
+		}
+		if c.kind == kindTombstone && size != tombstoneSize {
+			t.Errorf("a tombstone has %d bytes", size)
+		}
+	}
+	// The longest tombstone has no padding, and no more than that.
+	base.recent = make([]writeID, maxRecent)
+	claim.LeaseID = strings.Repeat("x", guard.MaxLeaseIDLen)
+	claim.Token, base.mark.Token = guard.MaxToken, guard.MaxToken
+	settled.Token, later.Token = guard.MaxToken-2, guard.MaxToken-1
+	base.body = encodeJSON(pointer{Data: "d", Token: guard.MaxToken, Length: 4, CRC: "00000001", Settled: &settled, Later: &later})
+	if w := base.tombstone("k", claim, id, time.Hour); len(w.body) != tombstoneSize {
+		t.Errorf("the longest tombstone has %d bytes, the others %d", len(w.body), tombstoneSize)
+	}
+}
+
+// No bit of a stored object can change unnoticed.
+func TestEveryBit(t *testing.T) {
+	w := version{kind: kindSealed, mark: guard.Mark{Token: 7, LeaseID: "a"}, id: newWriteID(), recent: []writeID{newWriteID()}}.sealed("k", Headers{}, []byte("body"))
+	_, fencing := split(w.metadata)
+	o := &object{fencing: fencing, size: int64(len(w.body)), content: w.body}
+	if _, err := parse("k", o); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 8 * len(w.body) {
+		w.body[i/8] ^= 1 << (i % 8)
+		if _, err := parse("k", o); !errors.As(err, new(*DamagedError)) {
 			t.Errorf("bit %d: %v", i, err)
 		}
-		object[i/8] ^= 1 << (i % 8)
+		w.body[i/8] ^= 1 << (i % 8)
 	}
 }

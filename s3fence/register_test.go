@@ -1,0 +1,467 @@
+package s3fence
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// Each row of the tables that say what becomes of a write, with its reason.
+func TestFates(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		from    fate
+		outcome outcome
+		want    fate
+		why     string
+	}
+	rows := []row{
+		{none, applied, written, "200 with an ETag"},
+		{none, mismatch, denied, "the condition was false, or our own write made it so below us"},
+		{none, raced, open, "a 409 says that two met, not which one stands"},
+		{none, busy, held, "not processed"},
+		{none, refused, declined, "not processed, and will not be"},
+		{none, unsent, withheld, "it never left"},
+		{none, unknown, open, "the response is lost"},
+		{held, applied, written, "the store has time now"},
+		{held, mismatch, denied, "as at first"},
+		{held, raced, open, "as at first"},
+		{held, busy, held, "still no time"},
+		{held, refused, declined, "neither sending was processed"},
+		{held, unsent, declined, "the first was not processed, this one has not left"},
+		{held, unknown, open, "this one may have taken effect"},
+		{open, applied, written, "the same bytes on the same condition: only one copy took effect"},
+		{open, mismatch, open, "the copy before may be why"},
+		{open, raced, open, "the copy before may be the other"},
+		{open, busy, open, "the copy before is still out"},
+		{open, refused, closing, "the copy before is still out, and no other will go"},
+		{open, unsent, closing, "the copy before is still out, and no other can go"},
+		{open, unknown, open, "two are out"},
+	}
+	for _, r := range rows {
+		if got := afterSending[r.from][r.outcome]; got != r.want {
+			t.Errorf("in %d, outcome %d makes %d, want %d: %s", r.from, r.outcome, got, r.want, r.why)
+		}
+	}
+	type look struct {
+		from fate
+		seen sight
+		want fate
+		why  string
+	}
+	looks := []look{
+		{denied, own, written, "something below sent it twice"},
+		{denied, same, contradicted, "the condition is true, and was called false"},
+		{denied, passed, lost, "another write came first"},
+		{denied, beyond, unclear, "a hidden copy may have come first, and more than the list holds since"},
+		{denied, bare, lost, "whoever writes or deletes without a fence takes what a hidden copy left, too"},
+		{denied, unread, open, "a hidden copy may be why it was denied"},
+		{denied, broken, unclear, "no read will show it"},
+		{held, own, written, "the store took it, whatever it said"},
+		{held, same, held, "send it again"},
+		{held, passed, lost, "another write came first"},
+		{held, beyond, unclear, "a hidden copy may have come first"},
+		{held, bare, lost, "as denied"},
+		{held, unread, declined, "the store's word is that nothing was processed"},
+		{held, broken, declined, "as unread"},
+		{open, own, written, "its response was lost"},
+		{open, same, open, "it may be on its way: the same bytes again cannot take effect twice"},
+		{open, passed, lost, "the base is gone, so it never will"},
+		{open, beyond, unclear, "nothing shows it any more"},
+		{open, bare, unclear, "it may have taken effect before"},
+		{open, unread, open, "the next sending shows as much"},
+		{open, broken, unclear, "no read will show it"},
+		{closing, own, written, "its response was lost"},
+		{closing, same, unclear, "it may still be on its way"},
+		{closing, passed, lost, "the base is gone, so it never will"},
+		{closing, beyond, unclear, "nothing shows it any more"},
+		{closing, bare, unclear, "it may have taken effect before"},
+		{closing, unread, unclear, "nothing shows it"},
+		{closing, broken, unclear, "no read will show it"},
+	}
+	for _, r := range looks {
+		if got := afterReading[r.from][r.seen]; got != r.want {
+			t.Errorf("in %d, sight %d makes %d, want %d: %s", r.from, r.seen, got, r.want, r.why)
+		}
+	}
+	for from, want := range map[fate]fate{
+		none: withheld, held: declined, // nothing was processed
+		denied: closing, open: closing, closing: closing, // one more look
+	} {
+		if got := atTheEnd[from]; got != want {
+			t.Errorf("at the end of %d: %d, want %d", from, got, want)
+		}
+	}
+	// Nothing else happens, and would be unclear: every entry is in a row above.
+	set := 0
+	for f := range fate(fates) {
+		for _, to := range afterSending[f] {
+			set += min(int(to), 1)
+		}
+		for _, to := range afterReading[f] {
+			set += min(int(to), 1)
+		}
+	}
+	listed := 0
+	for _, r := range rows {
+		listed += min(int(r.want), 1)
+	}
+	for _, r := range looks {
+		listed += min(int(r.want), 1)
+	}
+	if set != listed {
+		t.Errorf("the tables have %d entries, %d are tested", set, listed)
+	}
+	// No state is left without a way: each that is not final ends with the sendings.
+	for f := range fate(fates) {
+		if !f.final() && !atTheEnd[f].final() && slices.ContainsFunc(afterReading[atTheEnd[f]][:], func(to fate) bool { return !to.final() }) {
+			t.Errorf("%d does not end", f)
+		}
+	}
+}
+
+// What a read shows of a write, by the lists of writes and by the store's times.
+func TestSeen(t *testing.T) {
+	a, b, c := newWriteID(), newWriteID(), newWriteID()
+	absent := version{}
+	made := func(id writeID, etag string, recent ...writeID) version {
+		return version{kind: kindSealed, etag: etag, id: id, recent: recent}
+	}
+	cut := made(c, "3", b)
+	cut.cut = true
+	aged := func(v version, age time.Duration) version {
+		v.modified = time.Unix(1000, 0)
+		v.seen = v.modified.Add(age)
+		return v
+	}
+	undated := aged(made(c, "9"), time.Hour)
+	undated.seen = time.Time{}
+	for name, x := range map[string]struct {
+		base, now version
+		want      sight
+	}{
+		"ours is there":                {absent, made(b, "1"), own},
+		"ours was there":               {made(a, "1"), made(c, "3", b, a), own},
+		"nothing happened":             {made(a, "1"), made(a, "1"), same},
+		"still absent":                 {absent, absent, same},
+		"another over the base":        {made(a, "1"), made(c, "2", a), passed},
+		"another created it":           {absent, made(c, "1"), passed},
+		"created, but long ago":        {absent, version{kind: kindSealed, etag: "9", id: c, cut: true}, beyond},
+		"the list does not go so far":  {made(a, "1"), made(c, "9"), beyond},
+		"deleted unfenced":             {made(a, "1"), absent, bare},
+		"overwritten unfenced":         {made(a, "1"), version{kind: kindUnfenced, etag: "7"}, bare},
+		"ours, and a list that is cut": {absent, cut, own},
+		// Sent ten seconds ago, by the writer's clock.
+		"older than the sending":      {made(a, "1"), aged(made(c, "9"), 12*time.Second+1), passed},
+		"perhaps not older":           {made(a, "1"), aged(made(c, "9"), 12*time.Second), beyond},
+		"a foreign one that is older": {made(a, "1"), aged(version{kind: kindUnfenced, etag: "7"}, time.Hour), passed},
+		"ours, and older":             {made(a, "1"), aged(made(b, "9"), time.Hour), own},
+		"of an unknown age":           {made(a, "1"), undated, beyond},
+	} {
+		if got := seen(b, &x.base, &x.now, 10*time.Second); got != x.want {
+			t.Errorf("%s: %d, want %d", name, got, x.want)
+		}
+	}
+	if past := time.Now().Add(-time.Minute); ago(past) < time.Minute || ago(past.Round(0)) < time.Minute || ago(time.Now()) > time.Minute {
+		t.Error("ago")
+	}
+}
+
+// script is a driver whose results are written down: of puts and of reads, one after the
+// other. The last of each is repeated.
+type script struct {
+	driver
+	puts   []result
+	reads  []any // an object or an error
+	sent   []condition
+	looked int
+	before func(put int) // is called before the result of a put
+}
+
+func (s *script) put(_ context.Context, _ string, over condition, _ payload) result {
+	s.sent = append(s.sent, over)
+	if s.before != nil {
+		s.before(len(s.sent))
+	}
+	return s.puts[min(len(s.sent), len(s.puts))-1]
+}
+
+func (s *script) get(context.Context, string, int, int64) (*object, error) {
+	s.looked++
+	switch next := s.reads[min(s.looked, len(s.reads))-1].(type) {
+	case *object:
+		return next, nil
+	case error:
+		return nil, next
+	}
+	panic("no object and no error")
+}
+
+// on is the register over a script.
+func (s *script) on() *register {
+	r := newRegister(s, &Options{MaxBody: 1 << 20, CacheSize: 10})
+	r.delay = time.Microsecond
+	return r
+}
+
+// object is a stored version.
+func (w *write) object(etag string) *object {
+	user, fencing := split(w.metadata)
+	return &object{etag: etag, size: int64(len(w.body)), content: w.body, headers: Headers{Metadata: user}, fencing: fencing}
+}
+
+// What becomes of a write, with how many requests, whatever the store and the network do.
+// No server is needed for it.
+func TestWritesByScript(t *testing.T) {
+	t.Parallel()
+	first := version{kind: kindSealed, mark: guard.Mark{Token: 4}, id: newWriteID()}.sealed("k", Headers{}, []byte("first"))
+	before := first.object(`"1"`)
+	base, err := parse("k", before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := guard.Claim{Resource: "r", Token: 5}
+	mine := func() *write {
+		return base.follow(kindSealed, claim, writeID{7}).sealed("k", Headers{}, []byte("mine"))
+	}
+	made := mine()
+	after := made.object(`"2"`)
+	other := base.follow(kindSealed, claim, newWriteID()).sealed("k", Headers{}, []byte("other")).object(`"3"`)
+	far := version{kind: kindSealed, mark: guard.Mark{Token: 9}, id: newWriteID(), cut: true}.sealed("k", Headers{}, []byte("far")).object(`"4"`)
+	broken := first.object(`"1"`)
+	broken.content = broken.content[1:]
+	broken.size--
+	var (
+		ok    = result{outcome: applied, etag: `"2"`}
+		no    = result{outcome: mismatch, err: errors.New("412")}
+		doubt = result{outcome: unknown, err: errors.New("lost")}
+		race  = result{outcome: raced, err: errors.New("409")}
+		later = result{outcome: busy, err: errors.New("SlowDown")}
+		never = result{outcome: refused, err: errors.New("403")}
+		kept  = result{outcome: unsent, err: errors.New("no credentials")}
+		down  = errors.New("503")
+	)
+	for name, c := range map[string]struct {
+		puts        []result
+		reads       []any
+		want        fate
+		sent, looks int
+	}{
+		"applied":                            {[]result{ok}, nil, written, 1, 0},
+		"applied, response lost":             {[]result{doubt}, []any{after}, written, 1, 1},
+		"request lost":                       {[]result{doubt, ok}, []any{before}, written, 2, 1},
+		"both lost":                          {[]result{doubt, doubt}, []any{before, after}, written, 2, 2},
+		"overtaken":                          {[]result{no}, []any{other}, lost, 1, 1},
+		"overtaken far":                      {[]result{no}, []any{far}, unclear, 1, 1},
+		"lost, then overtaken":               {[]result{doubt}, []any{other}, lost, 1, 1},
+		"lost, then overtaken far":           {[]result{doubt}, []any{far}, unclear, 1, 1},
+		"sent twice below":                   {[]result{no}, []any{after}, written, 1, 1},
+		"denied without reason":              {[]result{no}, []any{before}, contradicted, 1, 1},
+		"denied, unreadable, then denied":    {[]result{no}, []any{down, after}, written, 2, 2},
+		"denied and never readable":          {[]result{no}, []any{down}, unclear, maxSends, maxSends + 1},
+		"raced":                              {[]result{race, ok}, []any{before}, written, 2, 1},
+		"busy, then applied":                 {[]result{later, later, ok}, []any{before}, written, 3, 2},
+		"busy for ever":                      {[]result{later}, []any{before}, declined, maxSends, maxSends},
+		"busy, and nothing can be read":      {[]result{later}, []any{down}, declined, 1, 1},
+		"refused":                            {[]result{never}, nil, declined, 1, 0},
+		"lost, then refused":                 {[]result{doubt, never}, []any{before}, unclear, 2, 2},
+		"lost, then refused, but applied":    {[]result{doubt, never}, []any{before, after}, written, 2, 2},
+		"never left":                         {[]result{kept}, nil, withheld, 1, 0},
+		"lost, then nothing leaves":          {[]result{doubt, kept}, []any{before}, unclear, 2, 2},
+		"busy, then nothing leaves":          {[]result{later, kept}, []any{before}, declined, 2, 1},
+		"lost for ever":                      {[]result{doubt}, []any{before}, unclear, maxSends, maxSends + 1},
+		"lost, and damaged":                  {[]result{doubt}, []any{broken}, unclear, 1, 2},
+		"lost, and damaged for a moment":     {[]result{doubt}, []any{broken, after}, written, 1, 2},
+		"lost, and the read is cut":          {[]result{doubt}, []any{&cutError{down}, after}, written, 1, 2},
+		"lost, and the object seems absent":  {[]result{doubt}, []any{&failure{err: errors.New("404 of a proxy")}, after}, written, 2, 2},
+		"lost, and the object is gone":       {[]result{doubt}, []any{errAbsent}, unclear, 1, 1},
+		"denied, and the object is gone":     {[]result{no}, []any{errAbsent}, lost, 1, 1},
+		"lost, overwritten by a foreign one": {[]result{doubt}, []any{&object{etag: `"5"`}}, unclear, 1, 1},
+	} {
+		s := &script{puts: c.puts, reads: c.reads}
+		now, got, err := s.on().write(t.Context(), "k", &base, mine(), false)
+		if got != c.want || len(s.sent) != c.sent || s.looked != c.looks || err == nil && got != written {
+			t.Errorf("%s: fate %d after %d sendings and %d reads, want %d, %d and %d: %v", name, got, len(s.sent), s.looked, c.want, c.sent, c.looks, err)
+		}
+		for _, over := range s.sent {
+			if over != `"1"` {
+				t.Errorf("%s: sent over %s", name, over)
+			}
+		}
+		if got == written && now.id != (writeID{7}) {
+			t.Errorf("%s: the version is %+v", name, now)
+		}
+	}
+}
+
+// A write whose context ends is looked for once more, and what has not left is not unclear.
+func TestEndOfContextByScript(t *testing.T) {
+	t.Parallel()
+	base := version{kind: kindSealed, etag: `"1"`, id: newWriteID()}
+	next := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 5}, writeID{7})
+	mine := func() *write { return next.sealed("k", Headers{}, nil) }
+	other := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 6}, newWriteID()).sealed("k", Headers{}, nil).object(`"3"`)
+	for name, c := range map[string]struct {
+		at    int // the sending at which it ends, 0 for before
+		put   outcome
+		read  any
+		want  fate
+		looks int
+	}{
+		"before":                     {0, unknown, nil, withheld, 0},
+		"lost, and applied":          {1, unknown, mine().object(`"2"`), written, 1},
+		"lost, and overtaken":        {1, unknown, other, lost, 1},
+		"lost, and unreadable":       {1, unknown, errors.New("down"), unclear, 1},
+		"denied below, and applied":  {1, mismatch, mine().object(`"2"`), written, 1},
+		"denied, and unreadable":     {1, mismatch, errors.New("down"), unclear, 1},
+		"busy":                       {1, busy, nil, declined, 0},
+		"refused":                    {1, refused, nil, declined, 0},
+		"applied, and then it ended": {1, applied, nil, written, 0},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &script{puts: []result{{outcome: c.put, etag: `"2"`, err: errors.New("?")}}, reads: []any{c.read}, before: func(int) { cancel() }}
+		if c.at == 0 {
+			cancel()
+		}
+		_, got, _ := s.on().write(ctx, "k", &base, mine(), false)
+		if got != c.want || s.looked != c.looks || len(s.sent) != c.at {
+			t.Errorf("%s: fate %d after %d reads, want %d after %d", name, got, s.looked, c.want, c.looks)
+		}
+	}
+}
+
+// A time that a successor or a collector relies on is the store's.
+func TestTimesAreTheStores(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+	base := version{kind: kindSealed, etag: `"1"`}
+	for _, date := range []time.Time{at, {}} {
+		s := &script{puts: []result{{outcome: applied, etag: `"2"`, date: date}}}
+		r := s.on()
+		next := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 5}, writeID{7})
+		now, _, _ := r.write(t.Context(), "k", &base, next.sealed("k", Headers{}, nil), false)
+		if kept, _ := r.cached("k"); !now.modified.Equal(date) || !kept.modified.Equal(date) {
+			t.Errorf("a write that the store dated %v is of %v, remembered as of %v", date, now.modified, kept.modified)
+		}
+	}
+}
+
+// What is remembered of an object, and which others make room for it.
+func TestRemember(t *testing.T) {
+	b := newRegister(nil, &Options{CacheSize: 2})
+	good := version{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
+	b.remember("k", good)
+	if s, ok := b.cached("k"); !ok || s.etag != `"e"` || s.body != nil || s.headers != nil {
+		t.Errorf("remembered is %+v, %v", s, ok)
+	}
+	for name, change := range map[string]func(*version){
+		"no ETag": func(s *version) { s.etag = "" }, "a weak ETag": func(s *version) { s.etag = `W/"e"` },
+		"absent": func(s *version) { s.kind = kindAbsent }, "unfenced": func(s *version) { s.kind = kindUnfenced },
+	} {
+		s := good
+		change(&s)
+		b.remember("k", good)
+		b.remember("k", s)
+		if _, ok := b.cached("k"); ok {
+			t.Errorf("%s is remembered", name)
+		}
+	}
+	for _, k := range []kind{kindPlain, kindSealed, kindGzip, kindPointer, kindTombstone} {
+		s := good
+		s.kind = k
+		b.remember("k", s)
+		if s, ok := b.cached("k"); !ok || (s.body != nil) != (k == kindPointer || k == kindTombstone) {
+			t.Errorf("kind %s: %v, %q", kindNames[k], ok, s.body)
+		}
+	}
+	b.forget("k")
+	if _, ok := b.cached("k"); ok {
+		t.Error("what is forgotten is remembered")
+	}
+	for i := range 5 {
+		b.remember(fmt.Sprint(i), good)
+		b.remember(fmt.Sprint(i), good) // what is there takes no room
+		if _, ok := b.cached(fmt.Sprint(i)); !ok || len(b.cache) != min(i+1, 2) {
+			t.Errorf("%d are remembered after %d", len(b.cache), i+1)
+		}
+	}
+	none := newRegister(nil, &Options{CacheSize: -1})
+	none.remember("k", good)
+	if len(none.cache) != 0 {
+		t.Error("a cache that is turned off remembers")
+	}
+}
+
+// The cases of the format's table, and of modes that must not be mixed.
+func TestFormatCases(t *testing.T) {
+	text, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type side struct {
+		ETag  string
+		State *struct {
+			Write  string
+			Recent []string
+			Cut    bool
+		}
+	}
+	var cases []struct {
+		Name, Do, Write, Verdict, Writer, Object string
+		Base, Now                                side
+		Doubt, Mixed, Older                      bool
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 30 {
+		t.Fatalf("%d cases, %v", len(cases), err)
+	}
+	id := func(text string) writeID {
+		id, ok := parseWriteID(text)
+		if !ok {
+			t.Fatalf("write ID %q", text)
+		}
+		return id
+	}
+	stateOf := func(s side) *version {
+		out := &version{etag: s.ETag}
+		if s.State == nil {
+			return out
+		}
+		out.kind, out.id, out.cut = kindSealed, id(s.State.Write), s.State.Cut
+		for _, text := range s.State.Recent {
+			out.recent = append(out.recent, id(text))
+		}
+		return out
+	}
+	kinds := map[string]kind{}
+	for k, name := range kindNames {
+		kinds[name] = k
+	}
+	for _, c := range cases {
+		if c.Do == "mixed" {
+			o := &fenced{kind: kinds[c.Writer]}
+			if err := o.writable(guard.Claim{}, "k", &version{kind: kinds[c.Object]}); (err != nil) != c.Mixed {
+				t.Errorf("%s: %v", c.Name, err)
+			}
+			continue
+		}
+		before, now := denied, stateOf(c.Now)
+		if c.Doubt {
+			before = open
+		}
+		if c.Older {
+			now.modified = time.Unix(1, 0)
+			now.seen = now.modified.Add(time.Minute)
+		}
+		verdict := map[fate]string{written: "written", contradicted: "contradiction", lost: "decide", open: "again", unclear: "unknown"}
+		if got := verdict[afterReading[before][seen(id(c.Write), stateOf(c.Base), now, 0)]]; got != c.Verdict {
+			t.Errorf("%s: %s, want %s", c.Name, got, c.Verdict)
+		}
+	}
+}

@@ -1,0 +1,353 @@
+package s3fence
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// meaning is what an error code says.
+type meaning struct {
+	write outcome // about the write that it responds to
+	setup bool    // it stays until somebody does something; else time, or new credentials, cure it
+	wide  bool    // it is about more than one object
+	says  string  // to people, where BUCKET is the bucket's name
+}
+
+var (
+	expired   = meaning{busy, false, true, "the credentials have expired"} // the next request is signed anew
+	elsewhere = meaning{refused, true, true, "BUCKET is in another region than the client is configured for"}
+	badKeys   = meaning{refused, true, true, "the credentials were refused"}
+	tampered  = meaning{refused, true, true, "the signature was refused: the secret key is wrong, or something on the way has changed a signed header or the body"}
+	badName   = meaning{refused, true, false, "the store cannot hold an object of that name, or not next to the ones that it has"}
+	tooLarge  = meaning{refused, true, false, "the body is longer than the store, or something on the way, takes in one request; use Pointers, or raise that limit"}
+)
+
+// meanings has the codes of Amazon S3 and, where they differ, of versitygw and MinIO.
+//
+// Sources: Amazon S3 User Guide, "How to prevent object overwrites with
+// conditional writes": 412 if the condition is false, 404 for If-Match without
+// an object, 409 if another write or delete was under way, after which the
+// ETag is to be fetched again.
+var meanings = map[string]meaning{
+	"PreconditionFailed":                 {mismatch, false, false, ""},
+	"NoSuchKey":                          {mismatch, false, false, ""},
+	"ConditionalRequestConflict":         {raced, false, false, ""},
+	"OperationAborted":                   {raced, false, false, ""},
+	"SlowDown":                           {busy, false, false, "the store asks for fewer requests"},
+	"TooManyRequests":                    {busy, false, false, "the store asks for fewer requests"},
+	"RequestTimeTooSkewed":               {busy, true, true, "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
+	"RequestTimeout":                     {unknown, false, false, ""},
+	"ExpiredToken":                       expired,
+	"ExpiredTokenException":              expired,
+	"TokenRefreshRequired":               expired,
+	"RequestExpired":                     expired,
+	"NoSuchBucket":                       {refused, true, true, "BUCKET does not exist"},
+	"PermanentRedirect":                  elsewhere,
+	"AuthorizationHeaderMalformed":       elsewhere,
+	"IllegalLocationConstraintException": elsewhere,
+	"SignatureDoesNotMatch":              tampered,
+	"XAmzContentSHA256Mismatch":          tampered,
+	"InvalidAccessKeyId":                 badKeys,
+	"InvalidToken":                       badKeys,
+	"XAdminUserNotFound":                 badKeys, // versitygw's, a 404
+	"AccessDenied":                       {refused, true, false, "access to BUCKET is denied (without s3:ListBucket also for a missing object)"},
+	"InvalidObjectState":                 {refused, true, false, "the object is archived; restore it, or copy it to another storage class, before it can be read or written"},
+	"EntityTooLarge":                     tooLarge,
+	"KeyTooLongError":                    badName,
+	"ExistingObjectIsDirectory":          badName, // versitygw's, as the next
+	"ObjectParentIsFile":                 badName,
+	"NotImplemented":                     {refused, true, true, "the store does not implement the request"},
+}
+
+// meaningOf reads an error through the interfaces that the SDK's errors satisfy. code is
+// the store's own. The meaning of what it does not understand is unknown.
+func meaningOf(err error) (m meaning, code string) {
+	status := httpStatus(err)
+	code = storeCode(err, status)
+	m, known := meanings[code]
+	switch {
+	case status == 0:
+		return meaning{write: unknown}, ""
+	case known && status >= 300 && (code != "NoSuchKey" || status == 404):
+	case status == 412:
+		m = meaning{write: mismatch}
+	case status == 404, status >= 500, status < 300, status == 408, status == 429, status == 409 && code == "":
+		m = meaning{write: unknown}
+	case status == 301:
+		m = elsewhere
+	case status == 403 && code == "":
+		m = meaning{write: refused, wide: true, says: "the response is 403, for the credentials or the rights to BUCKET, and it gives no reason of the store's"}
+	case status == 413:
+		m = tooLarge
+	default:
+		m = meaning{write: refused}
+	}
+	return m, code
+}
+
+// saysAbsent reports the store's own word that there is no such object: nothing else is.
+func saysAbsent(m meaning, code string) bool { return m.write == mismatch && code == "NoSuchKey" }
+
+// failed makes the result of a write or deletion that has an error.
+func (s *sdk) failed(ctx context.Context, way *tracker, over condition, again bool, err error) result {
+	m, code := meaningOf(err)
+	r := result{outcome: m.write, err: s.explain(ctx, m, code, err)}
+	switch {
+	case way.kept():
+		r.outcome = unsent // no credentials, no endpoint, not valid
+	case way.unconnected():
+		r.outcome = busy
+	case over == noObject && saysAbsent(m, code): // that condition is not false for lack of one
+		r.outcome = refused
+	case way.repeated() && !again && r.outcome != raced:
+		r.outcome = unknown // what the response is about is not all that was sent
+	}
+	return r
+}
+
+// readError makes the error of a read.
+func (s *sdk) readError(ctx context.Context, err error) error {
+	if err == nil || errors.As(err, new(*failure)) || errors.As(err, new(*etagError)) || errors.As(err, new(sizeError)) {
+		return err
+	}
+	m, code := meaningOf(err)
+	if saysAbsent(m, code) {
+		return errAbsent
+	}
+	return s.explain(ctx, m, code, err)
+}
+
+func (s *sdk) explain(ctx context.Context, m meaning, code string, err error) error {
+	problem := strings.ReplaceAll(m.says, "BUCKET", "bucket "+strconv.QuoteToASCII(s.bucket))
+	if context.Cause(ctx) == errIdle {
+		problem = "nothing was sent or received for " + s.idle.String() + ", which is Options.RequestTimeout"
+	}
+	return &failure{problem: problem, setup: m.setup, wide: m.wide, fixed: m.write == refused, code: code, err: err}
+}
+
+// httpStatus returns the status of the response that err is about; 0 if there was none,
+// or err does not say.
+func httpStatus(err error) int {
+	var s interface{ HTTPStatusCode() int }
+	if errors.As(err, &s) {
+		return s.HTTPStatusCode()
+	}
+	return 0
+}
+
+// storeCode is the store's name for the error, "" if there is none. The SDK makes names up
+// where a response has none: UnknownError, or one of the status, with the status as the
+// message.
+func storeCode(err error, status int) string {
+	var c interface{ ErrorCode() string }
+	if !errors.As(err, &c) || c.ErrorCode() == "UnknownError" {
+		return ""
+	}
+	text := http.StatusText(status)
+	var m interface{ ErrorMessage() string }
+	if c.ErrorCode() == strings.ReplaceAll(text, " ", "") && errors.As(err, &m) && m.ErrorMessage() == text {
+		return ""
+	}
+	return c.ErrorCode()
+}
+
+// storeSays reports whether err is the store's own refusal by that code.
+func storeSays(err error, code string) bool {
+	f, ok := errors.AsType[*failure](err)
+	return ok && f.code == code
+}
+
+// untouched makes a read ask for the store's own response, not for a stored or a
+// transformed one. The signature does not cover the header, because a proxy may
+// rewrite it.
+func untouched(o *s3.Options) {
+	before(o, func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache, no-store, no-transform") })
+}
+
+// before lets f see each request, once it is signed, before the HTTP client gets it.
+func before(o *s3.Options, f func(*http.Request)) {
+	next := o.HTTPClient
+	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+		f(r)
+		return next.Do(r)
+	})
+}
+
+type httpFunc func(*http.Request) (*http.Response, error)
+
+func (f httpFunc) Do(r *http.Request) (*http.Response, error) { return f(r) }
+
+// once turns off the SDK's retries. After a lost response they would repeat a
+// conditional write on their own, and our own success would come back as 412.
+func once(o *s3.Options) {
+	o.Retryer = aws.NopRetryer{}
+	o.RetryMaxAttempts = 0 // a number would put another retryer around it
+}
+
+// tracker records what became of one request below this package: whether it was handed
+// on at all, whether a connection was found for it, and whether it went out more than
+// once, of which HTTP clients that retry on their own give no other sign.
+type tracker struct {
+	opened atomic.Bool  // the SDK has taken our options, so calls are counted
+	direct atomic.Bool  // the HTTP client is net/http's own: it sends nothing unseen
+	calls  atomic.Int32 // of the HTTP client
+	asked  atomic.Int32 // for a connection
+	given  atomic.Int32
+	wrote  atomic.Int32 // heads of requests on a connection
+	status atomic.Int32 // of the last response
+	page   atomic.Bool  // which has a body
+}
+
+// trace counts what net/http puts on the wire.
+func (t *tracker) trace(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { t.asked.Add(1) }, GotConn: func(httptrace.GotConnInfo) { t.given.Add(1) },
+		WroteHeaders: func() { t.wrote.Add(1) },
+	})
+}
+
+func (t *tracker) option(o *s3.Options) {
+	t.opened.Store(true)
+	switch c := o.HTTPClient.(type) {
+	case *awshttp.BuildableClient:
+		t.direct.Store(true)
+	case *http.Client:
+		_, own := c.Transport.(*http.Transport)
+		t.direct.Store(own || c.Transport == nil)
+	}
+	next := o.HTTPClient
+	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+		t.calls.Add(1)
+		out, err := next.Do(r)
+		if err == nil {
+			t.status.Store(int32(out.StatusCode))
+			t.page.Store(out.ContentLength > 0)
+		}
+		return out, err
+	})
+}
+
+// kept reports whether the SDK was seen not to send the request.
+func (t *tracker) kept() bool { return t.opened.Load() && t.calls.Load() == 0 }
+
+// unconnected reports whether each sending was seen to find no connection.
+func (t *tracker) unconnected() bool {
+	return t.direct.Load() && t.asked.Load() > 0 && t.given.Load() == 0
+}
+
+// repeated reports whether more was sent than the response is about.
+func (t *tracker) repeated() bool { return t.calls.Load() > 1 || t.wrote.Load() > 1 }
+
+// gated holds a request's body back before its last byte. The bytes before it wait in
+// the connection's buffer, so that all requests leave at once.
+type gated struct {
+	io.ReadCloser
+	left int64
+	hold func()
+}
+
+func (b *gated) Read(p []byte) (int, error) {
+	switch {
+	case b.left == 1:
+		b.hold()
+	case b.left > 1 && int64(len(p)) >= b.left:
+		p = p[:b.left-1]
+	}
+	n, err := b.ReadCloser.Read(p)
+	b.left -= int64(n)
+	return n, err
+}
+
+// errIdle is the cause of a context that watch has ended.
+var errIdle = errors.New("no progress")
+
+// watchdog ends a request on which nothing has moved for some time. A limit for the whole
+// would end long bodies on slow lines.
+type watchdog struct {
+	timer *time.Timer
+	after time.Duration
+	end   context.CancelCauseFunc
+}
+
+func watch(ctx context.Context, after time.Duration) (context.Context, *watchdog) {
+	ctx, end := context.WithCancelCause(ctx)
+	return ctx, &watchdog{time.AfterFunc(after, func() { end(errIdle) }), after, end}
+}
+
+func (w *watchdog) stop() { w.timer.Stop(); w.end(nil) }
+
+func (w *watchdog) moved() { w.timer.Reset(w.after) }
+
+// reader notes each read of a response.
+func (w *watchdog) reader(from io.Reader) io.Reader { return &watchedReader{from, w} }
+
+type watchedReader struct {
+	io.Reader
+	w *watchdog
+}
+
+func (r *watchedReader) Read(p []byte) (int, error) {
+	r.w.moved()
+	return r.Reader.Read(p)
+}
+
+// watchedBody notes each read of a request.
+type watchedBody struct {
+	io.ReadSeeker
+	w *watchdog
+}
+
+func (b *watchedBody) Read(p []byte) (int, error) {
+	b.w.moved()
+	return b.ReadSeeker.Read(p)
+}
+
+// amazon begins the endpoint of a client that uses Amazon's own.
+const amazon = "aws "
+
+// endpointOf returns where a client sends its requests; "" if unknown.
+func endpointOf(client S3) string {
+	c, ok := client.(interface{ Options() s3.Options })
+	if !ok {
+		return ""
+	}
+	o := c.Options()
+	// A resolver of the caller's may send each request to another store, and
+	// need not follow BaseEndpoint or Region. The older field is nil unless the
+	// caller, or its aws.Config, has set it.
+	//lint:ignore SA1019 clients that use the deprecated field exist
+	if o.EndpointResolver != nil || reflect.TypeOf(o.EndpointResolverV2) != reflect.TypeOf(s3.NewDefaultEndpointResolverV2()) {
+		return ""
+	}
+	if o.BaseEndpoint != nil {
+		return *o.BaseEndpoint
+	}
+	return amazon + o.Region
+}
+
+// oneStore refuses names that stand for more than one store, or for something that changes
+// what a store responds. No condition holds for all of them.
+func oneStore(bucket, endpoint string) error {
+	arn := strings.SplitN(bucket, ":", 6) // arn:partition:service:region:account:resource
+	switch isARN := len(arn) == 6 && arn[0] == "arn"; {
+	case isARN && arn[2] == "s3" && arn[3] == "", strings.HasSuffix(bucket, ".mrap"), strings.Contains(endpoint, ".s3-global."):
+		return guard.Invalid("bucket", bucket, "is a Multi-Region Access Point, which is several buckets: a mark raised in one is not in the others; name one bucket of them")
+	case isARN && arn[2] == "s3-object-lambda", strings.HasSuffix(bucket, "--ol-s3"):
+		return guard.Invalid("bucket", bucket, "is an Object Lambda access point, which changes what the bucket responds; name the bucket")
+	}
+	return nil
+}
