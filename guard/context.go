@@ -18,8 +18,9 @@ type Lease interface {
 // it in a second one.
 type claimContext struct {
 	context.Context
-	claim Claim
-	lease Lease
+	claim   Claim
+	lease   Lease
+	current func() (Claim, bool) // in place of claim, unless nil
 }
 
 type claimKey struct{}
@@ -38,6 +39,12 @@ func WithClaim(ctx context.Context, claim Claim) context.Context {
 	return &claimContext{Context: ctx, claim: claim}
 }
 
+// WithCurrentClaim returns a context whose claim is what current returns at each call
+// of [ClaimFrom]: for a stream, whose messages may come under one claim after the other.
+func WithCurrentClaim(ctx context.Context, current func() (Claim, bool)) context.Context {
+	return &claimContext{Context: ctx, current: current}
+}
+
 // WithLease returns a context that carries lease and its claim.
 func WithLease(ctx context.Context, lease Lease) context.Context {
 	return &claimContext{Context: ctx, claim: lease.Claim(), lease: lease}
@@ -46,10 +53,14 @@ func WithLease(ctx context.Context, lease Lease) context.Context {
 // ClaimFrom returns the claim of the innermost [WithClaim] or [WithLease], and
 // whether there is one.
 func ClaimFrom(ctx context.Context) (Claim, bool) {
-	if c, ok := ctx.Value(claimKey{}).(*claimContext); ok {
-		return c.claim, true
+	c, ok := ctx.Value(claimKey{}).(*claimContext)
+	switch {
+	case !ok:
+		return Claim{}, false
+	case c.current != nil:
+		return c.current()
 	}
-	return Claim{}, false
+	return c.claim, true
 }
 
 // LeaseFrom returns the lease of the innermost [WithLease], and whether there

@@ -18,9 +18,9 @@
 // with a higher claim; marks are never lowered. To take over is to raise the
 // mark before reading, so that what was read cannot be overwritten by an older
 // holder that is still writing (promise P2: comparing only at write time does
-// not give this). A resource has exactly one mark: two surfaces that guard one
-// resource share it, and a raise protects only the writes that are compared
-// with the mark it raised; [RaiseAll] raises those of several places.
+// not give this). A resource has exactly one mark in each place (a row, a database, a
+// service, an object), and a raise protects only the writes that are compared with the
+// mark it raised; [RaiseAll] raises those of several places.
 //
 // A resource's name is declared once, as a [Template], and every surface builds
 // the same bytes from it (promise P9): the lease client asks the template for a

@@ -154,8 +154,13 @@ type FailedError struct {
 
 // Unavailable returns a [*FailedError] of [ReasonUnavailable]: nothing was
 // written, and a retry may succeed. A cause that is [ErrSetup] makes it one of
-// [ReasonSetup], as [Setup] does.
+// [ReasonSetup], as [Setup] does. A cause that has a [*LostError] gives that: the lease
+// was over before anything was written, and no store was unavailable.
 func Unavailable(op string, claim Claim, cause error) error {
+	var lost *LostError
+	if errors.As(cause, &lost) {
+		return lost
+	}
 	if errors.Is(cause, ErrSetup) {
 		return Setup(op, claim, cause)
 	}

@@ -69,7 +69,7 @@ func (m *Memory) Admit(ctx context.Context, claim Claim) (Mark, error) {
 		return Mark{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return Mark{}, Unavailable("admit", claim, err)
+		return Mark{}, Unavailable("admit", claim, context.Cause(ctx))
 	}
 	m.mu.RLock()
 	mark, _ := m.mark(claim.Resource)

@@ -7,7 +7,7 @@ import (
 
 // Observer receives events from the guards and the lease client, for metrics
 // and audit. It is called synchronously, so it must be quick, must not block
-// and must be safe for concurrent use. A nil Observer costs nothing.
+// and must be safe for concurrent use. A nil Observer is none.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
@@ -34,7 +34,7 @@ const (
 	OpRenew       Op = "renew"
 	OpRelease     Op = "release"
 	OpLost        Op = "lost"    // a held lease ended before its holder released it
-	OpContend     Op = "contend" // an acquire found the lease held; once per call
+	OpContend     Op = "contend" // an acquire found the lease held, or a raise an older holder at work; once per call
 	OpReclaim     Op = "reclaim" // a grant replaced a lease that had expired unreleased
 	OpForceUnlock Op = "force_unlock"
 )

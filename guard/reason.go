@@ -28,8 +28,9 @@ var (
 	// ErrMisdirected: the claim is for a resource other than the one being
 	// written. Nothing was sent or changed. It is also ErrInvalid.
 	ErrMisdirected = errors.New("claim for another resource")
-	// ErrMissing: no token was presented at all. It is also ErrInvalid.
-	ErrMissing = errors.New("fencing token missing")
+	// ErrMissing: something that has to be given was not: a token, a lease ID, the
+	// name of a resource, a proof. It is also ErrInvalid.
+	ErrMissing = errors.New("missing")
 	// ErrSetup: something is wrong that a person has to put right, and that no
 	// retry cures: the schema is missing, too old or too new for this build, a
 	// right or a bucket is missing, the client is closed. Nothing was written.
@@ -127,3 +128,79 @@ func ReasonOf(err error) Reason {
 	}
 	return ReasonOther
 }
+
+// Outcome is what a [Reason] means for whoever watches a service: logs, metrics and
+// alerts name their lines and series by it.
+type Outcome string
+
+// The outcomes.
+const (
+	// Admitted: the claim was let through.
+	Admitted Outcome = "admitted"
+	// Rejected: the claim was refused, by comparison with the mark or for what it
+	// lacks. Some are normal after a takeover.
+	Rejected Outcome = "rejected"
+	// Failed: the claim could not be judged, or the write not carried out: a store
+	// that is down or not set up, an unknown outcome, an error of another kind.
+	Failed Outcome = "failed"
+	// LostLease: the lease was over by the holder's clock, and nothing was sent.
+	LostLease Outcome = "lost"
+)
+
+// Outcome returns what r means. A string that is not a reason has failed.
+func (r Reason) Outcome() Outcome {
+	switch r {
+	case ReasonNone:
+		return Admitted
+	case ReasonStale, ReasonSpent, ReasonConflict, ReasonMarkAhead, ReasonNotFound, ReasonUnfenced, ReasonInvalid, ReasonMisdirected, ReasonMissing:
+		return Rejected
+	case ReasonLeaseLost:
+		return LostLease
+	}
+	return Failed
+}
+
+// ReasonFor returns the reason of an error that the code which handles claim has
+// returned, as far as the error speaks of that claim. It is [ReasonOther] for
+//
+//   - what another service said ([ElsewhereError]),
+//   - the refusal, failure or lost lease of another claim,
+//   - a claim that is missing or misdirected: this one was neither.
+//
+// A sentinel without facts counts, because somebody chose it. Servers use ReasonFor so
+// that their caller does not stop, or repeat, for what happened somewhere else.
+func ReasonFor(claim Claim, err error) Reason {
+	reason := ReasonOf(err)
+	var elsewhere *ElsewhereError
+	var rejected *RejectedError
+	var failed *FailedError
+	var lost *LostError
+	about := claim
+	switch {
+	case errors.As(err, &elsewhere), reason == ReasonMissing, reason == ReasonMisdirected:
+		return ReasonOther
+	case errors.As(err, &rejected):
+		about = rejected.Claim
+	case errors.As(err, &lost):
+		about = lost.Claim
+	case errors.As(err, &failed):
+		if about = failed.Claim; about.Token == NoToken && about.Resource == claim.Resource {
+			about = claim // it concerns the resource
+		}
+	}
+	if about != claim {
+		return ReasonOther
+	}
+	return reason
+}
+
+// ElsewhereError is what another service has said, as a client of that service has
+// read it: [errors.Is] and [errors.As] find all of Err, but it says nothing about the
+// claims that this process handles ([ReasonFor]). httpfence.ErrorFrom returns one.
+type ElsewhereError struct{ Err error }
+
+// Error is Err's.
+func (e *ElsewhereError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *ElsewhereError) Unwrap() error { return e.Err }

@@ -99,7 +99,7 @@ func TestMethods(t *testing.T) {
 		free []string
 	}{
 		"default":     {nil, []string{"GET", "HEAD", "OPTIONS", "TRACE"}},
-		"none":        {&Options{UnguardedMethods: []string{}}, nil},
+		"none":        {&Options{GuardAllMethods: true}, nil},
 		"only DELETE": {&Options{UnguardedMethods: []string{"DELETE"}}, []string{"DELETE"}},
 		"lower case":  {&Options{UnguardedMethods: []string{"get"}}, nil},
 	} {

@@ -138,7 +138,7 @@ func BenchmarkOverhead(b *testing.B) {
 func BenchmarkProof(b *testing.B) {
 	x := newBench(b, 1, "5")
 	key := proof.NewPrivateKey()
-	keys := guard.Must(proof.NewKeys(b.Context(), proof.Static(key.Public())))
+	keys := guard.Must(proof.NewKeys(b.Context(), proof.Static(key.Public()), nil))
 	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return "bench", nil })
 	claim := guard.Claim{Resource: "acct-000000", Token: 5, LeaseID: "b"}
 	x.r.Header.Set(proof.Header, guard.Must(guard.Must(proof.NewSigner(key, nil)).Sign(claim, "bench", time.Now().Add(time.Hour))))

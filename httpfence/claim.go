@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -14,11 +13,11 @@ const (
 	// TokenHeader carries the fencing token: exactly one field line whose
 	// value is accepted by [guard.ParseToken].
 	TokenHeader = "X-Fencing-Token"
-	// LeaseHeader carries the lease ID: exactly one field line, or none if
-	// [Options.TokenOnly] allows it.
+	// LeaseHeader carries the lease ID, percent-encoded ([Encode]): exactly one
+	// field line, or none if [Options.TokenOnly] allows it.
 	LeaseHeader = "X-Fencing-Lease"
 	// ResourceHeader carries the name of the resource that the claim is for,
-	// percent-encoded ([EncodeResource]): exactly one field line, or none if
+	// percent-encoded ([Encode]): exactly one field line, or none if
 	// [Options.InsecureAnyResource] allows it.
 	ResourceHeader = "X-Fencing-Resource"
 	// ReasonHeader is in the response to each refused request: the
@@ -26,15 +25,15 @@ const (
 	ReasonHeader = "X-Fencing-Reason"
 )
 
-// presented reads into claim what r presents, up to the first error; claim must
-// be zero. It looks at all lines of a field, not just the first as Header.Get
-// does: with two lines, the proxy in front and the handler behind might each
-// use a different one. No error contains a field's value, because errors are
+// presented reads into claim what r presents, up to the first error, and returns the
+// reason of that; claim must be zero. It looks at all lines of a field, not just the first
+// as Header.Get does: with two lines, the proxy in front and the handler behind might
+// each use a different one. No error contains a field's value, because errors are
 // logged, and a bearer token in the wrong field must not be.
 //
 // The token comes before the resource: it is cheap, and a request without a
 // token must not make the resource function query a database.
-func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
+func (m *Middleware) presented(r *http.Request, claim *guard.Claim) (guard.Reason, error) {
 	lines := r.Header[TokenHeader]
 	if len(lines) != 1 {
 		return notOne(TokenHeader, lines)
@@ -47,12 +46,13 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	claim.Token = token
 	if lines = r.Header[LeaseHeader]; len(lines) == 1 {
 		// An empty value does not mean "none", so that there is only one way to
-		// say it. Only HTTP/1.1 removes spaces at its ends.
-		if lines[0] == "" || strings.Trim(lines[0], " ") != lines[0] || guard.ValidateLeaseID(lines[0]) != nil {
+		// say it.
+		lease, ok := decode(lines[0], guard.MaxLeaseIDLen)
+		if !ok || lease == "" || guard.ValidateLeaseID(lease) != nil {
 			return malformed(LeaseHeader, lines[0],
-				"must be 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters or spaces at its ends")
+				"must be a percent-encoded lease ID of 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
 		}
-		claim.LeaseID = lines[0]
+		claim.LeaseID = lease
 	} else if len(lines) > 1 || !m.opts.TokenOnly {
 		return notOne(LeaseHeader, lines)
 	}
@@ -62,7 +62,8 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 	}
 	resource, err := m.resource(r)
 	if err != nil {
-		return &resourceError{err}
+		reason := byResource(err)
+		return reason, &hookError{"resource of the request", err, reason}
 	}
 	claim.Resource = resource
 	if len(named) != 1 || named[0] != resource || !plain(resource) { // nearly never
@@ -70,59 +71,67 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) error {
 		// client's mistake. It stops here and never becomes a mark.
 		if err := guard.ValidateResource(resource); err != nil {
 			claim.Resource = ""
-			return err
+			return guard.ReasonInvalid, err
 		}
 		if len(named) == 1 {
-			claimed, ok := decodeResource(named[0])
+			claimed, ok := decode(named[0], guard.MaxResourceLen)
 			switch {
-			case !ok:
+			case !ok || guard.ValidateResource(claimed) != nil:
 				return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
 			case claimed != resource:
-				return &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
+				return guard.ReasonMisdirected, &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
 			}
 		}
 	}
 	if m.opts.Verify != nil {
-		return m.opts.Verify(*claim, r)
+		if err := m.opts.Verify(*claim, r); err != nil {
+			reason := byVerify(*claim, err)
+			return reason, &hookError{"Options.Verify", err, reason}
+		}
 	}
-	return nil
+	return guard.ReasonNone, nil
 }
 
-func notOne(name string, lines []string) error {
+func notOne(name string, lines []string) (guard.Reason, error) {
 	if len(lines) == 0 {
-		return guard.Missing(name)
+		return guard.ReasonMissing, guard.Missing(name)
 	}
-	return guard.Invalid(name, "", "is given "+strconv.Itoa(len(lines))+" times")
+	return guard.ReasonInvalid, guard.Invalid(name, "", "is given "+strconv.Itoa(len(lines))+" times")
 }
 
-func malformed(name, value, problem string) error {
-	return guard.Invalid(name, "", problem+"; its value has "+strconv.Itoa(len(value))+" bytes and is not shown")
+func malformed(name, value, problem string) (guard.Reason, error) {
+	return guard.ReasonInvalid, guard.Invalid(name, "", problem+"; its value has "+strconv.Itoa(len(value))+" bytes and is not shown")
 }
 
-// EncodeResource returns the value of [ResourceHeader] for a resource, as
-// [url.PathEscape] does.
+// Encode returns the value of [ResourceHeader] for a resource, or of [LeaseHeader] for
+// a lease ID, as [url.PathEscape] does.
 //
-// A server reads any percent-encoding of the same bytes as the same name, so
+// A server reads any percent-encoding of the same bytes as the same text, so
 // the results of encodeURIComponent (JavaScript) and quote (Python) work as well;
 // "%3a", "%3A" and ":" are the same. A space, a comma, a quote and bytes outside
-// ASCII must be encoded: a proxy that joins two lines with a comma makes the
-// value malformed. "+" is a plus sign. Nothing is decoded twice: "%2541" is the
-// name "%41".
-func EncodeResource(resource string) string { return url.PathEscape(resource) }
+// ASCII must be encoded: what a proxy that joins two lines with a comma, trims or folds
+// a value, or changes its encoding has made of it is malformed, and not another value.
+// "+" is a plus sign. Nothing is decoded twice: "%2541" is the text "%41".
+func Encode(text string) string { return url.PathEscape(text) }
 
-// decodeResource returns the name that value encodes, and whether it is a valid
-// one.
-func decodeResource(value string) (string, bool) {
+// decode returns the text that value encodes, and whether it can be one of at most
+// limit bytes.
+func decode(value string, limit int) (string, bool) {
+	escaped := false
 	for i := range len(value) {
 		if !carried(value[i]) {
 			return "", false
 		}
+		escaped = escaped || value[i] == '%'
 	}
-	if len(value) > 3*guard.MaxResourceLen {
+	if len(value) > 3*limit {
 		return "", false
 	}
-	name, err := url.PathUnescape(value)
-	return name, err == nil && guard.ValidateResource(name) == nil
+	if !escaped {
+		return value, true
+	}
+	text, err := url.PathUnescape(value)
+	return text, err == nil
 }
 
 // plain reports whether name is a valid resource that is its own encoding.
@@ -135,5 +144,5 @@ func plain(name string) bool {
 	return name != "" && len(name) <= guard.MaxResourceLen
 }
 
-// carried reports whether c may be in a ResourceHeader as it is.
+// carried reports whether c may be in an encoded field as it is.
 func carried(c byte) bool { return c > ' ' && c < 0x7f && c != ',' && c != '"' }

@@ -32,7 +32,7 @@ func TestMisdirected(t *testing.T) {
 	for surface, guarded := range guardedBy {
 		for _, asked := range []bool{true, false} {
 			t.Run(fmt.Sprint(surface, asked), func(t *testing.T) {
-				s := strictAt(t, guarded, &Options{InsecureAnyResource: !asked, Observer: silent})
+				s := strictAt(t, guarded, &Options{InsecureAnyResource: !asked, Logger: silent})
 				store := s.store
 				if _, err := store.Store.Admit(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "true"}); err != nil {
 					t.Fatal(err)
@@ -73,15 +73,15 @@ func TestResourceField(t *testing.T) {
 		lines []string
 		want  error
 	}{
-		{[]string{EncodeResource(name)}, nil},
+		{[]string{Encode(name)}, nil},
 		{[]string{"t:a%2Cb%25%C3%A4"}, nil},
 		{[]string{"t%3Aa%2Cb%25%C3%A4"}, nil},
 		{[]string{"t%3aa%2cb%25%c3%a4"}, nil},
 		{[]string{"%74:%61%2Cb%25%C3%A4"}, nil},
 		{nil, guard.ErrMissing},
 		{[]string{""}, guard.ErrInvalid},
-		{[]string{EncodeResource(name), EncodeResource(name)}, guard.ErrInvalid},
-		{[]string{EncodeResource(name), "other"}, guard.ErrInvalid},
+		{[]string{Encode(name), Encode(name)}, guard.ErrInvalid},
+		{[]string{Encode(name), "other"}, guard.ErrInvalid},
 		{[]string{"t:a,b%25%C3%A4"}, guard.ErrInvalid},              // a comma: two lines in one
 		{[]string{"t:a%2Cb%25%C3%A4, t:a%2Cb"}, guard.ErrInvalid},   //
 		{[]string{"t:a%2Cb%\u00e4"}, guard.ErrInvalid},              // not encoded
@@ -116,20 +116,20 @@ func TestResourceField(t *testing.T) {
 // net/url, and what is decoded is a valid name.
 func FuzzResourceField(f *testing.F) {
 	for _, seed := range []string{"a", "a:b", "100%", "\u00e4,\"", "%3A", "a b"} {
-		f.Add(seed, EncodeResource(seed))
+		f.Add(seed, Encode(seed))
 	}
 	f.Fuzz(func(t *testing.T, name, value string) {
 		if guard.ValidateResource(name) == nil {
-			if back, ok := decodeResource(EncodeResource(name)); !ok || back != name {
+			if back, ok := decode(Encode(name), guard.MaxResourceLen); !ok || back != name {
 				t.Errorf("%q: %q, %v", name, back, ok)
 			}
 		}
-		if back, ok := decodeResource(name); plain(name) && (!ok || back != name) {
+		if back, ok := decode(name, guard.MaxResourceLen); plain(name) && (!ok || back != name) {
 			t.Errorf("%q is not its own encoding: %q, %v", name, back, ok)
 		}
-		if decoded, ok := decodeResource(value); ok {
+		if decoded, ok := decode(value, guard.MaxResourceLen); ok {
 			again, err := url.PathUnescape(value)
-			if err != nil || again != decoded || guard.ValidateResource(decoded) != nil || strings.ContainsAny(value, ", \"") {
+			if err != nil || again != decoded || strings.ContainsAny(value, ", \"") {
 				t.Errorf("%q is decoded to %q", value, decoded)
 			}
 		}
@@ -142,7 +142,7 @@ func FuzzResourceField(f *testing.F) {
 // the token it is refused in any case.
 func TestStrippedFields(t *testing.T) {
 	for _, tokenOnly := range []bool{false, true} {
-		s := newStrict(t, &Options{TokenOnly: tokenOnly, Observer: silent})
+		s := newStrict(t, &Options{TokenOnly: tokenOnly, Logger: silent})
 		target := guard.Must(url.Parse(s.URL))
 		proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(target) }})
 		defer proxy.Close()
@@ -173,7 +173,6 @@ func TestMistakesAreErrors(t *testing.T) {
 		"Options.MaxWait":            second(New(store, byPath, &Options{MaxWait: -1})),
 		"Options.MaxBody":            second(New(store, byPath, &Options{MaxBody: -1})),
 		"Transactor":                 second(NewTx(nil, byPath, nil)),
-		"Options.InsecureReportOnly": second(NewTx(&fakeTx{store: store}, byPath, &Options{InsecureReportOnly: true})),
 		"origins":                    second(NewTransport(nil, nil, nil)),
 		"origin":                     second(NewTransport(nil, []string{"ledger"}, nil)),
 		"template":                   second(Named(nil, nil)),
@@ -198,7 +197,7 @@ func TestVerify(t *testing.T) {
 	const madeUp = "9223372036854775806"
 	for _, verified := range []bool{true, false} {
 		var seen guard.Claim
-		opts := &Options{Observer: silent}
+		opts := &Options{Logger: silent}
 		if verified {
 			opts.Verify = func(claim guard.Claim, r *http.Request) error {
 				if seen = claim; r.Header.Get("X-Proof") != claim.Token.String() {
@@ -219,8 +218,12 @@ func TestVerify(t *testing.T) {
 	}
 	for err, want := range map[error]string{
 		guard.ErrUnavailable: "unavailable", io.EOF: "other", guard.ErrMarkAhead: "mark_ahead", guard.ErrNotFound: "not_found",
+		// What a fence elsewhere said is not about this claim.
+		&guard.RejectedError{Reason: guard.ReasonStale, Claim: guard.Claim{Resource: "other", Token: 5}}: "other",
+		&guard.ElsewhereError{Err: guard.ErrInvalid}:                                                     "other", &guard.ElsewhereError{Err: guard.ErrStale}: "other",
+		&guard.MisdirectedError{Claimed: "acme", Guarded: "other"}: "other", &guard.MisdirectedError{Claimed: "other", Guarded: "acme"}: "misdirected",
 	} {
-		s := newStrict(t, &Options{Verify: func(guard.Claim, *http.Request) error { return err }, Observer: silent})
+		s := newStrict(t, &Options{Verify: func(guard.Claim, *http.Request) error { return err }, Logger: silent})
 		if a := s.whole(t, "acme", "5", "a"); a.reason() != want || s.store.calls() != 0 {
 			t.Errorf("%v: %d %s", err, a.status, a.body)
 		}
@@ -250,12 +253,12 @@ func TestLog(t *testing.T) {
 		log.Reset()
 		s.store.failWith(broken)
 		a := s.whole(t, "acme", "5", "a")
-		if text := log.String(); a.status != 503 || strings.Count(text, "fencing_rejected") != 1 || !strings.Contains(text, "connection refused") {
+		if text := log.String(); a.status != 503 || strings.Count(text, "fencing_failed") != 1 || strings.Count(text, "fencing_") != 1 || !strings.Contains(text, "connection refused") {
 			t.Errorf("%s: %d %s", surface, a.status, text)
 		}
 	}
 	log.Reset()
-	s := newStrict(t, &Options{Observer: silent})
+	s := newStrict(t, &Options{Logger: silent})
 	if a := s.whole(t, "acme", "x", "a"); a.status != 400 || log.Len() != 0 {
 		t.Errorf("no logger: %d %s", a.status, &log)
 	}
@@ -264,7 +267,7 @@ func TestLog(t *testing.T) {
 // TestReasonWithoutBody: HEAD has no body and a proxy may compress one; the
 // reason is in the header. The control strips that too.
 func TestReasonWithoutBody(t *testing.T) {
-	s := newStrict(t, &Options{Observer: silent, UnguardedMethods: []string{}})
+	s := newStrict(t, &Options{Logger: silent, GuardAllMethods: true})
 	s.whole(t, "acme", "11", "b")
 	req := guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}), "HEAD", s.URL+goodPath, nil))
 	resp, err := newTransport(nil, []string{s.URL}, nil).RoundTrip(req)

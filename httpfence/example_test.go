@@ -53,7 +53,7 @@ func ExampleNew() {
 	// 200 closed
 	// 200 closed
 	// 412 {"type":"tag:fencepost-go.github.io,2026:problem/stale","title":"Stale fencing token","status":412,"detail":"A newer holder has taken over this resource. Stop; do not repeat the request.","token":"10","mark":"11"}
-	// 428 {"type":"tag:fencepost-go.github.io,2026:problem/missing","title":"Fencing token missing","status":428,"detail":"Send the claim of your lease, each field once: the fencing token in X-Fencing-Token, the lease ID in X-Fencing-Lease, the percent-encoded name of the resource in X-Fencing-Resource."}
+	// 428 {"type":"tag:fencepost-go.github.io,2026:problem/missing","title":"Claim incomplete","status":428,"detail":"Send the claim of your lease, each field once: the fencing token in X-Fencing-Token, the lease ID in X-Fencing-Lease, the percent-encoded name of the resource in X-Fencing-Resource.","field":"X-Fencing-Token"}
 }
 
 // The claim is in the context for the write that compares it once more. Without
@@ -135,7 +135,7 @@ func ExampleOptions() {
 		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
 			fmt.Println("refused:", rej.Reason, rej.Status, rej.Err)
 		},
-		Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
+		Logger: slog.New(slog.DiscardHandler),
 	}))
 	h := fence.Admit(http.NotFoundHandler())
 	fmt.Println(send(h, "POST", "/", "").StatusCode)

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/go-chi/chi/v5"
 )
 
@@ -24,7 +25,16 @@ import (
 func TestUploadsAreRemoved(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	files := func() int { return len(guard.Must(os.ReadDir(os.Getenv("TMPDIR")))) }
-	var during atomic.Int64
+	var during, after atomic.Int64
+	reads := func(next http.Handler) http.Handler { // as middleware that scans uploads does
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			next.ServeHTTP(w, r)
+			if f, err := r.MultipartForm.File["f"][0].Open(); err == nil {
+				after.Store(1)
+				_ = f.Close()
+			}
+		})
+	}
 	parse := func(w http.ResponseWriter, r *http.Request) error {
 		if err := r.ParseMultipartForm(1 << 10); err != nil {
 			t.Error(err)
@@ -40,11 +50,12 @@ func TestUploadsAreRemoved(t *testing.T) {
 	tx := newTx(&fakeTx{store: newStore()}, literal("r"), &Options{MaxBody: 1 << 21})
 	for name, guarded := range map[string]http.Handler{
 		"Admit": tx.Admit(handler), "InTx": tx.InTx(handler), "InTxFunc": tx.InTxFunc(parse),
-		"report-only": newFence(newStore(), literal("r"), &Options{InsecureReportOnly: true}).Admit(handler),
+		"report-only": newFence(newStore(), literal("r"), nil).InsecureReportOnly(handler),
 	} {
 		router := chi.NewRouter()
+		router.Use(reads)
 		router.Handle("/", guarded)
-		for front, h := range map[string]http.Handler{"net/http": guarded, "chi": router} {
+		for front, h := range map[string]http.Handler{"net/http": reads(guarded), "chi": router} {
 			for _, query := range []string{"", "?panic"} {
 				if name == "report-only" && front+query != "net/http" {
 					continue // such a request goes on as it is; net/http leaves the files after a panic, chi always
@@ -65,8 +76,10 @@ func TestUploadsAreRemoved(t *testing.T) {
 					_ = resp.Body.Close()
 				}
 				server.Close() // waits for the handler
-				if during.Load() != 1 || files() != 0 || (err == nil) != (query == "") {
-					t.Errorf("%s behind %s%s: %d files during the request, %d after it, %v", name, front, query, during.Load(), files(), err)
+				testkit.Eventually(t, "the end of the form's files", func() bool { return files() == 0 })
+				// Middleware in front finds them, as it does without the fence.
+				if during.Load() != 1 || (err == nil) != (query == "") || after.Swap(0) != 1 && query == "" {
+					t.Errorf("%s behind %s%s: %d files during the request, %v, or none for middleware in front", name, front, query, during.Load(), err)
 				}
 			}
 		}
@@ -106,7 +119,7 @@ func TestRequestIsHandedBack(t *testing.T) {
 func TestSilentHandlers(t *testing.T) {
 	var text bytes.Buffer
 	f := &fakeTx{store: newStore()}
-	tx := newTx(f, byPath, &Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&text, nil)))})
+	tx := newTx(f, byPath, &Options{Logger: slog.New(slog.NewTextHandler(&text, nil))})
 	var inner http.ResponseWriter
 	serve := func(h http.HandlerFunc) int {
 		text.Reset()
@@ -125,7 +138,7 @@ func TestSilentHandlers(t *testing.T) {
 		t.Errorf("control: %d, committed %q, log %s", code, f.committed, &text)
 	}
 	inner.WriteHeader(409)
-	if _, err := inner.Write([]byte("no")); !errors.Is(err, ErrResponseHeld) || !strings.Contains(text.String(), "it set 409 after its transaction had ended") {
+	if _, err := inner.Write([]byte("no")); !errors.Is(err, ErrResponseBroken) || strings.Contains(err.Error(), "hijack") || !strings.Contains(text.String(), "it set 409 after its transaction had ended") {
 		t.Errorf("after the COMMIT: %v, log %s", err, &text)
 	}
 }

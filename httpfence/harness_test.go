@@ -43,14 +43,14 @@ func lax(opts *Options) *Options {
 	if o.MaxWait == 0 {
 		o.MaxWait = testkit.Patience // for a machine that is slow
 	}
-	if o.Observer == nil {
-		o.Observer = silent
+	if o.Logger == nil {
+		o.Logger = silent
 	}
 	return &o
 }
 
 // silent keeps refusals out of the log of the tests.
-var silent = guard.LogObserver(slog.New(slog.DiscardHandler))
+var silent = slog.New(slog.DiscardHandler)
 
 // quietly has chi's Recoverer print no stack for r.
 func quietly(r *http.Request) *http.Request { return chimw.WithLogEntry(r, noEntry{}) }
@@ -117,7 +117,7 @@ type service struct {
 	*httptest.Server
 	store   *countingStore
 	fence   *Middleware
-	tx      *TxMiddleware // has fence, unless it is nil
+	tx      *TxMiddleware // has fence
 	work    *fakeTx       // of tx
 	invoked atomic.Int64
 	claim   atomic.Pointer[guard.Claim] // of the last invocation; nil if it had none
@@ -168,12 +168,8 @@ func inTxService(t testing.TB, opts *Options, h http.HandlerFunc) *service {
 func serviceOf(t testing.TB, guarded func(*service, http.Handler) http.Handler, resource ResourceFunc, opts *Options, h http.HandlerFunc) *service {
 	s := &service{store: newStore()}
 	s.work = &fakeTx{store: s.store}
-	if opts != nil && opts.InsecureReportOnly {
-		s.fence = guard.Must(New(s.store, resource, opts))
-	} else {
-		s.tx = guard.Must(NewTx(s.work, resource, opts))
-		s.fence = s.tx.Middleware
-	}
+	s.tx = guard.Must(NewTx(s.work, resource, opts))
+	s.fence = s.tx.Middleware
 	router := chi.NewRouter()
 	router.Handle("/acct/{id}/close", guarded(s, s.handler(h)))
 	s.Server = httptest.NewServer(router)
@@ -289,6 +285,7 @@ type fakeTx struct {
 	slow      time.Duration // how long a BEGIN takes, even if the context ends
 
 	mu        sync.Mutex
+	told      error // what the handler asked for
 	committed []string
 	rolled    int
 }
@@ -310,7 +307,7 @@ func (f *fakeTx) InTx(ctx context.Context, claim guard.Claim, fn func(context.Co
 	if _, err := f.store.Admit(ctx, claim); err != nil {
 		return err
 	}
-	return f.run(guard.WithClaim(ctx, claim), fn)
+	return f.run(ctx, fn)
 }
 
 func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err error) {
@@ -333,6 +330,7 @@ func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err e
 	}()
 	ctx = context.WithValue(ctx, fakeTxKey{}, &work)
 	err = fn(ctx)
+	f.told = err
 	if f.twice {
 		err = fn(ctx)
 	}
@@ -353,4 +351,22 @@ func (f *fakeTx) run(ctx context.Context, fn func(context.Context) error) (err e
 	f.committed = append(f.committed, work...)
 	f.mu.Unlock()
 	return nil
+}
+
+// lockedLog is what several goroutines log to.
+type lockedLog struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -24,7 +24,7 @@ var (
 	// [http.ErrNotSupported].
 	ErrResponseHeld = fmt.Errorf("httpfence: InTx holds the response back until COMMIT, so the connection cannot be hijacked: %w", http.ErrNotSupported)
 	// ErrResponseBroken: the handler wrote nothing, it set an error status after
-	// its response had begun or after its transaction had ended, its
+	// its response had begun, it wrote after its transaction had ended, its
 	// Content-Length does not match what it wrote, or it is the response of an
 	// RPC, whose status is not that of HTTP.
 	ErrResponseBroken = errors.New("httpfence: the handler's response does not say whether it succeeded")
@@ -86,7 +86,7 @@ func (h *heldResponse) Write(b []byte) (int, error) {
 	}
 	switch {
 	case h.late != nil:
-		return 0, ErrResponseHeld
+		return 0, fmt.Errorf("%w: it wrote after its transaction had ended", ErrResponseBroken)
 	case h.status == http.StatusNoContent || h.status == http.StatusNotModified:
 		return 0, http.ErrBodyNotAllowed
 	case h.err != nil:

@@ -2,6 +2,7 @@ package httpfence
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,64 +25,30 @@ type TxMiddleware struct {
 	transactor Transactor
 }
 
-// InTx lets no write of a stale holder take effect, provided that the handler
-// writes through the transaction in its context. Each request's handler runs in
-// a transaction of the Transactor that is fenced by the request's claim;
-// the transaction is committed when the handler has returned, and only then is
-// its response sent. A newer holder's raise waits for it, or it is refused.
+// InTx runs the handler of each request in a transaction of the Transactor that only the
+// current holder of the resource can commit. The response is held back until the
+// transaction has been committed. A newer holder's raise waits for it, or it is refused.
 //
-// The handler gets its transaction from the Transactor, for example by the
-// TxFrom method of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must
-// not end the transaction, and must use it only until it returns.
+// A request that is refused never reaches next, as with [Middleware.Admit], and methods in
+// [Options.UnguardedMethods] pass without a claim and without a transaction. The body is
+// read before BEGIN, up to [Options.MaxBody].
 //
-// The request's body is read before BEGIN, up to [Options.MaxBody]: only
-// a complete request takes a connection. Waiting for one, or for a lock, ends
-// after [Options.MaxWait] with 503.
+// The handler takes its transaction from the Transactor, for example by the TxFrom method
+// of sqlfence's DB, and the claim by [guard.ClaimFrom]. It must not end the transaction, and
+// must use it only until it returns. It reports a failure by a status of 400 or above, by
+// [Rollback], by an error ([TxMiddleware.InTxFunc]) or by a panic. Put loggers, Recoverers
+// and [http.TimeoutHandler] around InTx, never inside. The package documentation has more.
 //
-// The transaction is rolled back
-//
-//   - if the handler panics; the panic continues, including
-//     [http.ErrAbortHandler],
-//   - if its response has a status of 400 or above; that response is sent, unless it
-//     is 500 or above and a newer holder has ended the transaction: then stale,
-//   - if it has called [Rollback], or returned an error to
-//     [TxMiddleware.InTxFunc]; a response below 400 is replaced by the one of the
-//     status table for that error,
-//   - if it wrote nothing, not even a status ([ErrResponseBroken]): 500. echo,
-//     gin and others render a handler's error after their middleware, and net/http
-//     would send 200 for that; see the package documentation,
-//   - if its response is one of gRPC or of a stream of Connect, whose status is not that
-//     of HTTP ([ErrResponseBroken]): 500. Put an interceptor of package grpcfence in
-//     front of the method, and begin the fenced transaction inside,
-//   - if it sets a status of 400 or above after its response has begun, as
-//     a Recoverer does for a panic after the first byte, or if its
-//     Content-Length does not match ([ErrResponseBroken]), if its response is
-//     larger than [Options.MaxBody] ([ErrResponseTooLarge]), or if it
-//     hijacked ([ErrResponseHeld]): 500, and nothing of the handler's response,
-//   - if the request's context has ended, by the Transactor.
-//
-// A panic that something inside InTx has silently recovered leaves no trace:
-// such middleware must call [Rollback] or set a status. Nor does a late status
-// that middleware inside InTx keeps to itself: chi's Logger, and whatever else
-// wraps the ResponseWriter to record the status, drops all but the first. Put
-// loggers, metrics and Recoverers around InTx, where they see the final response.
-// "Connection: Upgrade" is removed from the request, as it cannot be granted.
-//
-// If the COMMIT fails the response is the one of the status table: 503 if
-// nothing was committed, 500 outcome_unknown if that is unknown; never the
-// handler's. Header fields that the handler set are discarded with its
-// response. Flush does nothing, however it is called: the response is still
-// held back.
-//
-// Requests with [Options.UnguardedMethods] pass without a claim and without
-// a transaction.
-//
-// A status of 400 or above that something sets after InTx has sent a response is
-// reported to the observer as [ErrResponseBroken]: its work may be committed.
-//
-// A raise of the mark stays if the handler then responds with 404: let middleware
-// in front, or the ResourceFunc, check what exists. Put [http.TimeoutHandler]
-// around InTx, never inside: see the package documentation.
+// What is sent and done:
+//   - a status below 400: COMMIT, then the handler's response.
+//   - a status of 400 or above: ROLLBACK, then the handler's response; but a newer holder
+//     that has ended the transaction turns 500 and above into stale.
+//   - Rollback or an error: ROLLBACK; a response below 400 is replaced by the status table's.
+//   - a response that does not say whether it succeeded ([ErrResponseBroken]), that is
+//     larger than MaxBody ([ErrResponseTooLarge]), or a hijack ([ErrResponseHeld]): ROLLBACK, 500.
+//   - a panic: ROLLBACK, and the panic continues.
+//   - a COMMIT that fails: 503 if nothing was committed, 500 outcome_unknown if that is
+//     unknown; never the handler's response.
 //
 // InTx panics if next is nil, as http.Handle does.
 func (m *TxMiddleware) InTx(next http.Handler) http.Handler {
@@ -89,7 +56,7 @@ func (m *TxMiddleware) InTx(next http.Handler) http.Handler {
 		panic("httpfence: InTx needs a handler")
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(m.opts.UnguardedMethods, r.Method) {
+		if !m.guards(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -119,11 +86,11 @@ func (m *TxMiddleware) InTxFunc(next func(http.ResponseWriter, *http.Request) er
 type voteKey struct{}
 
 // Rollback marks the transaction of [TxMiddleware.InTx] that ctx belongs to, so
-// that it is rolled back when the handler returns, whatever it responds, and
-// reports whether there is one. The client never sees a success: a response
-// below 400 is replaced by the one in the status table for reason, 500 for an
-// error that is not one of package guard's. The first call counts; it is safe
-// for concurrent use, but has no effect after the handler has returned.
+// that it is rolled back when the handler returns, and reports whether there is one. The
+// client never sees a success: a response below 400 is replaced by the one in the status
+// table for reason, as far as it speaks of the request's claim ([guard.ReasonFor]), 500
+// otherwise. The first call counts; it is safe for concurrent use, but has no effect after
+// the handler has returned.
 func Rollback(ctx context.Context, reason error) bool {
 	h, ok := ctx.Value(voteKey{}).(*handling)
 	if !ok {
@@ -141,40 +108,41 @@ func (e *rolledBack) Error() string {
 }
 func (e *rolledBack) Unwrap() error { return e.reason }
 
-func (m *TxMiddleware) inTx(run *handling) {
+// outcome is how a request has ended. What is sent and what is reported follow from it.
+type outcome struct {
+	sends  bool         // the handler's own response is sent, else the status table's
+	reason guard.Reason // of the event and of the status table's response
+	err    error        // of the same; nil if the handler responded for itself
+}
+
+// committed is the outcome of a COMMIT.
+var committed = outcome{sends: true}
+
+func (m *TxMiddleware) inTx(h *handling) {
 	start := m.clock()
-	r := run.r
-	ignoreUpgrade(r.Header)
-	var claim guard.Claim
-	err := m.presented(r, &claim)
+	ignoreUpgrade(h.r.Header)
+	reason, err := m.presented(h.r, &h.claim)
 	if err == nil {
-		err = run.readBody()
+		reason, err = guard.ReasonInvalid, h.readBody()
 	}
+	out := outcome{reason: reason, err: err}
 	if err == nil {
-		err = run.in(m.opts.MaxWait, claim, func(ctx context.Context) error {
-			return m.transactor.InTx(ctx, claim, run.handle)
-		})
+		out = h.in(m.transactor, m.opts.MaxWait)
 	}
-	event := guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Err: err}
-	if run.response != nil {
-		run.response.late = func(status int) {
+	event := guard.Event{Op: guard.OpTransaction, Claim: h.claim, Mark: markOf(h.claim, out.err), Reason: out.reason, Err: out.err}
+	if h.response != nil {
+		h.response.late = func(status int) {
 			if status >= 400 {
-				event.Err = fmt.Errorf("%w: it set %d after its transaction had ended", ErrResponseBroken, status)
-				m.observe(r, start, event)
+				event.Reason, event.Err = guard.ReasonOther, fmt.Errorf("%w: it set %d after its transaction had ended", ErrResponseBroken, status)
+				m.observe(h.r, start, event)
 			}
 		}
 	}
-	own := run.sends(err)
-	if own { // the handler's own error response is not a refusal by a fence
-		event.Err, event.Reason = nil, guard.ReasonOther
-	}
-	if m.opts.Observer != nil || event.Err != nil {
-		m.observe(r, start, event)
-	}
-	if err == nil || own {
-		run.response.release()
+	m.observe(h.r, start, event)
+	if out.sends {
+		h.response.release()
 	} else {
-		m.reject(run.w, r, claim, err)
+		m.reject(h.w, h.r, &verdict{m.Middleware, h.claim, out.reason, out.err})
 	}
 }
 
@@ -224,20 +192,29 @@ func (h *handling) readBody() error {
 	return nil
 }
 
-// handling is one call to a handler inside a transaction.
+// handling is one request behind InTx.
 type handling struct {
-	next      http.Handler
-	w         http.ResponseWriter
-	r         *http.Request
-	limit     int64           // of the body and of the response
-	body      io.ReadCloser   // the request's, in memory; nil if it has none
-	wait      *time.Timer     // until the handler is called
-	called    bool            // the handler
-	finished  bool            // the handler has returned and asked for a COMMIT
-	responded *respondedError // the handler has returned and asked for a ROLLBACK
-	vote      atomic.Pointer[rolledBack]
-	response  *heldResponse
+	next     http.Handler
+	w        http.ResponseWriter
+	r        *http.Request
+	claim    guard.Claim
+	limit    int64         // of the body and of the response
+	body     io.ReadCloser // the request's, in memory; nil if it has none
+	wait     *time.Timer   // until the handler is called
+	response *heldResponse // nil until the handler is called
+	vote     atomic.Pointer[rolledBack]
+	asked    *asked // nil until the handler has returned
 }
+
+// asked is the outcome that a handler has asked for by what it did, as the error for the
+// Transactor if that is not a COMMIT. It has no Unwrap: whatever of package guard is in an
+// error of the Transactor is the Transactor's own word.
+type asked struct {
+	outcome
+	text string
+}
+
+func (a *asked) Error() string { return a.text }
 
 var (
 	errCalledTwice = errors.New("httpfence: the Transactor called the handler twice")
@@ -247,51 +224,67 @@ var (
 // errSilent is for a handler whose silence may be a success or a failure.
 var errSilent = fmt.Errorf("%w: it wrote nothing. If its framework renders errors after middleware, as echo and gin do, use the recipe for it in examples/thirdparty/frameworks; else call WriteHeader, or use InTxFunc", ErrResponseBroken)
 
-// in runs a transaction whose handler must be called within wait.
-func (h *handling) in(wait time.Duration, claim guard.Claim, tx func(context.Context) error) error {
+// in runs the transaction, whose handler must be called within wait.
+func (h *handling) in(transactor Transactor, wait time.Duration) outcome {
 	ctx, cancel := context.WithCancelCause(h.r.Context())
 	defer cancel(nil)
 	h.wait = time.AfterFunc(wait, func() { cancel(errWaited) })
 	defer h.wait.Stop()
-	err := h.outcome(tx(ctx))
-	if err != nil && !h.called && context.Cause(ctx) == errWaited {
-		switch reasonOf(err) {
-		case guard.ReasonOther, guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
-			// Whatever the outcome of the raise, the handler has written
-			// nothing.
-			return guard.Unavailable("begin of a fenced transaction", claim, fmt.Errorf("%w: %v", errWaited, err))
+	err := transactor.InTx(ctx, h.claim, h.handle)
+	reason := guard.ReasonOf(err) // the Transactor's word: that of the handler is hidden
+	var own *asked
+	switch {
+	case err == nil && h.asked != nil && h.asked.outcome == committed:
+		return committed
+	case err == nil: // it hides an error or a panic
+		return outcome{reason: guard.ReasonOutcomeUnknown, err: fmt.Errorf("httpfence: the Transactor reports a COMMIT that the handler did not ask for: %w", guard.ErrOutcomeUnknown)}
+	case h.response == nil && context.Cause(ctx) == errWaited && reason.Outcome() == guard.Failed:
+		// Whatever the outcome of the raise, the handler has written nothing.
+		return outcome{reason: guard.ReasonUnavailable, err: guard.Unavailable("begin of a fenced transaction", h.claim, fmt.Errorf("%w: %v", errWaited, err))}
+	case h.response == nil && errors.Is(err, guard.ErrInvalid):
+		// The claim is well formed: a second InTx around the first, or another
+		// mistake of the server, and not of the client.
+		return outcome{reason: guard.ReasonOther, err: fmt.Errorf("httpfence: the Transactor refused a well-formed claim: %v", err)}
+	case errors.As(err, &own):
+		refused := errors.As(err, new(*guard.RejectedError)) // a newer holder ended the transaction
+		if !refused || own.sends && h.response.status < 500 {
+			return own.outcome
 		}
 	}
-	return err
+	return outcome{reason: reason, err: err}
 }
 
+// handle is what the Transactor calls.
 func (h *handling) handle(ctx context.Context) error {
-	if h.called {
-		h.finished = false
-		return errCalledTwice
+	if h.response != nil {
+		h.asked = &asked{outcome{reason: guard.ReasonOther, err: errCalledTwice}, errCalledTwice.Error()}
+		return h.asked
 	}
 	if !h.wait.Stop() {
 		return errWaited
 	}
-	h.called = true
 	h.response = newHeld(h.w, h.r, h.limit)
-	serve(h.next, h.response, h.r, context.WithValue(ctx, voteKey{}, h), h.body)
+	serve(h.next, h.response, h.r, context.WithValue(guard.WithClaim(ctx, h.claim), voteKey{}, h), h.body)
 	vote := h.vote.Load()
 	if h.response.status == 0 && vote == nil {
 		h.response.fail(errSilent)
 	}
 	h.response.end()
-	switch {
-	case h.response.err != nil:
-		return h.response.err
+	switch broken := h.response.err; {
+	case broken != nil:
+		h.asked = &asked{outcome{reason: guard.ReasonOther, err: broken}, broken.Error()}
 	case h.response.status >= 400:
-		h.responded = &respondedError{h.response.status, vote}
-		return h.responded
+		h.asked = &asked{outcome{sends: true, reason: guard.ReasonOther}, fmt.Sprintf("httpfence: the handler responded with %d, its transaction was rolled back", h.response.status)}
+		if vote != nil {
+			h.asked.text += ": " + vote.Error()
+		}
 	case vote != nil:
-		return vote
+		h.asked = &asked{outcome{reason: cmp.Or(guard.ReasonFor(h.claim, vote.reason), guard.ReasonOther), err: vote}, vote.Error()}
+	default:
+		h.asked = &asked{outcome: committed}
+		return nil
 	}
-	h.finished = true
-	return nil
+	return h.asked
 }
 
 // ignoreUpgrade removes a request to upgrade the connection from header, in
@@ -306,57 +299,4 @@ func ignoreUpgrade(header http.Header) {
 	if delete(header, "Connection"); len(others) > 0 {
 		header["Connection"] = []string{strings.Join(others, ",")}
 	}
-}
-
-// outcome corrects what a Transactor returned. Its success counts only if the
-// handler asked for a COMMIT: otherwise a Transactor that hides an error or a
-// panic would have a 200 sent. And a claim that was already validated is not
-// malformed, so what the Transactor calls invalid, such as a second InTx around
-// the first, is the server's mistake and not the client's.
-func (h *handling) outcome(err error) error {
-	switch {
-	case err == nil && !h.finished:
-		return fmt.Errorf("httpfence: the Transactor reports a COMMIT that the handler did not ask for: %w", guard.ErrOutcomeUnknown)
-	case !h.called && errors.Is(err, guard.ErrInvalid):
-		return fmt.Errorf("httpfence: the Transactor refused a well-formed claim: %v", err)
-	}
-	return err
-}
-
-// sends reports whether the client gets the handler's own response despite err. It
-// does not if the Transactor refused the claim after all, because a newer holder ended
-// the transaction: then a status of 500 or above is only the consequence, and the
-// client must see the cause.
-func (h *handling) sends(err error) bool {
-	if h.responded == nil || !errors.Is(err, h.responded) {
-		return false
-	}
-	return h.responded.status < 500 || !errors.As(err, new(*guard.RejectedError))
-}
-
-// respondedError says that the handler itself responded with an error, so that
-// its work was rolled back. It is not a refusal by a fence.
-type respondedError struct {
-	status int
-	vote   *rolledBack // nil if there was none
-}
-
-func (e *respondedError) Error() string {
-	why := ""
-	if e.vote != nil {
-		why = ": " + e.vote.Error()
-	}
-	return fmt.Sprintf("httpfence: the handler responded with %d and an error, its transaction was rolled back%s", e.status, why)
-}
-
-// markOf returns the mark that a claim was compared with, as far as it is known.
-func markOf(claim guard.Claim, err error) guard.Mark {
-	var rejected *guard.RejectedError
-	switch {
-	case err == nil:
-		return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
-	case errors.As(err, &rejected):
-		return rejected.Mark
-	}
-	return guard.Mark{}
 }

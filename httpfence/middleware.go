@@ -1,10 +1,8 @@
 package httpfence
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -23,48 +21,44 @@ type Middleware struct {
 	instant  bool    // calls to the store never wait
 }
 
-// Check compares the claim of r with the resource's mark and writes nothing:
-// neither a response nor the mark. It returns the claim if a store would admit
-// it now, by [guard.SameOrNewer], else the zero claim and the error, which
-// [Middleware.Reject] turns into the response that Admit would have sent.
+// Check compares the claim of r with the resource's mark, by [guard.SameOrNewer], and
+// writes nothing: neither a response nor the mark.
 //
-// It ignores the method and InsecureReportOnly: its caller has decided to
-// check. The result may be out of date as soon as it is returned, because
-// nothing was raised: present the claim to a fenced write.
+// If the claim is refused, Check returns the zero claim and an error that
+// [Middleware.Reject] turns into the response of Admit. Check ignores the method.
 //
-// Errors: [guard.ErrMissing] and [guard.ErrInvalid] as an *guard.InvalidError
-// whose Field is the header's name or "resource", [guard.ErrMisdirected],
-// [guard.ErrStale] and [guard.ErrConflict] as a *guard.RejectedError,
-// [guard.ErrUnavailable], and what [Options.Verify] or the ResourceFunc returned;
-// of package guard's sentinels, an error of the latter matches only that of its row
-// in the status table. The headers are read before the ResourceFunc is called. A check
-// that succeeds on a [guard.Memory] allocates nothing itself.
-func (m *Middleware) Check(r *http.Request) (claim guard.Claim, err error) {
-	if err = m.compare(r, guard.OpCheck, &claim, false); err != nil {
-		claim = guard.Claim{}
-	}
-	return claim, err
+// The result may be out of date as soon as it is returned, because nothing was raised:
+// present the claim to a fenced write.
+//
+// Errors:
+//   - [guard.ErrMissing], [guard.ErrInvalid]: an *guard.InvalidError whose Field is the
+//     header's name or "resource".
+//   - [guard.ErrMisdirected]: the claim is for another resource.
+//   - [guard.ErrStale], [guard.ErrConflict]: an *guard.RejectedError with the mark.
+//   - [guard.ErrUnavailable]: the store could not be queried.
+//   - what [Options.Verify] or the ResourceFunc returned; of package guard's sentinels
+//     it matches only the one of its row in the status table.
+//
+// A check that succeeds on a [guard.Memory] allocates nothing itself.
+func (m *Middleware) Check(r *http.Request) (guard.Claim, error) {
+	claim, refused := m.compare(r, guard.OpCheck, false)
+	return claim, refused.orNil()
 }
 
-// Admit does not by itself stop a write already in flight; pair it with a
-// fenced write. It first admits the claim of each request to the store, which
-// raises the resource's mark, and then calls next with the claim in the
-// request's context ([guard.ClaimFrom]), for the fenced write to present. A
-// request that was admitted and is still being handled when a newer holder
-// arrives is not revoked.
+// Admit admits the claim of each request to the store, which raises the resource's
+// mark, and then calls next. It does not by itself stop a write already in flight: a
+// request that is being handled when a newer holder arrives is not revoked.
 //
-// Everything else that next leaves on its request, such as a parsed form or the
-// route's pattern, is on r afterwards; the files of a form are deleted.
+// A request that is refused never reaches next; the package documentation has the
+// responses. Methods in [Options.UnguardedMethods] pass unexamined and without a claim.
 //
-// A request that is refused never reaches next; see the package documentation
-// for the responses. Methods in [Options.UnguardedMethods] pass unexamined and
-// without a claim. The ResponseWriter is passed on unchanged, so Flusher,
-// Hijacker and http.ResponseController work.
+// next takes the claim from the request's context ([guard.ClaimFrom]) and presents it to
+// a fenced write. The ResponseWriter is passed on unchanged. What next leaves on its
+// request, such as a parsed form or the route's pattern, is on r afterwards.
 //
-// Put it behind whatever checks that the resource and the method exist, or a
-// request that gets 404 or 405 raises a mark: behind routing (chi:
-// With, or Group with full patterns, not Use on a router), and behind
-// middleware that rewrites the method or the path.
+// Put it behind authentication and whatever checks that the resource and the method
+// exist, or a request that gets 404 or 405 raises a mark, and behind middleware that
+// rewrites the method or the path.
 //
 // It panics if next is nil, as http.Handle does.
 func (m *Middleware) Admit(next http.Handler) http.Handler {
@@ -72,79 +66,96 @@ func (m *Middleware) Admit(next http.Handler) http.Handler {
 		panic("httpfence: Admit needs a handler")
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(m.opts.UnguardedMethods, r.Method) {
+		if !m.guards(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		var claim guard.Claim
-		err := m.compare(r, guard.OpAdmit, &claim, m.opts.InsecureReportOnly)
-		switch {
-		case err == nil:
-			serve(next, w, r, guard.WithClaim(r.Context(), claim), nil)
-		case m.opts.InsecureReportOnly:
-			next.ServeHTTP(w, r)
-		default:
-			m.reject(w, r, claim, err)
+		claim, refused := m.compare(r, guard.OpAdmit, false)
+		if refused != nil {
+			m.reject(w, r, refused)
+			return
 		}
+		serve(next, w, r, guard.WithClaim(r.Context(), claim), nil)
 	})
 }
 
 // AdmitRequest is [Middleware.Admit] for transports that are not handlers: it
 // admits r's claim, reports it to the observer, and returns the claim or the
 // error, which is as of [Middleware.Check]. It writes no response, and ignores the
-// method and InsecureReportOnly. Package grpcfence is built on it.
-func (m *Middleware) AdmitRequest(r *http.Request) (claim guard.Claim, err error) {
-	if err = m.compare(r, guard.OpAdmit, &claim, false); err != nil {
-		claim = guard.Claim{}
-	}
-	return claim, err
+// method. Package grpcfence is built on it.
+func (m *Middleware) AdmitRequest(r *http.Request) (guard.Claim, error) {
+	claim, refused := m.compare(r, guard.OpAdmit, false)
+	return claim, refused.orNil()
 }
 
-// Raise makes the request's claim the resource's mark and calls no handler: an
-// older holder can no longer change what is read after its 204, if the store
-// waits for older writes as sqlfence's DB does (promise P2). It is the endpoint
-// that a new holder calls before it reads:
+// Raise makes the request's claim the resource's mark and calls no handler. After its
+// 204 an older holder can no longer change what is read (promise P2), if the store waits
+// for older writes as sqlfence's DB does. A new holder calls it before it reads:
 //
 //	router.Post("/accounts/{id}/raise", fence.Raise)
 //
-// It stops only writes that are compared with the mark it raises: those of
-// [TxMiddleware.InTx] and of sqlfence's InTx on the same database. A handler that
-// writes by a fenced single statement compares with the mark of the row
-// instead; take over there by raising the row's mark. A store that does not
-// know of the writes, such as [guard.Memory], stops only requests that are not
-// yet admitted: an admitted request may still be writing.
+// A refusal is rendered as by [Middleware.Admit]. Methods other than POST get 405. To
+// repeat a raise is safe. [RaiseAt] is the client's half.
 //
-// It is idempotent. A refusal is rendered as by [Middleware.Admit], even with
-// [Options.InsecureReportOnly]: its caller wants to know. GET, HEAD, OPTIONS
-// and TRACE, which must not change anything, get 405.
+// It stops only writes that are compared with the mark it raises: those of
+// [TxMiddleware.InTx] and of sqlfence's InTx on the same database. A fenced single
+// statement compares with the mark of the row: raise that. A store that does not know of
+// the writes, such as [guard.Memory], stops only requests that are not yet admitted.
 func (m *Middleware) Raise(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
-	if slices.Contains(defaultUnguarded, r.Method) {
+	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		w.WriteHeader(http.StatusMethodNotAllowed)
 		return
 	}
-	var claim guard.Claim
-	if err := m.compare(r, guard.OpRaise, &claim, false); err != nil {
-		m.reject(w, r, claim, err)
+	if _, refused := m.compare(r, guard.OpRaise, false); refused != nil {
+		m.reject(w, r, refused)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// compare compares the claim of r with the mark of its resource, in the way of
-// op. It puts into claim what is known of it, even with an error. reportOnly says
-// that its caller lets a refused request through.
-func (m *Middleware) compare(r *http.Request, op guard.Op, claim *guard.Claim, reportOnly bool) (err error) {
+// guards reports whether the method of r is guarded.
+func (m *Middleware) guards(r *http.Request) bool {
+	return !slices.Contains(m.opts.UnguardedMethods, r.Method)
+}
+
+// verdict is why a fence refuses a request, as an error. Of other errors it does not
+// know whether they speak of the request's claim.
+type verdict struct {
+	by     *Middleware
+	claim  guard.Claim // as far as it could be read
+	reason guard.Reason
+	error
+}
+
+func (v *verdict) Unwrap() error { return v.error }
+
+// orNil returns v as an error.
+func (v *verdict) orNil() error {
+	if v == nil {
+		return nil
+	}
+	return v
+}
+
+// compare compares the claim of r with the mark of its resource, in the way of op, and
+// reports it. reportOnly says that a refused request proceeds.
+func (m *Middleware) compare(r *http.Request, op guard.Op, reportOnly bool) (claim guard.Claim, refused *verdict) {
 	start := m.clock()
 	var mark guard.Mark
-	if err = m.presented(r, claim); err == nil {
-		mark, err = m.ask(r.Context(), op, claim)
+	reason, err := m.presented(r, &claim)
+	if err == nil {
+		mark, err = m.ask(r.Context(), op, &claim)
+		reason = guard.ReasonOf(err)
 	}
-	if m.opts.Observer != nil || err != nil {
-		m.observe(r, start, guard.Event{Op: op, Claim: *claim, Mark: mark, Err: err, ReportOnly: err != nil && reportOnly})
+	if err != nil || m.opts.Observer != nil {
+		m.observe(r, start, guard.Event{Op: op, Claim: claim, Mark: mark, Reason: reason, Err: err, ReportOnly: reportOnly && err != nil})
 	}
-	return err
+	if err != nil {
+		return guard.Claim{}, &verdict{m, claim, reason, err}
+	}
+	return claim, nil
 }
 
 // ask compares claim with the mark in the store, which is raised unless op is
@@ -171,38 +182,57 @@ func (m *Middleware) ask(ctx context.Context, op guard.Op, claim *guard.Claim) (
 	return mark, err
 }
 
-// resourceError is what a [ResourceFunc] returned. Only some sentinels keep their
-// meaning there: a lookup that its own fence refused as "stale" says nothing about
-// this request's claim. It has no Unwrap, which would match them all.
-type resourceError struct{ cause error }
-
-func (e *resourceError) Error() string {
-	return "httpfence: resource of the request: " + e.cause.Error()
+// hookError is what a [ResourceFunc] or [Options.Verify] returned. Of package guard's
+// sentinels it matches only that of its reason: a look-up that another fence refused as
+// stale says nothing about this request's claim.
+type hookError struct {
+	hook   string
+	cause  error
+	reason guard.Reason
 }
 
-func (e *resourceError) Is(target error) bool {
+func (e *hookError) Error() string { return "httpfence: " + e.hook + ": " + e.cause.Error() }
+
+func (e *hookError) Is(target error) bool {
 	for _, reason := range guard.Reasons() {
 		if reason.Err() == target {
-			return reason == e.reason()
+			return reason == e.reason || reason == guard.ReasonInvalid && (e.reason == guard.ReasonMissing || e.reason == guard.ReasonMisdirected)
 		}
 	}
 	return errors.Is(e.cause, target)
 }
 
-func (e *resourceError) As(target any) bool { return errors.As(e.cause, target) }
+func (e *hookError) As(target any) bool { return errors.As(e.cause, target) }
 
-func (e *resourceError) reason() guard.Reason {
+// byResource returns the reason of a ResourceFunc's error. Nothing was compared yet, so
+// it cannot be one of comparison.
+func byResource(err error) guard.Reason {
+	if errors.As(err, new(*guard.ElsewhereError)) && !errors.Is(err, guard.ErrUnavailable) {
+		return guard.ReasonOther
+	}
 	for _, reason := range []guard.Reason{guard.ReasonInvalid, guard.ReasonNotFound, guard.ReasonSetup, guard.ReasonUnavailable} {
-		if errors.Is(e.cause, reason.Err()) {
+		if errors.Is(err, reason.Err()) {
 			return reason
 		}
 	}
 	return guard.ReasonOther
 }
 
-// reasonOf returns the reason whose row of the status table err belongs to. It
-// never returns success.
-func reasonOf(err error) guard.Reason { return cmp.Or(guard.ReasonOf(err), guard.ReasonOther) }
+// byVerify returns the reason of an error of [Options.Verify], as far as it speaks of
+// claim. Nothing was written yet, so whatever was unavailable, the request may be repeated.
+func byVerify(claim guard.Claim, err error) guard.Reason {
+	var misdirected *guard.MisdirectedError
+	switch reason := guard.ReasonOf(err); {
+	case reason == guard.ReasonUnavailable:
+		return reason
+	case errors.As(err, new(*guard.ElsewhereError)):
+		return guard.ReasonOther
+	case reason == guard.ReasonMissing, reason == guard.ReasonNotFound, reason == guard.ReasonSetup,
+		errors.As(err, &misdirected) && misdirected.Guarded == claim.Resource:
+		return reason
+	}
+	return guard.ReasonFor(claim, err)
+}
 
 // clock returns the time only if an observer will use the duration.
 func (m *Middleware) clock() time.Time {
@@ -212,44 +242,23 @@ func (m *Middleware) clock() time.Time {
 	return time.Now()
 }
 
-// observe completes e and reports it. See [Options.Observer].
+// observe completes e, logs it and reports it.
 func (m *Middleware) observe(r *http.Request, start time.Time, e guard.Event) {
-	observer := m.opts.Observer
-	if observer == nil {
-		observer = guard.LogObserver(slog.Default())
-	}
 	e.Surface, e.Route = guard.SurfaceHTTP, r.Pattern
-	if e.Err != nil {
-		e.Reason = reasonOf(e.Err)
-	}
 	if !start.IsZero() {
 		e.Duration = time.Since(start)
 	}
-	observer.Observe(r.Context(), e)
+	if e.Err != nil {
+		guard.LogObserver(m.logger()).Observe(r.Context(), e)
+	}
+	if m.opts.Observer != nil {
+		m.opts.Observer.Observe(r.Context(), e)
+	}
 }
 
-// serve calls next with a copy of r that has the context ctx and, unless it is
-// nil, the body. Afterwards, even if next panics, all else that next has put on
-// its request is on r: net/http's server deletes the files of a form that it
-// finds on the request that it made itself, and middleware in front looks for
-// the pattern of the route.
-func serve(next http.Handler, w http.ResponseWriter, r *http.Request, ctx context.Context, body io.ReadCloser) {
-	own := r.WithContext(ctx)
-	if body != nil {
-		own.Body = body
+func (m *Middleware) logger() *slog.Logger {
+	if m.opts.Logger == nil {
+		return slog.Default()
 	}
-	defer func() {
-		if own.Form == nil && own.MultipartForm == nil && own.Pattern == r.Pattern && own.URL == r.URL && own.Method == r.Method {
-			return
-		}
-		if form := own.MultipartForm; form != nil && form != r.MultipartForm {
-			// A router in front may have copied the request as well, as chi does.
-			// Then nobody else finds the form.
-			_ = form.RemoveAll()
-		}
-		back := own.WithContext(r.Context())
-		back.Body = r.Body
-		*r = *back
-	}()
-	next.ServeHTTP(w, own)
+	return m.opts.Logger
 }

@@ -1,11 +1,8 @@
 package httpfence
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -71,58 +68,6 @@ func TestResourceIsAskedAfterTheHeader(t *testing.T) {
 	}
 	if asked != 1 {
 		t.Errorf("asked %d times", asked)
-	}
-}
-
-// TestReportOnly: nobody is refused, and the observer learns who would have been.
-func TestReportOnly(t *testing.T) {
-	var events []guard.Event
-	var log bytes.Buffer
-	var hooks int
-	s := newService(t, &Options{
-		InsecureReportOnly: true,
-		Observer: guard.Observers(guard.LogObserver(slog.New(slog.NewTextHandler(&log, nil))),
-			guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })),
-		OnReject: func(http.ResponseWriter, *http.Request, *Rejection) { hooks++ },
-	})
-	for i, c := range []struct {
-		token, lease string
-		reason       guard.Reason
-	}{
-		{"10", "a", ""}, {"11", "b", ""}, {"10", "a", "stale"}, {"11", "c", "conflict"}, {"+1", "", "invalid"},
-	} {
-		if a := s.post(t, "acme", c.token, c.lease); a.status != 200 || a.body != "done" {
-			t.Errorf("%+v: %d %s", c, a.status, a.body)
-		}
-		e := events[i]
-		if e.Op != guard.OpAdmit || e.Surface != "http" || e.Reason != c.reason || (e.Err == nil) != (c.reason == "") || e.ReportOnly != (c.reason != "") || e.Duration <= 0 {
-			t.Errorf("%+v: event %+v", c, e)
-		}
-		if (s.claim.Load() != nil) != (c.reason == "") {
-			t.Errorf("%+v: claim in the context %v", c, s.claim.Load())
-		}
-	}
-	if n := strings.Count(log.String(), "reportOnly=true"); n != 3 || strings.Count(log.String(), "\n") != n {
-		t.Errorf("log %s", &log)
-	}
-	if e := events[2]; e.Claim != (guard.Claim{Resource: "acme", Token: 10, LeaseID: "a"}) || e.Mark != (guard.Mark{Token: 11, LeaseID: "b"}) {
-		t.Errorf("event %+v", e)
-	}
-	if a := do(t, "POST", s.URL+goodPath); a.status != 200 {
-		t.Errorf("no token: %d", a.status)
-	}
-	s.store.failWith(guard.ErrUnavailable)
-	if a := s.post(t, "acme", "12", ""); a.status != 200 {
-		t.Errorf("store down: %d", a.status)
-	}
-	if hooks != 0 {
-		t.Error("the hook was called although nothing was refused")
-	}
-	// Check and AdmitRequest are not affected, nor do they say so: their callers decide.
-	for name, call := range map[string]func(*http.Request) (guard.Claim, error){"Check": s.fence.Check, "AdmitRequest": s.fence.AdmitRequest} {
-		if _, err := call(newRequest("acme", "", "")); err == nil || events[len(events)-1].ReportOnly {
-			t.Errorf("%s: %v, event %+v", name, err, events[len(events)-1])
-		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package httpfence
 
 import (
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -43,31 +44,23 @@ type Options struct {
 	// Verify can lock all others out. The claim is complete and well formed,
 	// and its resource is the route's. An error gets the status of its sentinel
 	// of package guard, such as [guard.ErrInvalid] for a token that was never
-	// issued; any other error gets 500. It must be safe for concurrent use.
+	// issued; any other error gets 500, and so does one that speaks of another
+	// claim ([guard.ReasonFor]). It must be safe for concurrent use.
 	// Package guard/proof has one for claims that their issuer has signed.
 	Verify func(claim guard.Claim, r *http.Request) error
 	// UnguardedMethods are the methods that [Middleware.Admit] and
-	// [TxMiddleware.InTx] let through unexamined; nil means GET, HEAD, OPTIONS
-	// and TRACE, and an empty slice that is not nil means none. Methods are
-	// compared exactly, as in RFC 9110 section 9.1: "get" is a different method
-	// from "GET", and guarded.
+	// [TxMiddleware.InTx] let through unexamined; none given means GET, HEAD,
+	// OPTIONS and TRACE. Methods are compared exactly, as in RFC 9110 section
+	// 9.1: "get" is a different method from "GET", and guarded.
 	UnguardedMethods []string
-	// InsecureReportOnly lets every request through [Middleware.Admit], and
-	// only reports to Observer what would have been refused. It is for finding
-	// the clients that send no token yet, and protects nothing. Admitted claims
-	// still raise marks, or there would be nothing to compare with; a request
-	// that would have been refused gets no claim in its context. Check and
-	// Raise are not affected: their callers want the real result. NewTx does
-	// not take it: put such an Admit in front of the service as it is, and InTx
-	// in its place when nothing is reported any more.
-	InsecureReportOnly bool
+	// GuardAllMethods has every method guarded; UnguardedMethods must be empty.
+	GuardAllMethods bool
 
 	// MaxBody is how many bytes of body a request to [TxMiddleware.InTx] may
-	// have, and how many its response may have. A larger request gets 413;
-	// a larger response rolls the work back. Both are held in memory while
-	// the request is in flight: the request's body is read before BEGIN, so
-	// that a slow sender holds its socket and nothing else, and the response is
-	// sent after COMMIT. 0 means [DefaultMaxBody]; it must not be negative.
+	// have, and how many its response or that of OnReject may have. A larger
+	// request gets 413; a larger response rolls the work back. Both are held in
+	// memory while the request is in flight. 0 means [DefaultMaxBody]; it must not
+	// be negative.
 	MaxBody int64
 	// MaxWait bounds how long a request waits for the store, or for its fenced
 	// transaction to begin: for a connection, for a lock, for the raise of a
@@ -92,18 +85,17 @@ type Options struct {
 	// what it writes is sent when it has returned. It must be safe for
 	// concurrent use, and must not use w after it has returned.
 	OnReject func(w http.ResponseWriter, r *http.Request, rej *Rejection)
+	// Logger gets a line for each request that is not let through, by
+	// [guard.LogObserver]: nobody else learns the error behind the response. No
+	// line has a malformed field's value, because people put passwords into the
+	// wrong field. nil means [slog.Default] at that moment.
+	Logger *slog.Logger
 	// Observer receives an event for every comparison and every refusal:
 	// [guard.OpCheck], [guard.OpAdmit], [guard.OpTransaction], [guard.OpRaise],
 	// and [guard.OpReject] for [Middleware.Reject], on the surface "http". A
 	// transaction is reported when it has ended other than by a panic; one whose
 	// handler responded with an error of its own has the reason other and no
-	// error. Errors never contain a malformed field's value, because people put
-	// passwords into the wrong field.
-	//
-	// nil means [guard.LogObserver] with [slog.Default] at that moment for what
-	// is refused, because nobody else gets the error behind the response, and
-	// costs nothing otherwise, not even a clock reading. See [guard.Observers]
-	// to have both metrics and the log.
+	// error. nil means none.
 	Observer guard.Observer
 }
 
@@ -130,6 +122,8 @@ func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, 
 		return nil, guard.Invalid("Options.MaxBody", strconv.FormatInt(o.MaxBody, 10), "must not be negative")
 	case o.MaxWait < 0:
 		return nil, guard.Invalid("Options.MaxWait", o.MaxWait.String(), "must not be negative")
+	case o.GuardAllMethods && len(o.UnguardedMethods) > 0:
+		return nil, guard.Invalid("Options.UnguardedMethods", o.UnguardedMethods[0], "must be empty with GuardAllMethods")
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = DefaultMaxBody
@@ -137,7 +131,7 @@ func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, 
 	if o.MaxWait == 0 {
 		o.MaxWait = DefaultMaxWait
 	}
-	if o.UnguardedMethods == nil {
+	if len(o.UnguardedMethods) == 0 && !o.GuardAllMethods {
 		o.UnguardedMethods = defaultUnguarded
 	}
 	o.UnguardedMethods = slices.Clone(o.UnguardedMethods)
@@ -156,9 +150,6 @@ func New(store guard.Store, resource ResourceFunc, opts *Options) (*Middleware, 
 func NewTx(transactor Transactor, resource ResourceFunc, opts *Options) (*TxMiddleware, error) {
 	if transactor == nil {
 		return nil, guard.Invalid("Transactor", "", "must not be nil")
-	}
-	if opts != nil && opts.InsecureReportOnly {
-		return nil, guard.Invalid("Options.InsecureReportOnly", "true", "is not for transactions: give it to New, and use Admit")
 	}
 	m, err := New(transactor.Marks(), resource, opts)
 	if err != nil {

@@ -3,6 +3,7 @@ package httpfence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -20,7 +21,7 @@ import (
 // TestVotes: the handler's result decides, and the client never sees a success
 // that was rolled back. The control lets the same handler return nil.
 func TestVotes(t *testing.T) {
-	sentinel := errors.New("out of stock")
+	sentinel, own := errors.New("out of stock"), guard.Claim{Resource: "r", Token: 5}
 	for _, c := range []struct {
 		name      string
 		handler   func(w http.ResponseWriter, r *http.Request) error
@@ -37,8 +38,26 @@ func TestVotes(t *testing.T) {
 		}, false, 404, "not_found", ""},
 		{"success without an answer", func(http.ResponseWriter, *http.Request) error { return nil }, true, 200, "", ""},
 		{"stale", func(http.ResponseWriter, *http.Request) error {
-			return &guard.RejectedError{Reason: guard.ReasonStale}
+			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: own}
 		}, false, 412, "stale", ""},
+		{"stale, without facts", func(http.ResponseWriter, *http.Request) error { return guard.ErrStale }, false, 412, "stale", ""},
+		{"stale elsewhere", func(http.ResponseWriter, *http.Request) error {
+			return &guard.RejectedError{Reason: guard.ReasonStale, Claim: guard.Claim{Resource: "elsewhere", Token: 5}}
+		}, false, 500, "other", ""},
+		{"another service's refusal of the same claim", func(_ http.ResponseWriter, r *http.Request) error {
+			claim, _ := guard.ClaimFrom(r.Context())
+			return ErrorFrom(refusalOf(t, claim, guard.ErrStale))
+		}, false, 500, "other", ""},
+		{"another service that is down, by a vote", func(_ http.ResponseWriter, r *http.Request) error {
+			claim, _ := guard.ClaimFrom(r.Context())
+			Rollback(r.Context(), ErrorFrom(refusalOf(t, claim, guard.ErrUnavailable)))
+			return nil
+		}, false, 500, "other", ""},
+		{"another service did not get the claim", func(_ http.ResponseWriter, r *http.Request) error { return guard.Missing(TokenHeader) }, false, 500, "other", ""},
+		{"its own lease is lost", func(_ http.ResponseWriter, r *http.Request) error {
+			return &guard.LostError{Claim: guard.Claim{Resource: "elsewhere", Token: 5}}
+		}, false, 500, "other", ""},
+		{"its own statement is unavailable", func(_ http.ResponseWriter, r *http.Request) error { return guard.Unavailable("update", own, sentinel) }, false, 503, "unavailable", ""},
 		{"its own 409", func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(409); return sentinel }, false, 409, "", ""},
 		{"votes", func(w http.ResponseWriter, r *http.Request) error {
 			if !Rollback(r.Context(), sentinel) || !Rollback(r.Context(), guard.ErrNotFound) {
@@ -61,11 +80,12 @@ func TestVotes(t *testing.T) {
 			if (len(f.committed) == 1) != c.committed || a.status != c.status || a.reason() != c.reason || c.reason == "" && a.body != c.body {
 				t.Errorf("committed %q, answered %d %s", f.committed, a.status, a.body)
 			}
+			// A Transactor that logs what rolled it back logs the status and the vote,
+			// and does not take the handler's words for its own.
+			if text := fmt.Sprint(f.told); c.status == 409 && (!strings.Contains(text, "409") || !strings.HasSuffix(text, ": out of stock")) || guard.ReasonOf(f.told) != guard.ReasonOther && f.told != nil {
+				t.Error(text)
+			}
 		})
-	}
-	// A Transactor that logs what rolled it back logs the status and the vote.
-	if text := (&respondedError{422, &rolledBack{sentinel}}).Error(); !strings.Contains(text, "422") || !strings.HasSuffix(text, ": out of stock") {
-		t.Error(text)
 	}
 	if Rollback(t.Context(), sentinel) {
 		t.Error("Rollback found a transaction where there is none")
@@ -77,6 +97,16 @@ func TestVotes(t *testing.T) {
 	if w.Code != 404 {
 		t.Errorf("GET: %d", w.Code)
 	}
+}
+
+// refusalOf is the response of another service whose fence says err of claim.
+func refusalOf(t *testing.T, claim guard.Claim, err error) *http.Response {
+	w := httptest.NewRecorder()
+	other := newFence(newStore(), literal("r"), nil)
+	other.Relay(w, newRequest("r", "5", ""), err)
+	resp := w.Result()
+	resp.Request = guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), "POST", "http://other.test/", nil))
+	return resp
 }
 
 // TestLateFailures: a response that began as a success and then failed. TestInTx
@@ -149,7 +179,7 @@ func TestLateFailures(t *testing.T) {
 	w := httptest.NewRecorder()
 	r := newRequest("r", "5", "")
 	r.Method = "HEAD"
-	newTx(f, byPath, &Options{UnguardedMethods: []string{}}).InTx(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	newTx(f, byPath, &Options{GuardAllMethods: true}).InTx(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "10")
 		w.WriteHeader(200)
 	})).ServeHTTP(w, r)

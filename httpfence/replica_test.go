@@ -85,7 +85,7 @@ func newReplica(t testing.TB, url string) *replica {
 func (p *replica) fence() *httpfence.TxMiddleware {
 	return guard.Must(httpfence.NewTx(p.db.Transactor(), httpfence.ChiParam("id"), &httpfence.Options{
 		MaxWait: testkit.Patience, TokenOnly: true, InsecureAnyResource: true,
-		Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
+		Logger: slog.New(slog.DiscardHandler),
 	}))
 }
 

@@ -1,6 +1,8 @@
 package httpfence
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -93,29 +95,32 @@ func Named(template *guard.Template, bindings Bindings) (ResourceFunc, error) {
 // when the client's spelling is unusual ("/acct/%61/close" gives "%61") and the
 // unescaped one otherwise. "*" is the rest of a path.
 //
-// Errors: [guard.ErrInvalid] for an empty value, a malformed escape, and for
-// a value with an escape if middleware such as CleanPath, StripSlashes or
-// URLFormat has rewritten the path: it is then unknown whether the value has
-// already been unescaped.
+// The middleware may be anywhere in a chi router: With, Group, or the Use of a router or
+// of a Route. There chi has not finished routing yet: ChiParam looks for the rest of the
+// route, which costs a walk over the routes below it. Use With where that matters.
 //
-// A request whose route has no such parameter, or is not complete yet, gets
-// 500, whoever sends it: the middleware is in front of the
-// routing, in a router's Use, where 404 and 405 would raise marks. Use With, or
-// Use in a Group whose patterns are complete.
+// Errors:
+//   - [guard.ErrInvalid]: the value is empty, has a malformed escape, or has an escape and
+//     middleware such as CleanPath, StripSlashes or URLFormat has rewritten the path, so
+//     that it is unknown whether the value has already been unescaped.
+//   - [guard.ErrNotFound]: the request matches no route (404, 405), which raises no mark.
+//   - no sentinel, 500: the route has no such parameter, or another kind of router is
+//     mounted where the rest of the route would be.
 //
-// A value without escapes costs no allocation.
+// A value without escapes costs no allocation behind a finished route.
 func ChiParam(name string) ResourceFunc {
 	return func(r *http.Request) (string, error) {
-		rctx := chi.RouteContext(r.Context())
-		value, ok := chiParam(rctx, name)
-		if !ok {
-			return "", fmt.Errorf("httpfence: the route has no chi parameter %q; the middleware must run behind routing (With, Group), not in a router's Use", name)
+		route, err := finished(r, chi.RouteContext(r.Context()))
+		if err != nil {
+			return "", err
 		}
-		return unescapeOnce(rctx, r.URL, name, value)
+		value, ok := chiParam(route, name)
+		if !ok {
+			return "", fmt.Errorf("httpfence: the route has no chi parameter %q", name)
+		}
+		return unescapeOnce(route, r.URL, name, value)
 	}
 }
-
-var errUnfinished = fmt.Errorf("httpfence: chi has not finished routing: in a router's Use, a request that matches no route (404, 405) would raise a mark; use With, or a Group with complete patterns")
 
 // PathValue returns a [ResourceFunc] that returns the request's path value
 // name, unescaped exactly once. [http.ServeMux] has already unescaped it; chi
@@ -136,13 +141,59 @@ func PathValue(name string) ResourceFunc {
 		// incomplete route.
 		rctx := chi.RouteContext(r.Context())
 		if v, ok := chiParam(rctx, name); ok && v == value {
-			return unescapeOnce(rctx, r.URL, name, value)
+			route, err := finished(r, rctx)
+			if err != nil {
+				return "", err
+			}
+			return unescapeOnce(route, r.URL, name, value)
 		}
 		if value == "" {
 			return "", guard.Invalid(name, value, "must not be empty")
 		}
 		return value, nil
 	}
+}
+
+var (
+	errNoRoute = fmt.Errorf("httpfence: no route of the chi router matches the request: %w", guard.ErrNotFound)
+	errUnknown = errors.New("httpfence: the rest of the route belongs to a router other than chi: put the middleware around its handler")
+)
+
+// finished returns the context of r's whole route. In a router's Use, chi has matched only
+// the routers above, and the rest of the path is in RoutePath.
+func finished(r *http.Request, rctx *chi.Context) (*chi.Context, error) {
+	switch {
+	case rctx == nil || rctx.Routes == nil:
+		return nil, errors.New("httpfence: the request did not come through a chi router")
+	case rctx.RoutePath == "" && len(rctx.RoutePatterns) > 0 || arrived(rctx):
+		return rctx, nil
+	}
+	router, path := rctx.Routes, rctx.RoutePath
+	for _, pattern := range rctx.RoutePatterns {
+		routes := router.Routes()
+		at := slices.IndexFunc(routes, func(route chi.Route) bool {
+			return route.SubRoutes != nil && strings.TrimRight(route.Pattern, "/*") == strings.TrimRight(pattern, "/*")
+		})
+		if at < 0 {
+			return nil, errUnknown
+		}
+		router = routes[at].SubRoutes
+	}
+	if path == "" {
+		path = cmp.Or(r.URL.RawPath, r.URL.Path, "/")
+	}
+	rest := chi.NewRouteContext()
+	if !router.Match(rest, cmp.Or(rctx.RouteMethod, r.Method), path) {
+		return nil, errNoRoute
+	}
+	return &chi.Context{
+		RoutePatterns: slices.Concat(rctx.RoutePatterns, rest.RoutePatterns),
+		RoutePath:     cmp.Or(rest.RoutePath, rctx.RoutePath),
+		URLParams: chi.RouteParams{
+			Keys:   slices.Concat(rctx.URLParams.Keys, rest.URLParams.Keys),
+			Values: slices.Concat(rctx.URLParams.Values, rest.URLParams.Values),
+		},
+	}, nil
 }
 
 // hasWildcard reports whether pattern has {name}, {name...} or chi's {name:...}.
@@ -193,8 +244,6 @@ func arrived(rctx *chi.Context) bool {
 func unescapeOnce(rctx *chi.Context, u *url.URL, name, value string) (string, error) {
 	values := rctx.URLParams.Values
 	switch {
-	case rctx.RoutePath != "" && !arrived(rctx):
-		return "", errUnfinished
 	case value == "":
 		return "", guard.Invalid(name, value, "must not be empty")
 	case strings.IndexByte(value, '%') < 0:

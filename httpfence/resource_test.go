@@ -237,6 +237,11 @@ func TestUnrouted(t *testing.T) {
 			return r
 		})(h)
 	}
+	foreignUse := func(f *Middleware, h http.Handler) http.Handler { // what is mounted below may not be there
+		return mounted("/acct/{id}", func(h http.Handler) http.Handler {
+			return f.Admit(muxAt("/acct/{id}/close")(h))
+		})(h)
+	}
 	groupUse := func(f *Middleware, h http.Handler) http.Handler {
 		r := chi.NewRouter()
 		r.Group(func(r chi.Router) {
@@ -259,10 +264,11 @@ func TestUnrouted(t *testing.T) {
 		build    guarded
 		status   int
 	}{
-		"chi root Use":              {ChiParam("id"), rootUse, 500},
+		"chi root Use":              {ChiParam("id"), rootUse, 200},
 		"chi root Use, PathValue":   {PathValue("id"), rootUse, 500},
-		"Use in a Route":            {ChiParam("id"), routeUse, 500},
-		"Use in a Route, PathValue": {PathValue("id"), routeUse, 500},
+		"Use in a Route":            {ChiParam("id"), routeUse, 200},
+		"Use in a Route, PathValue": {PathValue("id"), routeUse, 200},
+		"Use around another router": {ChiParam("id"), foreignUse, 500},
 		"chi, wrong name":           {ChiParam("ID"), behind(chiRoute), 500},
 		"no chi":                    {ChiParam("id"), behind(muxRoute), 500},
 		"around ServeMux":           {PathValue("id"), func(f *Middleware, h http.Handler) http.Handler { return f.Admit(muxRoute(h)) }, 500},
@@ -310,6 +316,89 @@ func TestUnrouted(t *testing.T) {
 	_, err = newFence(newStore(), PathValue("rest"), nil).Check(newRequest("x", "5", ""))
 	if want := "httpfence: resource of the request: httpfence: the route "; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s...", err, want)
+	}
+}
+
+// TestChiUse: chi's own idiom, a fence in the Use of a router, of a Route or of one in
+// another, guards each of its routes by the name that the route has, however the path is
+// escaped. A request that matches no route, or not with its method, raises no mark. The
+// control is the same route with the fence behind it.
+func TestChiUse(t *testing.T) {
+	type guarded = func(http.Handler) http.Handler
+	for name, build := range map[string]func(r chi.Router, fence guarded, h http.HandlerFunc){
+		"Route": func(r chi.Router, fence guarded, h http.HandlerFunc) {
+			r.Route("/acct/{id}", func(r chi.Router) {
+				r.Use(fence)
+				r.Post("/close", h)
+				r.Post("/", h)
+			})
+		},
+		"root": func(r chi.Router, fence guarded, h http.HandlerFunc) {
+			r.Use(fence)
+			r.Post("/acct/{id}/close", h)
+			r.Post("/acct/{id}", h)
+			r.Post("/acct/{id}/", h)
+		},
+		"two Routes": func(r chi.Router, fence guarded, h http.HandlerFunc) {
+			r.Route("/acct", func(r chi.Router) {
+				r.Use(fence)
+				r.Route("/{id}", func(r chi.Router) {
+					r.Post("/close", h)
+					r.Post("/", h)
+				})
+			})
+		},
+		"control": func(r chi.Router, fence guarded, h http.HandlerFunc) {
+			r.With(fence).Post("/acct/{id}/close", h)
+			r.With(fence).Post("/acct/{id}", h)
+			r.With(fence).Post("/acct/{id}/", h)
+		},
+	} {
+		for _, c := range []struct {
+			method, path string
+			status       int
+			resource     string
+		}{
+			{"POST", "/acct/acme/close", 200, "acme"}, {"POST", "/acct/%61cme/close", 200, "acme"}, {"POST", "/acct/a%2Fb/close", 200, "a/b"},
+			{"POST", "/acct/%2561/close", 200, "%61"}, {"POST", "/acct/acme", 200, "acme"}, {"POST", "/acct/acme/", 200, "acme"},
+			{"POST", "/acct/acme/none", 404, ""}, {"POST", "/acct/acme/close/more", 404, ""}, {"PUT", "/acct/acme/close", 404, ""},
+			{"POST", "/none", 404, ""}, {"GET", "/acct/acme/close", 405, ""},
+		} {
+			if name == "control" && c.method == "PUT" {
+				c.status = 405 // behind the route chi itself responds
+			}
+			store, got := newStore(), ""
+			router := chi.NewRouter()
+			fence := newFence(store, ChiParam("id"), nil)
+			build(router, fence.Admit, func(w http.ResponseWriter, r *http.Request) {
+				claim, _ := guard.ClaimFrom(r.Context())
+				got = claim.Resource
+			})
+			r := httptest.NewRequest(c.method, c.path, nil)
+			r.Header.Set(TokenHeader, "5")
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, r)
+			if w.Code != c.status || got != c.resource || (store.calls() == 0) != (c.resource == "") {
+				t.Errorf("%s: %s %s: %d, resource %q, %d calls of the store: %s", name, c.method, c.path, w.Code, got, store.calls(), w.Body)
+			}
+		}
+	}
+	// Middleware in front that has rewritten the path: the route is the one that is taken,
+	// and a value that may have been unescaped before is refused.
+	for path, want := range map[string]int{"/acct/acme/close/": 200, "/acct/%61cme/close/": 200, "/acct/a%2561/close/": 400, "/acct/acme/none/": 404} {
+		router := chi.NewRouter()
+		router.Use(chimw.StripSlashes)
+		router.Route("/acct/{id}", func(r chi.Router) {
+			r.Use(newFence(newStore(), ChiParam("id"), nil).Admit)
+			r.Post("/close", ok)
+		})
+		r := httptest.NewRequest("POST", path, nil)
+		r.Header.Set(TokenHeader, "5")
+		w := httptest.NewRecorder()
+		router.ServeHTTP(w, r)
+		if w.Code != want {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
 	}
 }
 

@@ -1,27 +1,29 @@
 package httpfence
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 )
 
 // problemPrefix begins the type of every problem this package sends.
 // Tag URIs (RFC 4151) identify without implying that there is a page to fetch.
 const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
-// outcome is a row of the status table.
-type outcome struct {
+// row is a row of the status table.
+type row struct {
 	reason guard.Reason
 	status int
 	title  string
 	detail string
 }
 
-// outcomes is the table between reasons and the wire, read from left to right
+// rows is the table between reasons and the wire, read from left to right
 // by [Middleware.Reject] and from right to left by [ErrorFrom]. It covers all
 // [guard.Reasons]; the last row stands for every other error.
 //
@@ -29,11 +31,11 @@ type outcome struct {
 // 409: proxies are configured to retry 409, and a stale claim stays stale.
 // A misdirected claim is 400: the request contradicts itself, whatever the
 // state of the resource. It is not 421, which clients retry elsewhere.
-var outcomes = [...]outcome{
-	{guard.ReasonMissing, http.StatusPreconditionRequired, "Fencing token missing",
+var rows = [...]row{
+	{guard.ReasonMissing, http.StatusPreconditionRequired, "Claim incomplete",
 		"Send the claim of your lease, each field once: the fencing token in " + TokenHeader + ", the lease ID in " + LeaseHeader + ", the percent-encoded name of the resource in " + ResourceHeader + "."},
 	{guard.ReasonInvalid, http.StatusBadRequest, "Invalid fencing request",
-		TokenHeader + " must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, " + LeaseHeader + " one lease ID of 1 to 128 bytes, " + ResourceHeader + " one percent-encoded name, and the URL must name a valid resource."},
+		TokenHeader + " must be one decimal number from 1 to 9223372036854775806 without sign, space or leading zero, " + LeaseHeader + " one percent-encoded lease ID of 1 to 128 bytes, " + ResourceHeader + " one percent-encoded name, and the URL must name a valid resource."},
 	{guard.ReasonMisdirected, http.StatusBadRequest, "Claim for another resource",
 		ResourceHeader + " names a resource other than the one that this route guards. Nothing was changed."},
 	{guard.ReasonStale, http.StatusPreconditionFailed, "Stale fencing token",
@@ -62,15 +64,15 @@ var outcomes = [...]outcome{
 		"The request failed for a reason other than its claim. The server's log has the error."},
 }
 
-// outcomeOf returns the row of reason; the row of [guard.ReasonOther] for a
+// rowOf returns the row of reason; the row of [guard.ReasonOther] for a
 // string that is not a reason, so that no refusal ever becomes a success.
-func outcomeOf(reason guard.Reason) *outcome {
-	for i := range outcomes {
-		if outcomes[i].reason == reason {
-			return &outcomes[i]
+func rowOf(reason guard.Reason) *row {
+	for i := range rows {
+		if rows[i].reason == reason {
+			return &rows[i]
 		}
 	}
-	return &outcomes[len(outcomes)-1]
+	return &rows[len(rows)-1]
 }
 
 // typeURI returns the problem type of reason.
@@ -84,23 +86,34 @@ func reasonOfType(uri string) (guard.Reason, bool) {
 	return guard.Reason(name), ours
 }
 
-// errorOf is the client's half of the table: the error that a guard on this
-// side would have returned for reason. It does not include the server's
-// human-readable text, which would carry another machine's text into this one's
-// log.
-func errorOf(reason guard.Reason, op string, claim guard.Claim, mark guard.Mark) error {
+// errorOf is the client's half of the table: the error that a guard on this side would
+// have returned for reason. field is what the server found missing or invalid, "" if it
+// did not say. It does not include the server's human-readable text, which would carry
+// another machine's text into this one's log.
+func errorOf(reason guard.Reason, op, field string, status int, claim guard.Claim, mark guard.Mark) error {
 	switch reason {
 	case guard.ReasonMissing:
-		return &guard.InvalidError{Field: "claim of " + op, Problem: "did not reach the server; Transport sends the claim in the request's context, and only to its configured origins", Missing: true}
+		if field == proof.Header {
+			return &guard.InvalidError{Field: field + " of " + op, Problem: "did not reach the server; TransportOptions.Proof returns what is sent", Missing: true}
+		}
+		return &guard.InvalidError{Field: cmp.Or(field, "claim") + " of " + op, Problem: "did not reach the server; Transport sends the claim in the request's context, and only to its configured origins", Missing: true}
 	case guard.ReasonInvalid:
-		return &guard.InvalidError{Field: "claim of " + op, Problem: "the server found the token, the lease ID or the resource malformed"}
+		problem := "the server found it malformed"
+		switch {
+		case field == "":
+			field, problem = "claim or another part", "the server found one of them malformed"
+		case field == bodyField && status == http.StatusRequestEntityTooLarge:
+			problem = "is longer than the server takes"
+		case field == bodyField:
+			problem = "did not reach the server whole and in time"
+		}
+		return &guard.InvalidError{Field: field + " of " + op, Problem: problem}
 	case guard.ReasonUnavailable, guard.ReasonSetup, guard.ReasonOutcomeUnknown:
 		return &guard.FailedError{Reason: reason, Op: op, Claim: claim}
 	case guard.ReasonLeaseLost:
 		return &guard.LostError{Claim: claim, Cause: errors.New("the server of " + op + " reported it")}
-	}
-	if reason == guard.ReasonOther {
+	case guard.ReasonOther:
 		return fmt.Errorf("httpfence: %s: the server failed for a reason other than the claim; its log has the error", op)
 	}
-	return &guard.RejectedError{Reason: outcomeOf(reason).reason, Claim: claim, Mark: mark}
+	return &guard.RejectedError{Reason: rowOf(reason).reason, Claim: claim, Mark: mark}
 }

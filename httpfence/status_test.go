@@ -27,14 +27,14 @@ var rejections = []guard.Reason{
 }
 
 // TestStatusTable goes through the table in both directions: error to response by
-// Reject, response to error by ErrorFrom.
+// Relay, response to error by ErrorFrom.
 func TestStatusTable(t *testing.T) {
 	all := append(guard.Reasons(), guard.ReasonOther)
 	if got := slices.Sorted(maps.Keys(wireStatuses)); !slices.Equal(got, slices.Sorted(slices.Values(all))) {
 		t.Fatalf("the table has %v, package guard %v", got, all)
 	}
-	if len(outcomes) != len(all) {
-		t.Fatalf("%d rows for %d reasons", len(outcomes), len(all))
+	if len(rows) != len(all) {
+		t.Fatalf("%d rows for %d reasons", len(rows), len(all))
 	}
 	fence := newFence(newStore(), literal("r"), nil)
 	types := map[any]bool{}
@@ -47,7 +47,7 @@ func TestStatusTable(t *testing.T) {
 			r := httptest.NewRequest("POST", "/acct/a/close", nil)
 			r = r.WithContext(guard.WithClaim(r.Context(), guard.Claim{Resource: "r", Token: 5}))
 			w := httptest.NewRecorder()
-			fence.Reject(w, r, fmt.Errorf("wrapped: %w", err))
+			fence.Relay(w, r, fmt.Errorf("wrapped: %w", err))
 
 			resp := w.Result()
 			resp.Request = r
@@ -103,8 +103,10 @@ func TestUnknownErrorsAreNeverSuccess(t *testing.T) {
 	for _, err := range []error{nil, errors.New("x"), &guard.RejectedError{Reason: "novel"}, &guard.RejectedError{}} {
 		w := httptest.NewRecorder()
 		fence.Reject(w, httptest.NewRequest("POST", "/", nil), err)
-		if w.Code != http.StatusInternalServerError {
-			t.Errorf("%v: status %d", err, w.Code)
+		relayed := httptest.NewRecorder()
+		fence.Relay(relayed, httptest.NewRequest("POST", "/", nil), err)
+		if w.Code != http.StatusInternalServerError || relayed.Code != w.Code {
+			t.Errorf("%v: status %d, relayed %d", err, w.Code, relayed.Code)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -74,43 +73,33 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 	return t, nil
 }
 
-// RoundTrip implements [http.RoundTripper]. The request is not modified:
-// a copy carries the fields. It never retries, and does not turn a response into
-// an error, as net/http requires; [ErrorFrom] does that.
+// RoundTrip implements [http.RoundTripper]: it sends a copy of the request with the claim
+// in its context. It never retries, and does not turn a response into an error, as
+// net/http requires; [Do] and [ErrorFrom] do that.
 //
-// Nor does it let base repeat a write, which a server would admit again under
-// a live token: http.Transport repeats a POST with an Idempotency-Key when
-// a reused connection ends before the response, and over HTTP/2 any request that
-// the server resets with PROTOCOL_ERROR. Both need a body that can be sent
-// again, so base gets none: GetBody is removed, and an empty body is one that
-// net/http does not see to be empty. Over HTTP/1.1 that one is sent in chunks,
-// or without a length, and over HTTP/2 without a length. A RoundTripper that
-// keeps a copy of the body and repeats by itself is not stopped.
+// A request for another origin is sent without the fields, even if its header has them,
+// and so is one that another origin has redirected: a server that receives no tokens must
+// not choose what one is used for. A redirect within an origin carries the claim to the
+// new path; see [http.Client.CheckRedirect] if that may name another resource.
 //
-// The error of a write that failed is a *guard.FailedError with the error of
-// base as its cause. It is [guard.ErrUnavailable] if the server has certainly
-// not handled the write, which may be repeated: base, an [http.Transport], got no
-// connection, or over HTTP/2 the server said by GOAWAY or REFUSED_STREAM that it
-// would not. Everything else is [guard.ErrOutcomeUnknown]. Client.Timeout puts
-// an error of its own in place of it.
+// base does not repeat a write either, which a server would admit again under a live
+// token: it gets no body that it could send again. A RoundTripper that keeps a copy of
+// the body and repeats by itself is not stopped.
 //
-// A request for another origin is sent without the fields, even if its header
-// has them: after a redirect, [http.Client] copies the header to wherever the
-// server pointed. Nor is a claim attached once another origin has redirected
-// the request: a server that receives no tokens must not choose what one is
-// used for. A redirect within an origin carries the claim to the new path,
-// which is right if that names the same resource; see
-// [http.Client.CheckRedirect] if it may not.
+// The lease is checked once, at the beginning: use the context of lockclient's Hold, which
+// ends with the lease. [http.Client.Timeout] puts an error of its own in place of these;
+// [Do] does not lose them.
 //
-// Errors before anything is sent, for a configured origin:
-// [guard.ErrLeaseLost] as a *guard.LostError once the lease in the context
-// is no longer valid by the holder's clock, whatever the method;
-// [guard.ErrInvalid] for an invalid claim, or a lease ID that begins or ends
-// with a space, which HTTP would cut off; the error of Proof. The request's body is closed in every case.
+// Errors before anything is sent; the body is closed:
+//   - [guard.ErrLeaseLost]: the lease in the context is no longer valid.
+//   - [guard.ErrInvalid]: the claim is invalid.
+//   - the error of [TransportOptions.Proof].
 //
-// The lease is checked once, at the beginning: a request that then waits for a
-// connection, or takes long, ends with its context. Use the context of
-// lockclient's Hold, which ends with the lease.
+// Errors of a write, an *guard.FailedError with the error of base as its cause:
+//   - [guard.ErrUnavailable]: the server has certainly not handled it, and it may be
+//     repeated: base, an [http.Transport], got no connection, or over HTTP/2 the server
+//     said by GOAWAY or REFUSED_STREAM that it would not.
+//   - [guard.ErrOutcomeUnknown]: everything else.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !t.configured(r.URL) || t.sentByOthers(r) {
 		return t.base.RoundTrip(bare(r))
@@ -128,9 +117,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	out := bare(r)
 	out.Header[TokenHeader] = []string{claim.Token.String()}
-	out.Header[ResourceHeader] = []string{EncodeResource(claim.Resource)}
+	out.Header[ResourceHeader] = []string{Encode(claim.Resource)}
 	if claim.LeaseID != "" {
-		out.Header[LeaseHeader] = []string{claim.LeaseID}
+		out.Header[LeaseHeader] = []string{Encode(claim.LeaseID)}
 	}
 	if evidence != "" {
 		out.Header[proof.Header] = []string{evidence}
@@ -141,7 +130,12 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.write(out, claim)
 }
 
-// write sends r, a copy with its own header, once.
+// write sends r, a copy with its own header, once. http.Transport repeats a POST with an
+// Idempotency-Key when a reused connection ends before the response, and over HTTP/2 any
+// request that the server resets with PROTOCOL_ERROR. Both need a body that can be sent
+// again: so GetBody is removed, and an empty body is one that net/http does not see to be
+// empty. Over HTTP/1.1 that one is sent in chunks, or without a length, and over HTTP/2
+// without a length.
 func (t *Transport) write(r *http.Request, claim guard.Claim) (*http.Response, error) {
 	r.GetBody = nil
 	if r.Body == http.NoBody || r.Body == nil && r.ContentLength == 0 { // base refuses nil with a length
@@ -155,14 +149,20 @@ func (t *Transport) write(r *http.Request, claim guard.Claim) (*http.Response, e
 	if err == nil {
 		return resp, nil
 	}
-	reason := guard.ReasonOutcomeUnknown
+	op := method(r) + " " + r.URL.Host
 	_, direct := t.base.(*http.Transport) // else base may have sent it in a way that cannot be seen here
 	switch {
 	case direct && asked.Load() > 0 && given.Load() == 0,
 		(direct || given.Load() == 1) && unhandled.MatchString(err.Error()):
-		reason = guard.ReasonUnavailable
+		err = guard.Unavailable(op, claim, err)
+	default:
+		err = guard.OutcomeUnknown(op, claim, err)
 	}
-	return nil, &requestError{&guard.FailedError{Reason: reason, Op: method(r) + " " + r.URL.Host, Claim: claim, Cause: err}}
+	err = &requestError{err}
+	if told, ok := r.Context().Value(toldKey{}).(*error); ok {
+		*told = err
+	}
+	return nil, err
 }
 
 // unhandled matches the errors of net/http for a request that the server has
@@ -170,15 +170,16 @@ func (t *Transport) write(r *http.Request, claim guard.Claim) (*http.Response, e
 // cannot be reached; a text that changes makes the outcome unknown.
 var unhandled = regexp.MustCompile(`^http2: Transport: cannot retry err \[(http2: Transport received Server's graceful shutdown GOAWAY|stream error: stream ID [0-9]+; REFUSED_STREAM; received from peer)\] after Request\.Body was written; `)
 
-// requestError is a *guard.FailedError with the method that net/url looks for in
-// the cause of its own error.
-type requestError struct{ failed *guard.FailedError }
+// requestError is what is known of a write to another service, with the method that
+// net/url looks for in the cause of its own error.
+type requestError struct{ err error }
 
-func (e *requestError) Error() string { return e.failed.Error() }
-func (e *requestError) Unwrap() error { return e.failed }
+func (e *requestError) Error() string { return e.err.Error() }
+func (e *requestError) Unwrap() error { return &guard.ElsewhereError{Err: e.err} }
 func (e *requestError) Timeout() bool {
+	var failed *guard.FailedError
 	var timeout net.Error
-	return errors.As(e.failed.Cause, &timeout) && timeout.Timeout()
+	return errors.As(e.err, &failed) && errors.As(failed.Cause, &timeout) && timeout.Timeout()
 }
 
 // prove returns the proof of claim, "" if t sends none, or why claim must not be
@@ -189,9 +190,6 @@ func (t *Transport) prove(ctx context.Context, claim guard.Claim) (string, error
 	}
 	if err := claim.Validate(); err != nil {
 		return "", err
-	}
-	if strings.Trim(claim.LeaseID, " ") != claim.LeaseID {
-		return "", guard.Invalid("lease ID", claim.LeaseID, "begins or ends with a space, which a header field cannot carry")
 	}
 	if t.proof == nil {
 		return "", nil

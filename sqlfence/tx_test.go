@@ -308,7 +308,7 @@ func TestTransactorBehindHTTP(t *testing.T) {
 		e.exec("CREATE TABLE work (token bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 		tx, insert := e.transactor()
 		fence, err := httpfence.NewTx(tx, func(*http.Request) (string, error) { return "enforced", nil }, &httpfence.Options{
-			TokenOnly: true, InsecureAnyResource: true, Observer: guard.LogObserver(slog.New(slog.DiscardHandler)),
+			TokenOnly: true, InsecureAnyResource: true, Logger: slog.New(slog.DiscardHandler),
 		})
 		must(t, err)
 		h := fence.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -63,7 +63,7 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 		return nil, err
 	}
 	// A service leaves Observer nil: refusals are logged. Here the story shows them.
-	fence, err := httpfence.New(db, resource, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
+	fence, err := httpfence.New(db, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func TestBadNotes(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer "+token)
 		r.Header.Set(httpfence.TokenHeader, claim.Token.String())
 		r.Header.Set(httpfence.LeaseHeader, claim.LeaseID)
-		r.Header.Set(httpfence.ResourceHeader, httpfence.EncodeResource(claim.Resource))
+		r.Header.Set(httpfence.ResourceHeader, httpfence.Encode(claim.Resource))
 		r.Header.Set(proof.Header, signed)
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r)

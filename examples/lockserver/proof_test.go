@@ -50,7 +50,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 
-	keys, err := proof.NewKeys(t.Context(), proof.JWKS(locks.URL+keysPath, nil))
+	keys, err := proof.NewKeys(t.Context(), proof.JWKS(locks.URL+keysPath, nil), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestProof(t *testing.T) {
 		r, _ := http.NewRequest("POST", web.URL, nil)
 		r.Header.Set(httpfence.TokenHeader, claim.Token.String())
 		r.Header.Set(httpfence.LeaseHeader, claim.LeaseID)
-		r.Header.Set(httpfence.ResourceHeader, httpfence.EncodeResource(claim.Resource))
+		r.Header.Set(httpfence.ResourceHeader, httpfence.Encode(claim.Resource))
 		if p != "" {
 			r.Header.Set(proof.Header, p)
 		}

@@ -61,7 +61,7 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()))
+	keys, err := proof.NewKeys(ctx, proof.Static(key.Public()), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ import (
 func handler(db *sqlfence.DB[pgx.Tx]) http.Handler {
 	accounts := guard.Must(guard.NewTemplate("account:{id:int}"))
 	resource := guard.Must(httpfence.Named(accounts, httpfence.Bindings{"id": httpfence.ChiParam("id")}))
-	fence := guard.Must(httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{UnguardedMethods: []string{}})) // even GET
+	fence := guard.Must(httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{GuardAllMethods: true}))
 	return fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 		claim, _ := guard.ClaimFrom(r.Context())
 		account, _ := accounts.Match(claim.Resource)
@@ -46,7 +46,7 @@ func TestHandler(t *testing.T) {
 		if token != "" {
 			r.Header.Set(httpfence.TokenHeader, token)
 			r.Header.Set(httpfence.LeaseHeader, "a")
-			r.Header.Set(httpfence.ResourceHeader, httpfence.EncodeResource("account:7"))
+			r.Header.Set(httpfence.ResourceHeader, httpfence.Encode("account:7"))
 		}
 		w := httptest.NewRecorder()
 		router.ServeHTTP(w, r)

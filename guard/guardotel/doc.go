@@ -26,11 +26,13 @@
 //	fencepost.lease.oldest            gauge      seconds the oldest lease of this process has been held
 //	fencepost.lease.ttl               gauge      [Options].TTL in seconds
 //	fencepost.admissions              counter    what a fence admitted, by surface and operation
-//	fencepost.rejections              counter    what a fence refused or could not carry out, by surface, operation and reason
+//	fencepost.rejections              counter    claims that a fence refused, by surface, operation and reason
+//	fencepost.failures                counter    what a fence could not judge or carry out, by the same
+//	fencepost.losses                  counter    what was not begun because the lease was over, by surface and operation
 //	fencepost.conflicts               counter    one token under two leases, by surface
 //	fencepost.token.highest           gauge      the highest token that was granted or admitted
 //
-// A rejection in report-only mode, where the request proceeds, has report_only=true.
+// A rejection or failure in report-only mode, where the request proceeds, has report_only=true.
 // The other attributes are surface, operation, reason and resource.prefix, each with
 // values from a fixed list: a resource is never a label, so the number of series
 // does not grow with the number of resources.

@@ -201,7 +201,7 @@ func TestWriteSpans(t *testing.T) {
 func everything(observer guard.Observer) {
 	claim := guard.Claim{Resource: "close:1", Token: 7, LeaseID: "a"}
 	for _, op := range []guard.Op{guard.OpAcquire, guard.OpContend, guard.OpReclaim, guard.OpRenew, guard.OpRelease, guard.OpLost, guard.OpForceUnlock, guard.OpWrite} {
-		for _, reason := range []guard.Reason{guard.ReasonNone, guard.ReasonConflict} {
+		for _, reason := range []guard.Reason{guard.ReasonNone, guard.ReasonConflict, guard.ReasonUnavailable, guard.ReasonLeaseLost} {
 			observer.Observe(context.Background(), guard.Event{Op: op, Surface: "lock", Claim: claim, Reason: reason})
 		}
 	}
@@ -279,6 +279,13 @@ func TestReportOnly(t *testing.T) {
 		{Op: guard.OpAdmit, Surface: "http", Claim: claim, Reason: guard.ReasonStale},
 		{Op: guard.OpAdmit, Surface: "http", Claim: claim, Reason: guard.ReasonStale, ReportOnly: true},
 		{Op: guard.OpAdmit, Surface: "http", Claim: claim, ReportOnly: true},
+		// Three names: what was refused, what could not be judged, and what was lost. A
+		// handler that responds for itself was admitted, and a raise that waits is none.
+		{Op: guard.OpWrite, Surface: "sql", Claim: claim, Reason: guard.ReasonUnavailable, Err: guard.ErrUnavailable},
+		{Op: guard.OpWrite, Surface: "sql", Claim: claim, Reason: guard.ReasonOther, Err: guard.ErrSetup},
+		{Op: guard.OpWrite, Surface: "sql", Claim: claim, Reason: guard.ReasonLeaseLost, Err: guard.ErrLeaseLost},
+		{Op: guard.OpTransaction, Surface: "http", Claim: claim, Reason: guard.ReasonOther},
+		{Op: guard.OpContend, Surface: "sql", Claim: claim, Reason: guard.ReasonOther, Err: guard.ErrSetup},
 	} {
 		observer.Observe(t.Context(), e)
 	}
@@ -287,6 +294,11 @@ func TestReportOnly(t *testing.T) {
 		"fencepost.admissions operation=admit,surface=http":                               2,
 		"fencepost.rejections operation=admit,reason=stale,surface=http":                  1,
 		"fencepost.rejections operation=admit,reason=stale,report_only=true,surface=http": 1,
+		"fencepost.failures operation=write,reason=unavailable,surface=sql":               1,
+		"fencepost.failures operation=write,reason=other,surface=sql":                     1,
+		"fencepost.losses operation=write,surface=sql":                                    1,
+		"fencepost.admissions operation=transaction,surface=http":                         1,
+		"fencepost.acquisitions.contended":                                                0,
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %d, want %d", name, got[name], want)
@@ -316,7 +328,7 @@ func TestAlertsFire(t *testing.T) {
 		t.Fatal(err)
 	}
 	alerts := regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
-	if len(alerts) != 6 {
+	if len(alerts) != 7 {
 		t.Fatalf("%d alerts", len(alerts))
 	}
 	for _, alert := range alerts {

@@ -35,8 +35,7 @@ type Options struct {
 	// Prefixes is empty, the attribute is left out.
 	Prefixes []string
 	// TTL is the TTL that this process requests for its leases, the longest if
-	// there are several. The alert on long holders compares with it. 0 means
-	// [DefaultTTL].
+	// there are several, for fencepost.lease.ttl. 0 means [DefaultTTL].
 	TTL time.Duration
 }
 
@@ -50,7 +49,7 @@ type Observer struct {
 
 	attempted, granted, contended, reclaimed, lost, forced metric.Int64Counter
 	renewals, renewalsFailed, releasesFailed               metric.Int64Counter
-	admissions, rejections, conflicts                      metric.Int64Counter
+	admissions, rejections, failures, losses, conflicts    metric.Int64Counter
 	acquisition, held                                      metric.Float64Histogram
 
 	mu      sync.Mutex
@@ -112,7 +111,9 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		{&o.reclaimed, "fencepost.leases.reclaimed", "Grants that replaced a lease that had run out."},
 		{&o.forced, "fencepost.leases.force_unlocked", "Leases that an operator force-unlocked."},
 		{&o.admissions, "fencepost.admissions", "What a fence admitted."},
-		{&o.rejections, "fencepost.rejections", "What a fence refused or could not carry out."},
+		{&o.rejections, "fencepost.rejections", "Claims that a fence refused."},
+		{&o.failures, "fencepost.failures", "What a fence could not judge or carry out."},
+		{&o.losses, "fencepost.losses", "What was not begun because the lease was over by the holder's clock."},
 		{&o.conflicts, "fencepost.conflicts", "One token under two leases: two holders."},
 	} {
 		var err error
@@ -214,7 +215,9 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 			count(o.granted)
 		}
 	case guard.OpContend:
-		count(o.contended)
+		if e.Surface == guard.SurfaceLock { // else a raise that waits, which is reported when it has ended
+			count(o.contended)
+		}
 	case guard.OpReclaim:
 		count(o.reclaimed)
 	case guard.OpRenew:
@@ -237,14 +240,19 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 			count(o.forced)
 		}
 	default: // a fence
-		operation := attribute.String("operation", string(e.Op))
-		switch {
-		case e.ReportOnly && failed:
-			count(o.rejections, surface, operation, reason, attribute.Bool("report_only", true))
-		case failed:
-			count(o.rejections, surface, operation, reason)
+		attributes := []attribute.KeyValue{surface, attribute.String("operation", string(e.Op)), reason}
+		if e.ReportOnly && failed {
+			attributes = append(attributes, attribute.Bool("report_only", true))
+		}
+		switch outcome := e.Reason.Outcome(); {
+		case outcome == guard.Admitted, e.Reason == guard.ReasonOther && e.Err == nil: // its handler responded for itself
+			count(o.admissions, attributes[:2]...)
+		case outcome == guard.Rejected:
+			count(o.rejections, attributes...)
+		case outcome == guard.LostLease:
+			count(o.losses, attributes[:2]...)
 		default:
-			count(o.admissions, surface, operation)
+			count(o.failures, attributes...)
 		}
 		if e.Reason == guard.ReasonConflict {
 			count(o.conflicts, surface)

@@ -12,7 +12,7 @@
 //	issuer, err := lockhttp.NewIssuer("https://locks.example", httpClient) // the worker
 //	transport, err := httpfence.NewTransport(nil, origins, &httpfence.TransportOptions{Proof: issuer.Proof})
 //
-//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil)) // the service
+//	keys, err := proof.NewKeys(ctx, proof.JWKS("https://locks.example/.well-known/jwks.json", nil), nil) // the service
 //	verify := proof.NewVerifier(keys).Hook(audienceOfTenant)
 //	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
 //

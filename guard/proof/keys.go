@@ -41,10 +41,11 @@ const (
 // the background: the request that finds the keys too old asks the source, for
 // at most five seconds, while others continue with the previous keys.
 //
-// A source that fails is logged with [slog.Default], and so is each key that
+// A source that fails is logged ([KeysOptions.Logger]), and so is each key that
 // cannot be used, once.
 type Keys struct {
 	source   Source
+	logger   *slog.Logger // nil is slog's default
 	set      atomic.Pointer[keySet]
 	checked  atomic.Int64  // when the source confirmed set, in seconds since 1970
 	asked    atomic.Int64  // when the source was asked last
@@ -55,13 +56,23 @@ type Keys struct {
 // keySet is one generation of keys, by their IDs. It never changes.
 type keySet map[string]ed25519.PublicKey
 
-// NewKeys asks the source for its keys. Errors are those of the source, and
-// a *guard.InvalidError if it is nil.
-func NewKeys(ctx context.Context, source Source) (*Keys, error) {
+// KeysOptions configures [NewKeys]. The zero value is the default.
+type KeysOptions struct {
+	// Logger gets a line for each failure of the source, and for keys that cannot be
+	// used. nil means [slog.Default] at that moment.
+	Logger *slog.Logger
+}
+
+// NewKeys asks the source for its keys. opts may be nil. Errors are those of the source,
+// and a *guard.InvalidError if it is nil.
+func NewKeys(ctx context.Context, source Source, opts *KeysOptions) (*Keys, error) {
 	if source == nil {
 		return nil, guard.Invalid("source", "", "must not be nil")
 	}
 	k := &Keys{source: source, asking: make(chan struct{}, 1)}
+	if opts != nil {
+		k.logger = opts.Logger
+	}
 	if err := k.load(ctx); err != nil {
 		return nil, err
 	}
@@ -92,7 +103,7 @@ func (k *Keys) load(ctx context.Context) error {
 	}
 	if text := fmt.Sprint(errors.Join(unusable...)); text != k.unusable {
 		if k.unusable = text; len(unusable) > 0 {
-			slog.LogAttrs(ctx, slog.LevelError, "proof_keys_unusable", slog.String("error", text))
+			cmp.Or(k.logger, slog.Default()).LogAttrs(ctx, slog.LevelError, "proof_keys_unusable", slog.String("error", text))
 		}
 	}
 	if previous := k.set.Load(); previous == nil || !reflect.DeepEqual(next, *previous) {
@@ -135,7 +146,7 @@ func (k *Keys) current(ctx context.Context, now int64, lacking bool) (*keySet, e
 	if since := now - k.asked.Load(); since < 0 || since >= int64(pause/time.Second) {
 		// The request that asks on behalf of all must not end it.
 		if err = k.load(context.WithoutCancel(ctx)); err != nil {
-			slog.LogAttrs(ctx, slog.LevelError, "proof_keys_unavailable", slog.String("error", err.Error()))
+			cmp.Or(k.logger, slog.Default()).LogAttrs(ctx, slog.LevelError, "proof_keys_unavailable", slog.String("error", err.Error()))
 		}
 	}
 	now = max(now, k.checked.Load()) // it may just have been confirmed

@@ -135,7 +135,7 @@ func TestSourceAway(t *testing.T) {
 		c.set(key.Public())
 		var log bytes.Buffer
 		logTo(t, &log)
-		keys := guard.Must(NewKeys(t.Context(), c.source))
+		keys := guard.Must(NewKeys(t.Context(), c.source, nil))
 		v := NewVerifier(keys)
 		compact := sign(t, key, claim, audience, time.Now().Add(24*time.Hour))
 		unknown := sign(t, stranger, claim, audience, time.Now().Add(24*time.Hour))
@@ -228,7 +228,7 @@ func TestWaitersOfASlowSource(t *testing.T) {
 // A verifier that gets the lock server's keys from its JWKS has the same keys.
 func TestJWKS(t *testing.T) {
 	key := NewPrivateKey()
-	server := httptest.NewServer(guard.Must(NewKeys(t.Context(), Static(key.Public()))))
+	server := httptest.NewServer(guard.Must(NewKeys(t.Context(), Static(key.Public()), nil)))
 	defer server.Close()
 	published, err := JWKS(server.URL, nil)(t.Context()) // not by NewKeys, which asks for at most five seconds
 	if err != nil {

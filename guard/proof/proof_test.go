@@ -25,7 +25,7 @@ const audience = "ledger/acme"
 
 func newVerifier(t testing.TB, source Source) *Verifier {
 	t.Helper()
-	return NewVerifier(guard.Must(NewKeys(t.Context(), source)))
+	return NewVerifier(guard.Must(NewKeys(t.Context(), source, nil)))
 }
 
 func verify(t testing.TB, v *Verifier, compact string, claim guard.Claim) error {
@@ -352,7 +352,7 @@ func TestMistakes(t *testing.T) {
 	secret := encoding.EncodeToString(seed(key))
 	for name, err := range map[string]error{
 		"signer without a key":  second(NewSigner(PrivateKey{}, nil)),
-		"keys without a source": second(NewKeys(t.Context(), nil)),
+		"keys without a source": second(NewKeys(t.Context(), nil, nil)),
 		"sign no claim":         second(signer.Sign(guard.Claim{}, audience, time.Now())),
 		"sign no audience":      second(signer.Sign(claim, "", time.Now())),
 		"public as private":     second(ParsePrivateKey([]byte(strings.Replace(string(key.JWK()), `"d"`, `"e"`, 1)))),

@@ -24,7 +24,8 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if err != nil {
 			return nil, ConnectError(err)
 		}
-		return next(guard.WithClaim(ctx, claim), req)
+		response, err := next(guard.WithClaim(ctx, claim), req)
+		return response, ours(claim, err, ConnectError)
 	}
 }
 
@@ -49,4 +50,8 @@ type connectStream struct {
 
 func (s *connectStream) Receive(message any) error {
 	return s.receive(message, s.StreamingHandlerConn.Receive)
+}
+
+func (s *connectStream) Send(message any) error {
+	return s.send(message, s.StreamingHandlerConn.Send)
 }

@@ -25,15 +25,16 @@
 // admitted, and the mark is raised. A unary call is checked before its handler, and a
 // stream again for each message it receives, because a stream may outlive its
 // claim: the first message under a claim that is stale by then ends the stream,
-// whatever the handler returns. A stream that ends before its first message is
+// whatever the handler returns, its context, and what another goroutine of it sends. A
+// stream that ends before its first message is
 // refused as missing. [httpfence.Options.Verify] and the observer work as in
-// httpfence; its OnReject and InsecureReportOnly do not. The services for health
+// httpfence; its OnReject and report-only mode do not. The services for health
 // checks and reflection pass without a claim.
 //
 // # What it does not
 //
 // Admission does not stop a write already in flight: present the claim
-// ([ClaimFrom]) to a fenced write. Messages that a stream sends are not
+// ([guard.ClaimFrom]) to a fenced write. Messages that a stream sends are not
 // checked, nor is the end of a stream once a message was admitted: what
 // a handler does after the last message may come after a newer holder. A
 // handler that receives nothing is not checked at all.
@@ -41,7 +42,7 @@
 // A call that reaches a handler past its interceptors is not checked either:
 // grpc-gateway's RegisterXHandlerServer calls handlers in process. Give it
 // a connection to the server, in memory if you like, and the names of the fields
-// in its header matcher. A handler notices that [ClaimFrom] finds no claim, and
+// in its header matcher. A handler notices that [guard.ClaimFrom] finds no claim, and
 // a fenced write refuses the empty one. examples/thirdparty/grpc is a whole program.
 //
 // # Retries
@@ -59,7 +60,8 @@
 //
 // Each is a status with a google.rpc.ErrorInfo, whose domain is [Domain] and
 // whose reason is the [guard.Reason]; [ErrorFrom] turns it into package guard's
-// error. [Code] is the table of codes: FailedPrecondition and InvalidArgument
+// error. A handler's error that speaks of another claim, or that another service's fence
+// has sent, is Internal. [Code] is the table of codes: FailedPrecondition and InvalidArgument
 // mean "do not retry", Unavailable means "retry", as in the gRPC guide. No
 // refusal is Aborted, which invites a retry at a higher level.
 //

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -23,7 +24,8 @@ func (f *Fence) UnaryServer() grpc.UnaryServerInterceptor {
 		if err != nil {
 			return nil, Status(err)
 		}
-		return next(guard.WithClaim(ctx, claim), message)
+		reply, err := next(guard.WithClaim(ctx, claim), message)
+		return reply, ours(claim, err, Status)
 	}
 }
 
@@ -61,15 +63,28 @@ func (s *grpcStream) Context() context.Context { return s.own }
 
 func (s *grpcStream) RecvMsg(message any) error { return s.receive(message, s.ServerStream.RecvMsg) }
 
+func (s *grpcStream) SendMsg(message any) error { return s.send(message, s.ServerStream.SendMsg) }
+
+// ClientOptions configures [UnaryClient] and [StreamClient]. The zero value is the default.
+type ClientOptions struct {
+	// Proof returns the proof that claim was issued, as of httpfence's
+	// TransportOptions; nil sends none. It must be safe for concurrent use.
+	Proof func(ctx context.Context, claim guard.Claim) (string, error)
+}
+
 // UnaryClient returns the interceptor that sends the claim in the context
 // ([guard.WithClaim], [guard.WithLease]) with unary calls of a grpc-go client,
-// and has none of them repeated. Errors before anything is sent, not as a status:
-// [guard.ErrLeaseLost] once the lease is over by the holder's clock,
-// [guard.ErrInvalid] for an invalid claim. It sends to whatever server the
+// and has none of them repeated. opts may be nil. It sends to whatever server the
 // connection leads to: use it only for servers that may see your tokens.
-func UnaryClient() grpc.UnaryClientInterceptor {
+//
+// Errors before anything is sent, not as a status:
+//   - [guard.ErrLeaseLost]: the lease is over by the holder's clock.
+//   - [guard.ErrInvalid]: the claim is invalid.
+//   - the error of Proof.
+func UnaryClient(opts *ClientOptions) grpc.UnaryClientInterceptor {
+	send := sender(opts)
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		ctx, opts, err := outgoing(ctx, opts)
+		ctx, opts, err := send(ctx, opts)
 		if err != nil {
 			return err
 		}
@@ -78,9 +93,10 @@ func UnaryClient() grpc.UnaryClientInterceptor {
 }
 
 // StreamClient is [UnaryClient] for streams.
-func StreamClient() grpc.StreamClientInterceptor {
+func StreamClient(opts *ClientOptions) grpc.StreamClientInterceptor {
+	send := sender(opts)
 	return func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		ctx, opts, err := outgoing(ctx, opts)
+		ctx, opts, err := send(ctx, opts)
 		if err != nil {
 			return nil, err
 		}
@@ -88,31 +104,39 @@ func StreamClient() grpc.StreamClientInterceptor {
 	}
 }
 
-// outgoing replaces the claim in the metadata of ctx with the claim of ctx, and
-// has the call never repeated: grpc-go repeats only what fits into its buffer.
-func outgoing(ctx context.Context, opts []grpc.CallOption) (context.Context, []grpc.CallOption, error) {
-	claim, ok := guard.ClaimFrom(ctx)
-	if !ok {
-		return ctx, opts, nil
+// sender returns a function that replaces the claim in the metadata of ctx with the claim
+// of ctx, and has the call never repeated: grpc-go repeats only what fits into its buffer.
+func sender(opts *ClientOptions) func(context.Context, []grpc.CallOption) (context.Context, []grpc.CallOption, error) {
+	var o ClientOptions
+	if opts != nil {
+		o = *opts
 	}
-	if lost := guard.Lost(ctx); lost != nil {
-		return nil, nil, lost
-	}
-	if err := claim.Validate(); err != nil {
-		return nil, nil, err
-	}
-	for i := range len(claim.LeaseID) { // gRPC's metadata is printable ASCII; other bytes would arrive changed
-		if c := claim.LeaseID[i]; c < ' ' || c > '~' || c == ' ' && (i == 0 || i == len(claim.LeaseID)-1) {
-			return nil, nil, guard.Invalid("lease ID", claim.LeaseID, "cannot be sent as gRPC metadata")
+	return func(ctx context.Context, opts []grpc.CallOption) (context.Context, []grpc.CallOption, error) {
+		claim, ok := guard.ClaimFrom(ctx)
+		if !ok {
+			return ctx, opts, nil
 		}
+		if lost := guard.Lost(ctx); lost != nil {
+			return nil, nil, lost
+		}
+		if err := claim.Validate(); err != nil {
+			return nil, nil, err
+		}
+		md, _ := metadata.FromOutgoingContext(ctx)
+		md = md.Copy()
+		md.Set(httpfence.TokenHeader, claim.Token.String())
+		md.Set(httpfence.ResourceHeader, httpfence.Encode(claim.Resource))
+		md.Delete(httpfence.LeaseHeader)
+		if claim.LeaseID != "" {
+			md.Set(httpfence.LeaseHeader, httpfence.Encode(claim.LeaseID))
+		}
+		if o.Proof != nil {
+			evidence, err := o.Proof(ctx, claim)
+			if err != nil {
+				return nil, nil, err
+			}
+			md.Set(proof.Header, evidence)
+		}
+		return metadata.NewOutgoingContext(ctx, md), append(slices.Clone(opts), grpc.MaxRetryRPCBufferSize(0)), nil
 	}
-	md, _ := metadata.FromOutgoingContext(ctx)
-	md = md.Copy()
-	md.Set(httpfence.TokenHeader, claim.Token.String())
-	md.Set(httpfence.ResourceHeader, httpfence.EncodeResource(claim.Resource))
-	md.Delete(httpfence.LeaseHeader)
-	if claim.LeaseID != "" {
-		md.Set(httpfence.LeaseHeader, claim.LeaseID)
-	}
-	return metadata.NewOutgoingContext(ctx, md), append(slices.Clone(opts), grpc.MaxRetryRPCBufferSize(0)), nil
 }

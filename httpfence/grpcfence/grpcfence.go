@@ -108,19 +108,6 @@ func Field[M any](get func(M) string) httpfence.ResourceFunc {
 	}
 }
 
-type currentKey struct{}
-
-// ClaimFrom returns the claim that was admitted last in the unary call or the
-// stream whose handler has ctx, and whether there is one.
-func ClaimFrom(ctx context.Context) (guard.Claim, bool) {
-	if current, ok := ctx.Value(currentKey{}).(*atomic.Pointer[guard.Claim]); ok {
-		if claim := current.Load(); claim != nil {
-			return *claim, true
-		}
-	}
-	return guard.ClaimFrom(ctx)
-}
-
 // admit checks one message.
 func (f *Fence) admit(ctx context.Context, procedure string, header http.Header, message any) (guard.Claim, error) {
 	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Path: procedure}, Header: header, Pattern: procedure}
@@ -131,6 +118,7 @@ func (f *Fence) admit(ctx context.Context, procedure string, header http.Header,
 type messages struct {
 	fence   *Fence
 	ctx     context.Context
+	end     context.CancelCauseFunc // of the handler's context
 	method  string
 	header  http.Header
 	render  func(error) error // a refusal, as the library's error
@@ -138,17 +126,38 @@ type messages struct {
 	refused atomic.Pointer[error]
 }
 
-// handlers returns the context for the stream's handler.
+// handlers returns the context for the stream's handler, which ends when the stream is
+// refused: a goroutine of the handler that only sends learns of it. Its claim is the one
+// that was admitted last.
 func (m *messages) handlers() context.Context {
-	return context.WithValue(m.ctx, currentKey{}, &m.current)
+	ctx, end := context.WithCancelCause(m.ctx)
+	m.end = end
+	return guard.WithCurrentClaim(ctx, m.claim)
+}
+
+func (m *messages) claim() (guard.Claim, bool) {
+	if claim := m.current.Load(); claim != nil {
+		return *claim, true
+	}
+	return guard.Claim{}, false
+}
+
+// refusal returns why the stream was refused, nil if it was not.
+func (m *messages) refusal() error {
+	if refused := m.refused.Load(); refused != nil {
+		return *refused
+	}
+	return nil
 }
 
 // outcome returns the refusal, if there was one, whatever the handler returned.
 func (m *messages) outcome(err error) error {
-	if refused := m.refused.Load(); refused != nil {
-		return *refused
+	m.end(nil)
+	if refused := m.refusal(); refused != nil {
+		return refused
 	}
-	return err
+	claim, _ := m.claim()
+	return ours(claim, err, m.render)
 }
 
 // errNoMessage is for a stream that ends before its first message: it has named
@@ -156,7 +165,7 @@ func (m *messages) outcome(err error) error {
 var errNoMessage = guard.Missing("first message of the stream")
 
 func (m *messages) receive(message any, next func(any) error) error {
-	if err := m.outcome(nil); err != nil {
+	if err := m.refusal(); err != nil {
 		return err
 	}
 	err := next(message)
@@ -170,10 +179,20 @@ func (m *messages) receive(message any, next func(any) error) error {
 		claim, err = m.fence.admit(m.ctx, m.method, m.header, message)
 	}
 	if err != nil {
-		err = m.render(err)
-		m.refused.Store(&err)
-		return err
+		rendered := m.render(err)
+		m.refused.Store(&rendered)
+		m.end(err)
+		return rendered
 	}
 	m.current.Store(&claim)
 	return nil
+}
+
+// send sends nothing once the stream was refused, whichever goroutine of the handler
+// sends.
+func (m *messages) send(message any, next func(any) error) error {
+	if err := m.refusal(); err != nil {
+		return err
+	}
+	return next(message)
 }

@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 )
@@ -41,7 +43,7 @@ func fence(t *testing.T, store guard.Store) *Fence {
 	named := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{
 		"id": Field(func(m *text) string { return m.GetValue() }),
 	}))
-	m := guard.Must(httpfence.New(store, named, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t))}))
+	m := guard.Must(httpfence.New(store, named, &httpfence.Options{Logger: testkit.Logger(t)}))
 	return guard.Must(New(m, &Options{Unguarded: []string{free}}))
 }
 
@@ -89,9 +91,18 @@ func end(s bidi, messages int) (err error) {
 	return err
 }
 
+// What a test has the handlers do besides: fail, and send from another goroutine.
+var (
+	fails  func() error
+	beside atomic.Pointer[func(ctx context.Context, send func(*text) error)]
+)
+
 // seen is the handlers' response: the claim under which they were called.
 func seen(ctx context.Context) (*text, error) {
-	claim, ok := ClaimFrom(ctx)
+	if fails != nil {
+		return nil, fails()
+	}
+	claim, ok := guard.ClaimFrom(ctx)
 	if !ok {
 		return wrapperspb.String("no claim"), nil
 	}
@@ -109,7 +120,13 @@ func each(ctx context.Context, receive func() error, send func(*text) error, swa
 		if err != nil {
 			return err
 		}
-		out, _ := seen(ctx)
+		if f := beside.Load(); f != nil {
+			go (*f)(ctx, send)
+		}
+		out, err := seen(ctx)
+		if err != nil {
+			return err
+		}
 		if err := send(out); err != nil {
 			return err
 		}
@@ -161,7 +178,7 @@ func grpcClient(t *testing.T, f *Fence, swallow bool) client {
 			return each(s.Context(), func() error { return s.RecvMsg(&text{}) }, func(m *text) error { return s.SendMsg(m) }, swallow)
 		}}},
 	}, struct{}{})
-	conn := serve(t, server, grpc.WithUnaryInterceptor(UnaryClient()), grpc.WithStreamInterceptor(StreamClient()))
+	conn := serve(t, server, grpc.WithUnaryInterceptor(UnaryClient(nil)), grpc.WithStreamInterceptor(StreamClient(nil)))
 	return client{
 		func(ctx context.Context, method, account string) (string, error) {
 			out := &text{}
@@ -308,6 +325,101 @@ func TestStreamPerMessage(t *testing.T) {
 	}
 }
 
+// TestRefusedStreamEndsItsHandler: what a handler does in another goroutine learns of the
+// refusal by its context, and can no longer send. The control is the message before, which
+// is sent.
+func TestRefusedStreamEndsItsHandler(t *testing.T) {
+	t.Cleanup(func() { beside.Store(nil) })
+	for _, via := range transports {
+		store, sent := guard.NewMemory(nil), make(chan error, 1)
+		waits := func(ctx context.Context, send func(*text) error) {
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), guard.ErrStale) {
+				t.Errorf("%s: the context ended with %v", via.name, context.Cause(ctx))
+			}
+			sent <- send(wrapperspb.String("late"))
+		}
+		beside.Store(&waits)
+		s := guard.Must(via.dial(t, fence(t, store), true).open(guard.WithClaim(t.Context(), claim("a", 10, "a"))))
+		if got, err := exchange(s, "a"); err != nil || got != "account:a 10 a" {
+			t.Errorf("control, %s: %q, %v", via.name, got, err)
+		}
+		if _, err := store.Admit(t.Context(), claim("a", 11, "a")); err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Send(wrapperspb.String("a"))
+		if err := testkit.Receive(t, "the end of the context", sent); code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: sent after the refusal: %v", via.name, err)
+		}
+	}
+}
+
+// TestPassedOn: what another service's fence has said, or one of this process about
+// another claim, is this handler's failure and not a refusal of the call. The controls are
+// a refusal of this claim and an error that has nothing to do with fences.
+func TestPassedOn(t *testing.T) {
+	t.Cleanup(func() { fails = nil })
+	own := claim("a", 5, "l")
+	for name, c := range map[string]struct {
+		err  func() error
+		want guard.Reason
+		code codes.Code
+	}{
+		"passed on as it is":   {func() error { return Status(guard.ErrStale).(*refusal).rendered }, "other", codes.Internal},
+		"passed on by Connect": {func() error { return ConnectError(guard.ErrStale).(*refusal).rendered }, "other", codes.Internal},
+		"read and refused":     {func() error { return Status(ErrorFrom(Status(guard.ErrUnavailable), own)) }, "other", codes.Internal},
+		"another claim": {func() error {
+			return Status(&guard.RejectedError{Reason: guard.ReasonStale, Claim: claim("b", 5, "l")})
+		}, "other", codes.Internal},
+		"control: this claim":        {func() error { return Status(&guard.RejectedError{Reason: guard.ReasonStale, Claim: own}) }, "stale", codes.FailedPrecondition},
+		"control: this claim, again": {func() error { return ConnectError(&guard.RejectedError{Reason: guard.ReasonStale, Claim: own}) }, "stale", codes.FailedPrecondition},
+		"control: no fence":          {func() error { return status.Error(codes.AlreadyExists, "twice") }, "other", codes.AlreadyExists},
+	} {
+		fails = c.err
+		for _, via := range transports {
+			if strings.Contains(name, "onnect") != (via.name != "grpc-go") && name != "read and refused" && name != "another claim" || name == "control: this claim, again" && via.name == "grpc-go" {
+				continue // each library knows its own errors
+			}
+			s := guard.Must(via.dial(t, fence(t, guard.NewMemory(nil)), false).open(guard.WithClaim(t.Context(), own)))
+			_, streamed := exchange(s, "a")
+			_, called := via.dial(t, fence(t, guard.NewMemory(nil)), false).call(guard.WithClaim(t.Context(), own), unary, "a")
+			for _, err := range []error{streamed, called} {
+				if got := guard.ReasonOf(ErrorFrom(err, own)); got != c.want || code(err) != c.code {
+					t.Errorf("%s over %s: %v, %v", name, via.name, got, err)
+				}
+			}
+		}
+	}
+}
+
+// TestProofOfACall: a client's proof arrives in the field of httpfence's Transport.
+func TestProofOfACall(t *testing.T) {
+	failed := errors.New("no proof")
+	for _, c := range []struct {
+		proof string
+		err   error
+		want  error
+	}{{"p", nil, nil}, {"other", nil, guard.ErrInvalid}, {"", failed, failed}} {
+		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return "account:a", nil }, &httpfence.Options{
+			Logger: testkit.Logger(t),
+			Verify: func(_ guard.Claim, r *http.Request) error {
+				if r.Header.Get(proof.Header) != "p" {
+					return guard.Invalid("proof", "", "is another")
+				}
+				return nil
+			},
+		}))
+		f := guard.Must(New(m, nil))
+		server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()))
+		closer(server, closes)
+		conn := serve(t, server, grpc.WithUnaryInterceptor(UnaryClient(&ClientOptions{Proof: func(context.Context, guard.Claim) (string, error) { return c.proof, c.err }})))
+		err := conn.Invoke(guard.WithClaim(t.Context(), claim("a", 5, "\u00e4, b")), unary, wrapperspb.String("a"), &text{})
+		if err = ErrorFrom(err, claim("a", 5, "")); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 // TestStreamWithoutMessages: a stream that ends before its first message has no
 // resource, so it is refused, with a claim or without, even if its handler
 // succeeds. The control has one message.
@@ -336,7 +448,7 @@ func TestResourceErrors(t *testing.T) {
 	} {
 		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
 			return "", fmt.Errorf("look-up: %w", cause)
-		}, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t))}))
+		}, &httpfence.Options{Logger: testkit.Logger(t)}))
 		c := grpcClient(t, guard.Must(New(m, nil)), false)
 		_, err := c.call(guard.WithClaim(t.Context(), claim("a", 5, "a")), unary, "a")
 		if got := guard.ReasonOf(ErrorFrom(err, guard.Claim{})); got != want || code(err) != Code(want) {
@@ -381,9 +493,8 @@ func TestClientFailsLocally(t *testing.T) {
 		ctx  context.Context
 		want error
 	}{
-		"lease lost":    {guard.WithLease(t.Context(), lost{}), guard.ErrLeaseLost},
-		"no resource":   {guard.WithClaim(t.Context(), guard.Claim{Token: 5}), guard.ErrInvalid},
-		"not printable": {guard.WithClaim(t.Context(), claim("a", 5, "\u00e4")), guard.ErrInvalid},
+		"lease lost":  {guard.WithLease(t.Context(), lost{}), guard.ErrLeaseLost},
+		"no resource": {guard.WithClaim(t.Context(), guard.Claim{Token: 5}), guard.ErrInvalid},
 	} {
 		if _, err := c.call(step.ctx, unary, "a"); !errors.Is(err, step.want) || step.want == guard.ErrLeaseLost && !errors.As(err, new(*guard.LostError)) {
 			t.Errorf("%s: %v", name, err)

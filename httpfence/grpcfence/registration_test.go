@@ -62,7 +62,7 @@ func TestRetryPolicies(t *testing.T) {
 		opts  []grpc.DialOption
 		calls int64
 	}{
-		"UnaryClient": {[]grpc.DialOption{grpc.WithUnaryInterceptor(UnaryClient())}, 1},
+		"UnaryClient": {[]grpc.DialOption{grpc.WithUnaryInterceptor(UnaryClient(nil))}, 1},
 		"control":     {nil, 4},
 	} {
 		var handled atomic.Int64
@@ -73,7 +73,7 @@ func TestRetryPolicies(t *testing.T) {
 		ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "account:acme", Token: 5, LeaseID: "a"})
 		if name == "control" { // the same metadata, from a client that knows nothing of fences
 			var err error
-			if ctx, _, err = outgoing(ctx, nil); err != nil {
+			if ctx, _, err = sender(nil)(ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

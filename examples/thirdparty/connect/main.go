@@ -53,7 +53,7 @@ func newHandler(store guard.Store) (http.Handler, error) {
 }
 
 func closeAccount(ctx context.Context, _ *connect.Request[wrapperspb.StringValue]) (*connect.Response[wrapperspb.StringValue], error) {
-	claim, _ := grpcfence.ClaimFrom(ctx) // for the fenced write
+	claim, _ := guard.ClaimFrom(ctx) // for the fenced write
 	return connect.NewResponse(wrapperspb.String(fmt.Sprintf("closed %s under token %v", claim.Resource, claim.Token))), nil
 }
 

@@ -207,7 +207,7 @@ func TestFrameworks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &ledger{Store: guard.NewMemory(nil)}
 			resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
-			fence, err := httpfence.NewTx(l, resource, &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))})
+			fence, err := httpfence.NewTx(l, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -238,7 +238,7 @@ func TestFrameworks(t *testing.T) {
 				}
 				req.Header[httpfence.TokenHeader] = c.token
 				req.Header.Set(httpfence.LeaseHeader, "l")
-				req.Header.Set(httpfence.ResourceHeader, httpfence.EncodeResource(c.resource))
+				req.Header.Set(httpfence.ResourceHeader, httpfence.Encode(c.resource))
 				resp, err := http.DefaultTransport.RoundTrip(req)
 				if err != nil {
 					t.Fatal(err)
@@ -302,7 +302,7 @@ func TestAdapters(t *testing.T) {
 		var log bytes.Buffer
 		l := &ledger{Store: guard.NewMemory(nil)}
 		fence := guard.Must(httpfence.NewTx(l, func(*http.Request) (string, error) { return "acme", nil },
-			&httpfence.Options{Observer: guard.LogObserver(slog.New(slog.NewTextHandler(&log, nil)))}))
+			&httpfence.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		r := httptest.NewRequest("POST", "/a", nil)
 		r.Header = http.Header{httpfence.TokenHeader: {"5"}, httpfence.LeaseHeader: {"l"}, httpfence.ResourceHeader: {"acme"}}
 		w := httptest.NewRecorder()

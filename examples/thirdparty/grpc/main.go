@@ -48,7 +48,7 @@ type store struct {
 var errPast = status.Error(codes.Internal, "the call came past its fence")
 
 func (s *store) Put(ctx context.Context, in *pb.PutRequest) (*pb.PutResponse, error) {
-	claim, ok := grpcfence.ClaimFrom(ctx)
+	claim, ok := guard.ClaimFrom(ctx)
 	if !ok {
 		log.Print("a put came past the fence: is the gateway registered with RegisterKVHandlerServer?")
 		return nil, errPast
@@ -110,7 +110,7 @@ func headers(name string) (string, bool) {
 func refusals(fence *httpfence.Middleware) runtime.ErrorHandlerFunc {
 	return func(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
 		if refused := grpcfence.ErrorFrom(err, guard.Claim{}); refused != err {
-			fence.Reject(w, r, refused)
+			fence.Relay(w, r, refused)
 			return
 		}
 		runtime.DefaultHTTPErrorHandler(ctx, mux, m, w, r, err)

@@ -52,7 +52,7 @@ func TestGRPC(t *testing.T) {
 	}
 	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
-	conn := guard.Must(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(grpcfence.UnaryClient())))
+	conn := guard.Must(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(grpcfence.UnaryClient(nil))))
 	defer func() { _ = conn.Close() }()
 	kv := pb.NewKVClient(conn)
 	for _, c := range []struct {
@@ -167,7 +167,7 @@ func TestGatewayInProcess(t *testing.T) {
 		r := guard.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+c.path, strings.NewReader(`{"key":"`+base64.StdEncoding.EncodeToString([]byte("a"))+`"}`)))
 		r.Header.Set(httpfence.TokenHeader, c.token.String())
 		r.Header.Set(httpfence.LeaseHeader, "l")
-		r.Header.Set(httpfence.ResourceHeader, httpfence.EncodeResource("keys of acme"))
+		r.Header.Set(httpfence.ResourceHeader, httpfence.Encode("keys of acme"))
 		resp, err := http.DefaultTransport.RoundTrip(r)
 		if err != nil {
 			t.Fatal(err)

@@ -127,7 +127,7 @@ func TestAnswersMatch(t *testing.T) {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("POST", "/accounts/acme/close", nil)
 		guard.Must(httpfence.New(store, httpfence.PathValue("id"), &httpfence.Options{DiscloseMark: true})).
-			Reject(w, r, &guard.RejectedError{Reason: guard.ReasonStale, Claim: guard.Claim{Token: 10}, Mark: guard.Mark{Token: 11}})
+			Relay(w, r, &guard.RejectedError{Reason: guard.ReasonStale, Claim: guard.Claim{Token: 10}, Mark: guard.Mark{Token: 11}})
 		resp := w.Result()
 		resp.Request = r
 		body, _ := io.ReadAll(resp.Body)

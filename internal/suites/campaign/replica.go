@@ -47,7 +47,7 @@ func runReplica(ctx context.Context, s *replica) (err error) {
 // handler builds the routes for the mode of the guards. With guards on, the
 // door, the transaction and the raise share the marks of the database.
 func (s *replica) handler() http.Handler {
-	opts := &httpfence.Options{Observer: guard.LogObserver(slog.New(slog.DiscardHandler))}
+	opts := &httpfence.Options{Logger: slog.New(slog.DiscardHandler)}
 	tx := guard.Must(httpfence.NewTx(s.db.Transactor(), httpfence.PathValue("resource"), opts))
 	fence := tx.Middleware
 	if s.Guards != guardsOn { // the naive door: every replica has its own marks

@@ -34,7 +34,7 @@ func newProofs(t testing.TB) *proofs {
 	}
 	p.secret = ed25519.NewKeyFromSeed(guard.Must(base64.RawURLEncoding.DecodeString(jwk.D)))
 	p.good = guard.Must(guard.Must(proof.NewSigner(p.key, nil)).Sign(proven, "ledger", time.Unix(4102444800, 0)))
-	keys := guard.Must(proof.NewKeys(context.Background(), proof.Static(p.key.Public())))
+	keys := guard.Must(proof.NewKeys(context.Background(), proof.Static(p.key.Public()), nil))
 	p.verifier = proof.NewVerifier(keys)
 	return p
 }

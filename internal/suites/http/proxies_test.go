@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -51,7 +52,7 @@ func newService(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
-	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Observer: guard.LogObserver(testkit.Logger(t)), MaxWait: testkit.Patience})
+	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Logger: testkit.Logger(t), MaxWait: testkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,6 +140,29 @@ backend replicas
 		start(t, dir, address, config, "haproxy", "-db", "-f")
 		return address
 	},
+	// Varnish that makes one line of several with a comma, as Apache does by itself and as
+	// RFC 9110, section 5.3, allows everybody.
+	"varnish": func(t *testing.T, replicas [2]string, setting string) string {
+		dir, address := guard.Must(os.MkdirTemp("/tmp", "varnish")), process.FreeAddr(t)
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		if err := os.Chmod(dir, 0o777); err != nil { // it drops its rights
+			t.Fatal(err)
+		}
+		host, port, _ := net.SplitHostPort(replicas[0])
+		config := fmt.Sprintf(`vcl 4.1;
+import std;
+backend default { .host = %q; .port = %q; .connect_timeout = 5m; .first_byte_timeout = 5m; }
+sub vcl_recv {
+  std.collect(req.http.X-Fencing-Token);
+  std.collect(req.http.X-Fencing-Lease);
+  std.collect(req.http.X-Fencing-Resource);
+  std.collect(req.http.X-Fencing-Proof);
+  return (pass);
+}
+`, host, port)
+		start(t, dir, address, config, "varnishd", "-F", "-a", address, "-n", filepath.Join(dir, "work"), "-s", "malloc,16m", "-f")
+		return address
+	},
 }
 
 // start runs a proxy until the test ends. It fails if there is none.
@@ -156,7 +180,7 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 		}
 	}
 	file := filepath.Join(dir, "config")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var said strings.Builder
@@ -168,7 +192,7 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
+		_ = cmd.Process.Signal(syscall.SIGTERM)
 		<-ended
 	})
 	testkit.Eventually(t, name+" to listen", func() bool {
@@ -264,8 +288,8 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// TestFieldsThroughProxies: the claim arrives as it was sent, or is refused:
-// doubled fields, and fields that a proxy was told to drop.
+// TestFieldsThroughProxies: the claim arrives as it was sent, or is refused: fields that
+// were doubled or joined, and fields that a proxy was told to drop.
 func TestFieldsThroughProxies(t *testing.T) {
 	for name, start := range proxies {
 		t.Run(name, func(t *testing.T) {
@@ -279,6 +303,11 @@ func TestFieldsThroughProxies(t *testing.T) {
 				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 201},
 				{http.Header{"X-Fencing-Token": {"10", "10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 400},
 				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a", "b"}, "X-Fencing-Resource": {"account:acme"}}, 400},
+				// Joined, the same lease twice must not become another one, which raises
+				// the mark: then the holder would be a conflict.
+				{http.Header{"X-Fencing-Token": {"11"}, "X-Fencing-Lease": {"a", "a"}, "X-Fencing-Resource": {"account:acme"}}, 400},
+				{http.Header{"X-Fencing-Token": {"11"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 201},
+				{http.Header{"X-Fencing-Token": {"12"}, "X-Fencing-Lease": {"%C3%A4%2C%20b"}, "X-Fencing-Resource": {"account:acme"}}, 201},
 				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme", "account:other"}}, 400},
 				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:other"}}, 400},
 				{http.Header{"X-Fencing-Token": {"10"}, "X-Fencing-Resource": {"account:acme"}}, 428},

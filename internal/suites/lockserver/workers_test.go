@@ -62,7 +62,7 @@ func TestWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	resource := func(r *http.Request) (string, error) { return closes.Name("demo", r.PathValue("period")) }
-	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()))
+	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
