@@ -17,7 +17,7 @@ func TestPairing(t *testing.T) {
 		table + "return db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return table.Update(ctx, db.In(tx), claim, sqlrow.Key{name}, nil) })\n":   false,
 		"return rows.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return nil })\n":                                                                false,
 	} {
-		if err := compile(t, []string{code}); (err == nil) != compiles {
+		if err := compile(t, snippetHead, []string{code}); (err == nil) != compiles {
 			t.Errorf("%s compiles: %v, %v", code, err == nil, err)
 		}
 	}

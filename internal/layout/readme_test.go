@@ -38,6 +38,7 @@ var snippetImports = map[string]string{
 	"s3fence":    module + "/s3fence",
 	"sqladmin":   module + "/sqlfence/sqladmin",
 	"sqlfence":   module + "/sqlfence",
+	"strings":    "strings",
 	"sqlrow":     module + "/sqlfence/sqlrow",
 	"time":       "time",
 }
@@ -48,6 +49,18 @@ const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, cla
 	pause time.Duration, parts []string, work func(context.Context) error) any {
 `
 
+// tokensHead stands for the clients of locks that lockclient/TOKENS.md names, by what it
+// uses of them.
+const tokensHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx], work func(context.Context, pgx.Tx) error, claim guard.Claim,
+	name, id, node string, ttl time.Duration, options any,
+	locker interface { Obtain(context.Context, string, time.Duration, any) (interface { FenceToken() int64; Token() string }, error) },
+	election interface { Campaign(context.Context, string) error; Rev() int64 },
+	conn interface { Get(string) ([]byte, *struct { Czxid int64 }, error) },
+	kv interface { Get(string, any) (*struct { ModifyIndex uint64; Session string }, any, error) },
+	lease *struct { ResourceVersion string; UID []byte },
+	info struct { WorkflowNamespace, ActivityID string; WorkflowExecution struct { ID, RunID string }; Attempt int32 }) error {
+`
+
 // The Go code on these pages compiles as it is, so that it can be copied.
 func TestSnippetsCompile(t *testing.T) {
 	snippets := slices.DeleteFunc(blocks(t, "README.md", "go"), isProgram) // TestReadmeProgram has that one
@@ -55,11 +68,23 @@ func TestSnippetsCompile(t *testing.T) {
 	if len(snippets) < 7 {
 		t.Fatalf("%d snippets found: one per surface in README.md and three in guard/FAILURES.md are promised", len(snippets))
 	}
-	if err := compile(t, snippets); err != nil {
+	if err := compile(t, snippetHead, snippets); err != nil {
+		t.Error(err)
+	}
+	tokens := blocks(t, "lockclient/TOKENS.md", "go")
+	if len(tokens) < 8 {
+		t.Errorf("%d snippets found in lockclient/TOKENS.md", len(tokens))
+	}
+	for i, s := range tokens {
+		if strings.Contains(s, "claim := ") {
+			tokens[i] = "{\n" + s + "return db.Raise(ctx, claim)\n}\n"
+		}
+	}
+	if err := compile(t, tokensHead, tokens); err != nil {
 		t.Error(err)
 	}
 	// The check must be able to fail.
-	if compile(t, []string{"return sqlfence.NoSuchThing(ctx)\n"}) == nil {
+	if compile(t, snippetHead, []string{"return sqlfence.NoSuchThing(ctx)\n"}) == nil {
 		t.Error("a snippet that does not compile was not noticed")
 	}
 }
@@ -76,11 +101,11 @@ var exports = sync.OnceValues(func() (map[string]string, error) {
 
 // compile checks the snippets' types as the compiler does, in one file of a package of
 // their own.
-func compile(t *testing.T, snippets []string) error {
+func compile(t *testing.T, head string, snippets []string) error {
 	t.Helper()
 	var body strings.Builder
 	for i, s := range snippets {
-		fmt.Fprintf(&body, snippetHead+"%s}\n\n", i, s)
+		fmt.Fprintf(&body, head+"%s}\n\n", i, s)
 	}
 	var b strings.Builder
 	b.WriteString("package snippets\n\nimport (\n")
