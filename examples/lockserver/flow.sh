@@ -80,12 +80,12 @@ has 'problem/invalid'
 write "$b_token" "$b" "$b_proof" 204
 
 echo "7. an operator cuts worker-b, whose write is refused at once"
-request POST "/v1/locks/$resource/force-unlock" 200 "{\"actorId\":\"ada\",\"reason\":\"worker-b hangs\",\"leaseId\":\"$b\"}"
+request POST "/v1/resources/$resource/force-unlock" 200 "{\"actorId\":\"ada\",\"reason\":\"worker-b hangs\",\"leaseId\":\"$b\"}"
 has '"raised":true'
 write "$b_token" "$b" "$b_proof" 412
 has 'problem/stale'
 request GET "/v1/audit?prefix=$resource" 200
-has '"actorId":"ada","reason":"worker-b hangs"'
+has '"actorId":"demo","reason":"worker-b hangs (in the name of ada)"'
 
 echo "8. worker-c goes on; released once, and only once"
 acquire 200 worker-c 60

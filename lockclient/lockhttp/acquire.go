@@ -48,6 +48,9 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 		s.waiters.Asked(a.Resource, a.name())
 	}
 	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: holderOf(held, q.id.Operator)}
+	if refused { // the last attempt may be long ago
+		body.Waited = seconds(s.now() - a.arrived)
+	}
 	if err == nil {
 		err = a.hand(q.Context(), grant, &body)
 	}
@@ -85,7 +88,7 @@ func (q *request) acquiring() (*acquiring, error) {
 	}
 	a.from = a.arrived
 	a.Request = driver.Request{
-		Resource: q.claim.Resource, LeaseID: cmp.Or(q.claim.LeaseID, newLeaseID(q.ttl)), Owner: cmp.Or(q.owner, q.id.Owner, q.id.Subject),
+		Resource: q.claim.Resource, LeaseID: cmp.Or(q.claim.LeaseID, newLeaseID(q.ttl, q.claim.Resource)), Owner: cmp.Or(q.owner, q.id.Owner, q.id.Subject),
 		Metadata: q.metadata, TTL: q.ttl, Waiting: q.waiting || a.wait > 0,
 	}
 	return a, nil
@@ -105,11 +108,10 @@ func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBod
 		return guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(ctx), driver.ErrLate))
 	}
 	body.Acquired, body.twice, body.Reclaimed = true, twiceOf(grant.Token), grant.Reclaimed
-	body.TTL, body.AcquiredAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
-	if body.Proof, err = a.s.sign(a.id, claim, body.ExpiresAt); err != nil {
+	body.TTL, body.CreatedAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
+	if body.Proof, err = a.s.sign(ctx, a.id, claim, body.ExpiresAt); err != nil {
 		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))
 	}
-	a.s.granted.add(a.id.key(), claim, a.TTL, body.ExpiresAt)
 	return nil
 }
 

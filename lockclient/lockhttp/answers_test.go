@@ -101,7 +101,7 @@ func (n noWatch) Watch(context.Context, driver.Watch, func()) (driver.Watching, 
 func TestNoNotifications(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
-	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
+	if got := ask(t, web.URL, "", "GET", "/v1/resources/r", ""); got.status != 501 || got.problem() != "unsupported" || got.header.Get("Retry-After") != "" {
 		t.Errorf("%d %s", got.status, got.text)
 	}
 	if _, err := connect(t, web.URL).Watch(t.Context(), driver.Watch{Resource: "r"}, func() {}); !errors.Is(err, driver.ErrNoWatch) {
@@ -112,7 +112,7 @@ func TestNoNotifications(t *testing.T) {
 		t.Errorf("%s", got.text)
 	}
 	web, _ = serve(t, noWatch{memory.NewServer().Issuer(), fmt.Errorf("%w: %w", driver.ErrNoWatch, io.ErrUnexpectedEOF)}, everybody, nil)
-	if got := ask(t, web.URL, "", "GET", "/v1/locks/r", ""); got.status != 503 {
+	if got := ask(t, web.URL, "", "GET", "/v1/resources/r", ""); got.status != 503 {
 		t.Errorf("%d %s", got.status, got.text)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -151,186 +150,112 @@ func TestArticlesAPI(t *testing.T) {
 	}
 }
 
-// TestByIDChecks: what a request names beside the lease ID must be the lease's, and an
-// identity finds no lease that it may not name.
+// TestByIDChecks: by the ID alone of a lease, any server renews and releases it for
+// whoever may name its resource. What else the request names must be the lease's. A
+// client's own ID does not name the resource.
 func TestByIDChecks(t *testing.T) {
 	t.Parallel()
 	server := memory.NewServer()
 	a, _ := serve(t, server.Issuer(), people, nil)
 	b, _ := serve(t, server.Issuer(), people, nil) // did not grant it
 	const resource = "acme:billing-close:1"
-	got := ask(t, a.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":60}`)
+	got := ask(t, a.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600}`)
 	id := got.str("leaseId")
+	if got := ask(t, a.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:3","leaseId":"own","ttlSeconds":600}`); got.status != 200 {
+		t.Fatal(got.text)
+	}
 	for _, url := range []string{a.URL, b.URL} {
 		for _, c := range []struct {
 			who, method, path, body string
 			status                  int
-			problem                 string
+			problem, field          string
 		}{
-			{"acme-1", "POST", id + "/renew", `{"resource":"acme:billing-close:2"}`, 404, "lease_over"},
-			{"acme-1", "POST", id + "/renew", `{"fencingToken":2}`, 404, "lease_over"},
-			{"acme-1", "POST", id + "/renew", `{"resource":"` + resource + `","fencingToken":2}`, 404, "lease_over"},
-			{"acme-1", "POST", id + "/renew", `{"resource":"umbrella:billing-close:1"}`, 403, "forbidden"},
-			{"acme-1", "POST", "another/renew", `{"ttlSeconds":60}`, 404, "lease_over"},
-			{"umbrella-1", "POST", id + "/renew", `{"ttlSeconds":60}`, 404, "lease_over"},
-			{"umbrella-1", "DELETE", id, ``, 404, "lease_over"},
-			{"acme-1", "DELETE", id + "?fencingToken=2", ``, 404, "lease_over"},
+			{"acme-1", "POST", id + "/renew", `{"resource":"acme:billing-close:2"}`, 404, "lease_over", ""},
+			{"acme-1", "POST", id + "/renew", `{"fencingToken":2}`, 404, "lease_over", ""},
+			{"acme-1", "POST", id + "/renew", `{"resource":"umbrella:billing-close:1"}`, 403, "forbidden", ""},
+			{"umbrella-1", "POST", id + "/renew", `{"ttlSeconds":600}`, 403, "forbidden", ""},
+			{"umbrella-1", "DELETE", id, ``, 403, "forbidden", ""},
+			{"acme-1", "DELETE", id + "?fencingToken=2", ``, 404, "lease_over", ""},
+			{"acme-1", "POST", "own/renew", `{"ttlSeconds":600}`, 400, "invalid", "resource"},
+			{"acme-1", "POST", "own/renew", `{"resource":"acme:billing-close:3"}`, 400, "invalid", "ttlSeconds"},
+			{"acme-1", "DELETE", "own", "", 400, "invalid", "resource"},
 		} {
-			if got := ask(t, url, c.who, c.method, "/v1/locks/"+c.path, c.body); got.status != c.status || got.problem() != c.problem {
+			if got := ask(t, url, c.who, c.method, "/v1/locks/"+c.path, c.body); got.status != c.status || got.problem() != c.problem || got.str("field") != c.field {
 				t.Errorf("%s %s %s: %d %s", c.method, c.path, c.body, got.status, got.text)
 			}
 		}
-		for _, body := range []string{``, `{"ttlSeconds":60}`, `{"resource":"` + resource + `"}`, `{"fencingToken":1}`, `{"fencingToken":"1","resource":"` + resource + `"}`} {
-			if got := ask(t, url, "acme-1", "POST", "/v1/locks/"+id+"/renew", body); got.status != 200 || got.body["ttlSeconds"] != float64(60) {
-				t.Errorf("%q: %d %s", body, got.status, got.text)
+		for _, who := range []string{"acme-1", "acme-2"} { // another subject of the tenant
+			for _, body := range []string{``, `{"ttlSeconds":600}`, `{"resource":"` + resource + `"}`, `{"fencingToken":1}`, `{"fencingToken":"1","resource":"` + resource + `"}`} {
+				if got := ask(t, url, who, "POST", "/v1/locks/"+id+"/renew", body); got.status != 200 || got.body["ttlSeconds"] != float64(600) {
+					t.Errorf("%s %q: %d %s", who, body, got.status, got.text)
+				}
 			}
 		}
 	}
 	if held := server.Holder(resource); held == nil || held.LeaseID != id {
 		t.Fatalf("a refused request freed it: %v", held)
 	}
-
-	// An ID that a client uses twice means no single lease.
-	for _, n := range []string{"3", "4"} {
-		if got := ask(t, a.URL, "acme-1", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:`+n+`","leaseId":"own","ttlSeconds":60}`); got.status != 200 {
-			t.Fatal(got.text)
-		}
-	}
-	for _, url := range []string{a.URL, b.URL} {
-		if got := ask(t, url, "acme-1", "POST", "/v1/locks/own/renew", `{"ttlSeconds":60}`); got.status != 400 || got.str("field") != "resource" {
-			t.Errorf("two leases: %d %s", got.status, got.text)
-		}
-	}
-	if got := ask(t, b.URL, "acme-1", "POST", "/v1/locks/own/renew", `{"resource":"acme:billing-close:3"}`); got.status != 400 || got.str("field") != "ttlSeconds" {
-		t.Errorf("no TTL is known: %d %s", got.status, got.text)
+	if got := ask(t, b.URL, "acme-2", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {
+		t.Errorf("another subject releases: %d %s", got.status, got.text)
 	}
 }
 
-// blindIssuer cannot find a lease by its ID.
-type blindIssuer struct {
-	driver.Issuer
-	driver.Clock
-}
-
-func blind(s *memory.Server) driver.Issuer {
-	issuer := s.Issuer()
-	return blindIssuer{issuer, issuer}
-}
-
-// TestByIDWithoutFinder: a server finds what it granted itself; of the rest, an issuer
-// that cannot find leases says which field is missing.
-func TestByIDWithoutFinder(t *testing.T) {
+// TestP8ReleasedByID: a lease ID is spent by a release that names it alone, so that a copy
+// of the acquire, which a proxy repeats, is not granted. The control is a release with its
+// token, after which it is.
+func TestP8ReleasedByID(t *testing.T) {
 	t.Parallel()
-	server := memory.NewServer()
-	a, _ := serve(t, blind(server), everybody, nil)
-	b, _ := serve(t, blind(server), everybody, nil)
-	id := ask(t, a.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).str("leaseId")
-	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", ""); got.status != 400 || got.str("field") != "resource" || !strings.Contains(got.str("detail"), "cannot find") {
-		t.Errorf("%d %s", got.status, got.text)
-	}
-	if got := ask(t, b.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 400 || got.str("field") != "resource" {
-		t.Errorf("%d %s", got.status, got.text)
-	}
-	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"resource":"r"}`); got.status != 400 || got.str("field") != "fencingToken" {
-		t.Errorf("%d %s", got.status, got.text)
-	}
-	if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"resource":"r","fencingToken":1}`); got.status != 200 {
-		t.Errorf("%d %s", got.status, got.text)
-	}
-	if got := ask(t, a.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {
-		t.Errorf("%d %s", got.status, got.text)
-	}
-	for _, c := range []struct{ verb, path, query, body string }{ // it is over now
-		{"POST", "/v1/locks/" + id + "/renew", "", `{"resource":"r","fencingToken":1}`},
-		{"DELETE", "/v1/locks/" + id, "?resource=r", ""},
-	} {
-		if got := ask(t, a.URL, "", c.verb, c.path, ""); got.status != 400 || got.str("field") != "resource" || !strings.Contains(got.str("detail"), "as one that runs") {
-			t.Errorf("%s: %d %s", c.verb, got.status, got.text)
+	web, _ := serve(t, memory.NewServer().Issuer(), everybody, nil)
+	for query, want := range map[string]int{"": 410, "?resource=r": 410, "?fencingToken=TOKEN": 200} {
+		granted := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`)
+		id := granted.str("leaseId")
+		if got := ask(t, web.URL, "", "DELETE", "/v1/locks/"+id+strings.Replace(query, "TOKEN", granted.str("token"), 1), ""); got.status != 200 {
+			t.Errorf("%s: %d %s", query, got.status, got.text)
 		}
-		if got := ask(t, a.URL, "", c.verb, c.path+c.query, c.body); got.status != 404 || got.problem() != "lease_over" {
-			t.Errorf("%s with the resource: %d %s", c.verb, got.status, got.text)
+		got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"`+id+`","ttlSeconds":600}`)
+		if got.status != want {
+			t.Errorf("repeated after a release%s: %d %s", query, got.status, got.text)
+		}
+		if got.status == 200 {
+			ask(t, web.URL, "", "DELETE", "/v1/locks/"+id, "")
 		}
 	}
 }
 
-// TestRemembersWhatRuns: a renewal or a release under another token than the lease's does
-// not make the server forget the lease, which it could not find again.
-func TestRemembersWhatRuns(t *testing.T) {
+// TestByIDWithoutLooks: on an issuer that cannot look at a lease a renewal needs the token.
+func TestByIDWithoutLooks(t *testing.T) {
 	t.Parallel()
-	web, _ := serve(t, blind(memory.NewServer()), everybody, nil)
-	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).str("leaseId")
-	for _, c := range []struct{ verb, path, body string }{
-		{"POST", "/v1/locks/" + id + "/renew", `{"resource":"r","fencingToken":9}`},
-		{"DELETE", "/v1/locks/" + id + "?resource=r&fencingToken=9", ""},
-	} {
-		if got := ask(t, web.URL, "", c.verb, c.path, c.body); got.status != 404 || got.problem() != "lease_over" {
-			t.Errorf("%s under another token: %d %s", c.verb, got.status, got.text)
-		}
-		if got := ask(t, web.URL, "", "POST", "/v1/locks/"+id+"/renew", ""); got.status != 200 {
-			t.Errorf("after a %s under another token: %d %s", c.verb, got.status, got.text)
-		}
+	web, _ := serve(t, noWatch{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
+	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`).str("leaseId")
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/"+id+"/renew", ""); got.status != 400 || got.str("field") != "fencingToken" {
+		t.Errorf("%d %s", got.status, got.text)
+	}
+	if got := ask(t, web.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"fencingToken":1}`); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.text)
+	}
+	if got := ask(t, web.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.text)
 	}
 }
 
-// finder counts the leases that are looked for.
-type finder struct {
-	*memory.Issuer
-	finds *atomic.Int64
-}
-
-func (f finder) Find(ctx context.Context, leaseID string) ([]guard.Claim, error) {
-	f.finds.Add(1)
-	return f.Issuer.Find(ctx, leaseID)
-}
-
-// TestFoundOnce: a server looks for a lease that another one granted when it first
-// renews it, and knows it from then on, so that neither the issuer nor the identity's
-// limit pays for each renewal.
-func TestFoundOnce(t *testing.T) {
+// TestReleasesAreLimited: a release without a token of a lease that does not run counts as
+// an acquire, since the issuer remembers its ID; that of one that runs costs nothing.
+func TestReleasesAreLimited(t *testing.T) {
 	t.Parallel()
-	server, finds := memory.NewServer(), new(atomic.Int64)
-	a, _ := serve(t, server.Issuer(), everybody, nil)
-	b, _ := serve(t, finder{server.Issuer(), finds}, everybody, nil)
-	for _, own := range []string{"", `,"leaseId":"own"`} {
-		finds.Store(0)
-		id := ask(t, a.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r`+strconv.Itoa(len(own))+`","ttlSeconds":60`+own+`}`).str("leaseId")
-		for range 3 {
-			if got := ask(t, b.URL, "", "POST", "/v1/locks/"+id+"/renew", `{"ttlSeconds":60}`); got.status != 200 {
-				t.Errorf("%d %s", got.status, got.text)
-			}
-		}
-		if got := ask(t, b.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != 200 {
-			t.Errorf("%d %s", got.status, got.text)
-		}
-		if n := finds.Load(); n != 1 {
-			t.Errorf("%s was looked for %d times", id, n)
-		}
-	}
-}
-
-// TestLookUpsAreLimited: anybody can make up a lease ID, so looking for one that the
-// server does not know counts as an acquire; what it knows costs nothing.
-func TestLookUpsAreLimited(t *testing.T) {
-	t.Parallel()
-	server, finds := memory.NewServer(), new(atomic.Int64)
 	var allowed atomic.Bool
-	web, _ := serve(t, finder{server.Issuer(), finds}, func(*http.Request) (*lockhttp.Identity, error) {
+	web, _ := serve(t, memory.NewServer().Issuer(), func(*http.Request) (*lockhttp.Identity, error) {
 		return &lockhttp.Identity{Subject: "x", AllResources: true, Limits: lockhttp.Limits{Acquire: allowed.Load}}, nil
 	}, nil)
 	allowed.Store(true)
-	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).str("leaseId")
+	id := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`).str("leaseId")
 	allowed.Store(false)
-	for _, method := range []string{"POST /v1/locks/made-up/renew", "DELETE /v1/locks/made-up"} {
-		verb, path, _ := strings.Cut(method, " ")
-		if got := ask(t, web.URL, "", verb, path, ""); got.status != 429 || finds.Load() != 0 {
-			t.Errorf("%s: %d %s, %d look-ups", method, got.status, got.text, finds.Load())
+	for _, want := range []int{200, 429} {
+		if got := ask(t, web.URL, "", "DELETE", "/v1/locks/"+id, ""); got.status != want {
+			t.Errorf("%d %s, want %d", got.status, got.text, want)
 		}
 	}
-	for _, method := range []string{"POST /v1/locks/" + id + "/renew", "DELETE /v1/locks/" + id} {
-		verb, path, _ := strings.Cut(method, " ")
-		if got := ask(t, web.URL, "", verb, path, ""); got.status != 200 {
-			t.Errorf("%s: %d %s", method, got.status, got.text)
-		}
+	if got := ask(t, web.URL, "", "DELETE", "/v1/locks/made-up?resource=r", ""); got.status != 429 {
+		t.Errorf("%d %s", got.status, got.text)
 	}
 }
 
@@ -343,7 +268,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var logged strings.Builder
+	var logged leasetest.Text
 	var urls []string
 	for range 2 {
 		issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
@@ -356,6 +281,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 	}
 	got := ask(t, urls[0], "", "POST", "/v1/locks/acquire", `{"resource":"r","ownerId":"worker-1","ttlSeconds":60}`)
 	id := got.str("leaseId")
+	testkit.Eventually(t, "the line of the grant", func() bool { return strings.Contains(logged.String(), "lock_acquired") })
 	var line map[string]any
 	if err := json.Unmarshal([]byte(logged.String()), &line); err != nil || line["event"] != "lock_acquired" || line["resource"] != "r" || line["ownerId"] != "worker-1" || line["leaseId"] != id || line["fencingToken"] != "1" {
 		t.Errorf("logged %s", logged.String())
@@ -365,7 +291,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 			t.Errorf("another server renews %q: %d %s", body, got.status, got.text)
 		}
 	}
-	lock := ask(t, urls[1], "", "GET", "/v1/locks/r", "")
+	lock := ask(t, urls[1], "", "GET", "/v1/resources/r", "")
 	for _, name := range []string{"resource", "ownerId", "leaseId", "fencingToken", "expiresAt", "createdAt"} {
 		if lock.body[name] == nil {
 			t.Errorf("the lock record has no %s: %s", name, lock.text)
@@ -379,13 +305,13 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 			t.Errorf("after the release: %d %s", got.status, got.text)
 		}
 	}
-	ask(t, urls[0], "", "POST", "/v1/locks/r/force-unlock", `{"actorId":"ada","reason":"it hangs"}`)
+	ask(t, urls[0], "", "POST", "/v1/resources/r/force-unlock", `{"actorId":"ada","reason":"it hangs"}`)
 	records, _ := ask(t, urls[0], "", "GET", "/v1/audit", "").body["records"].([]any)
 	if len(records) != 1 {
 		t.Fatalf("%v", records)
 	}
 	record := records[0].(map[string]any)
-	if record["action"] != "FORCE_UNLOCK" || record["resource"] != "r" || record["actorId"] != "ada" || record["reason"] != "it hangs" || record["createdAt"] == nil {
+	if record["action"] != "FORCE_UNLOCK" || record["resource"] != "r" || record["actorId"] != "test" || record["reason"] != `it hangs (in the name of ada)` || record["createdAt"] == nil {
 		t.Errorf("%v", record)
 	}
 }

@@ -116,33 +116,6 @@ func (a admin) Audit(context.Context, string, *driver.AuditOptions) iter.Seq2[dr
 	return func(func(driver.AuditRecord, error) bool) {}
 }
 
-// TestOneFillsWhatIsRemembered: the leases of one identity do not displace those of
-// another, which renews by its lease ID as before and without what counts as an acquire.
-func TestOneFillsWhatIsRemembered(t *testing.T) {
-	t.Parallel()
-	left := 1 // of b's acquires
-	who := func(r *http.Request) (*lockhttp.Identity, error) {
-		tenant := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		id := &lockhttp.Identity{Subject: tenant, Tenant: tenant, Templates: []*guard.Template{closes}}
-		if tenant == "b" {
-			id.Limits.Acquire = func() bool { left--; return left >= 0 }
-		}
-		return id, nil
-	}
-	h := open(t, memory.NewServer().Issuer(), who, nil)
-	for n := range 1<<13 + 1 {
-		if w := record(h, "POST", "/v1/locks/acquire", "a", fmt.Sprintf(`{"resource":"a:billing-close:%d","leaseId":"a%d","ttlSeconds":86400}`, n, n)); w.Code != 200 {
-			t.Fatal(w.Body)
-		}
-	}
-	if w := record(h, "POST", "/v1/locks/acquire", "b", `{"resource":"b:billing-close:1","leaseId":"mine","ttlSeconds":600}`); w.Code != 200 {
-		t.Fatal(w.Body)
-	}
-	if w := record(h, "POST", "/v1/locks/mine/renew", "b", ""); w.Code != 200 {
-		t.Errorf("b's renewal: %d %s", w.Code, w.Body)
-	}
-}
-
 // halting does not carry out one renewal, and says so when all others are.
 type halting struct {
 	*memory.Issuer
@@ -192,60 +165,18 @@ func TestStuckRenewalDelaysNoOther(t *testing.T) {
 	}
 }
 
-// searching takes a while to find a lease.
-type searching struct{ *memory.Issuer }
-
-func (s searching) Find(ctx context.Context, id string) ([]guard.Claim, error) {
-	select {
-	case <-time.After(100 * time.Millisecond):
-		return s.Issuer.Find(ctx, id)
-	case <-ctx.Done():
-		return nil, guard.Unavailable("find", guard.Claim{}, ctx.Err())
-	}
-}
-
-// TestOneSearchesForMany: an identity that asks for leases that nobody has keeps no other
-// from finding its own, and has four look-ups in progress at most.
-func TestOneSearchesForMany(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		issuer := searching{memory.NewServer().Issuer()}
-		h, other := open(t, issuer, people, &lockhttp.Options{Timeout: usual}), open(t, issuer, people, &lockhttp.Options{Timeout: usual})
-		record(other, "POST", "/v1/locks/acquire", "umbrella-1", `{"resource":"umbrella:billing-close:1","leaseId":"mine","ttlSeconds":600}`)
-		codes := make(chan int, 50)
-		for range cap(codes) {
-			go func() { codes <- record(h, "DELETE", "/v1/locks/nothing", "acme-1", "").Code }()
-		}
-		time.Sleep(50 * time.Millisecond)
-		if w := record(h, "POST", "/v1/locks/mine/renew", "umbrella-1", `{"ttlSeconds":600}`); w.Code != 200 {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
-		got := map[int]int{}
-		for range cap(codes) {
-			got[<-codes]++
-		}
-		if got[404] != 4 || got[429] != 46 {
-			t.Errorf("%v", got)
-		}
-		if w := record(h, "DELETE", "/v1/locks/nothing", "acme-1", ""); w.Code != 404 {
-			t.Errorf("after those: %d %s", w.Code, w.Body)
-		}
-		time.Sleep(time.Minute)
-	})
-}
-
 // TestBodyWhereNoneIs: a body is refused where the fields are in the query, since nobody
 // would check it.
 func TestBodyWhereNoneIs(t *testing.T) {
 	t.Parallel()
 	h := open(t, memory.NewServer().Issuer(), everybody, nil)
 	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","leaseId":"l","ttlSeconds":600}`)
-	for _, request := range [][2]string{{"DELETE", "/v1/locks/l"}, {"GET", "/v1/locks/x"}} {
+	for _, request := range [][2]string{{"DELETE", "/v1/locks/l"}, {"GET", "/v1/resources/x"}} {
 		if w := record(h, request[0], request[1], "", `{"resource":"z","fencingToken":99}`); w.Code != 400 || !strings.Contains(w.Body.String(), "query") {
 			t.Errorf("%v: %d %s", request, w.Code, w.Body)
 		}
 	}
-	if w := record(h, "DELETE", "/v1/locks/l", "", ""); w.Code != 200 {
+	if w := record(h, "DELETE", "/v1/locks/l?resource=x", "", ""); w.Code != 200 {
 		t.Errorf("the control: %d %s", w.Code, w.Body)
 	}
 }
@@ -284,7 +215,7 @@ func TestNamedStates(t *testing.T) {
 		t.Errorf("a wrong path: %v, %v", acquired, released)
 	}
 	web, _ = serve(t, failed{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
-	for _, path := range []string{"/v1/watch?resource=r", "/v1/locks/r"} {
+	for _, path := range []string{"/v1/watch?resource=r", "/v1/resources/r"} {
 		if got := ask(t, web.URL, "", "GET", path, ""); got.status != 501 {
 			t.Errorf("%s without notifications: %d %s", path, got.status, got.text)
 		}

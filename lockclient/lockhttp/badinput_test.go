@@ -101,7 +101,7 @@ func TestBadInput(t *testing.T) {
 		{"releasing under another token", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=2", "", 404, "lease_over", ""},
 		{"releasing another tenant's lease", a, "DELETE", "/v1/locks/U?resource=umbrella:billing-close:1", "", 403, "forbidden", ""},
 		{"releasing another's with one's own resource", a, "DELETE", "/v1/locks/U?resource=acme:billing-close:2026-01&fencingToken=1", "", 404, "lease_over", ""},
-		{"releasing another tenant's lease by its ID", a, "DELETE", "/v1/locks/U", "", 404, "lease_over", ""},
+		{"releasing a client's own ID alone", a, "DELETE", "/v1/locks/U", "", 400, "invalid", "resource"},
 		{"what the probe of readiness holds", "root", "POST", "/v1/locks/acquire", `{"resource":"fencepost-readyz","ttlSeconds":60}`, 403, "forbidden", ""},
 		{"a body in the path's place", a, "POST", "/v1/locks/L/renew", `[`, 400, "invalid", "body"},
 		{"a lease ID in the path and in the body", a, "POST", "/v1/locks/L/renew", `{"leaseId":"L"}`, 400, "invalid", "leaseId"},
@@ -110,16 +110,16 @@ func TestBadInput(t *testing.T) {
 		{"a resource twice", a, "DELETE", "/v1/locks/L?resource=a&resource=b", "", 400, "invalid", "resource"},
 		{"a bad token in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=01", "", 400, "invalid", "fencingToken"},
 
-		{"another tenant's lock", a, "GET", "/v1/locks/umbrella:billing-close:1", "", 403, "forbidden", ""},
-		{"another tenant's lock, spelled otherwise", a, "GET", "/v1/locks/%75mbrella:billing-close:1", "", 403, "forbidden", ""},
-		{"a slash in the path is no tenant", a, "GET", "/v1/locks/acme%2Fumbrella:billing-close:1", "", 403, "forbidden", ""},
-		{"a path that goes on", a, "GET", "/v1/locks/acme:billing-close:1/x", "", 404, "not_found", ""},
+		{"another tenant's lock", a, "GET", "/v1/resources/umbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"another tenant's lock, spelled otherwise", a, "GET", "/v1/resources/%75mbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"a slash in the path is no tenant", a, "GET", "/v1/resources/acme%2Fumbrella:billing-close:1", "", 403, "forbidden", ""},
+		{"a path that goes on", a, "GET", "/v1/resources/acme:billing-close:1/x", "", 404, "not_found", ""},
 		{"an unknown path", a, "GET", "/v2/locks", "", 404, "not_found", ""},
 		{"an unknown method", a, "PUT", "/v1/locks/acquire", "{}", 405, "method_not_allowed", ""},
 		{"watching another tenant's", a, "GET", "/v1/watch?resource=umbrella:billing-close:1&leaseId=U", "", 403, "forbidden", ""},
 		{"listing where nothing can", a, "GET", "/v1/locks", "", 501, "unsupported", ""},
-		{"force-unlock without the right", a, "POST", "/v1/locks/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
-		{"force-unlock of another tenant's lock", "umbrella-ops", "POST", "/v1/locks/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
+		{"force-unlock without the right", a, "POST", "/v1/resources/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
+		{"force-unlock of another tenant's lock", "umbrella-ops", "POST", "/v1/resources/acme:billing-close:2026-01/force-unlock", `{"actorId":"ada","reason":"x"}`, 403, "forbidden", ""},
 		{"the audit without the right", a, "GET", "/v1/audit", "", 403, "forbidden", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestNamesInPaths(t *testing.T) {
 				t.Fatalf("%s: %+v", c.name, got)
 			}
 			if kind == "resource" {
-				got = ask(t, web.URL, "", "GET", fmt.Sprintf("/v1/locks/r%d-%s", n, c.path), "")
+				got = ask(t, web.URL, "", "GET", fmt.Sprintf("/v1/resources/r%d-%s", n, c.path), "")
 				if got.status != 200 || got.str("resource") != resource || got.str("leaseId") != lease {
 					t.Errorf("%s as %s: %+v", c.name, c.path, got)
 				}
@@ -205,9 +205,9 @@ func TestMounted(t *testing.T) {
 	for _, c := range []struct{ method, path, body string }{
 		{"GET", "/v1/time", ""},
 		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":600}`},
-		{"GET", "/v1/locks/r", ""},
-		{"POST", "/v1/locks/L/renew", ""},
-		{"DELETE", "/v1/locks/L", ""},
+		{"GET", "/v1/resources/r", ""},
+		{"POST", "/v1/locks/L/renew", `{"resource":"r","ttlSeconds":600}`},
+		{"DELETE", "/v1/locks/L?resource=r", ""},
 	} {
 		if got := record(outer, c.method, "/outer/locks"+c.path, "", c.body); got.Code != 200 {
 			t.Errorf("%s %s: %d %s", c.method, c.path, got.Code, got.Body)

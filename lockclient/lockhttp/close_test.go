@@ -83,7 +83,7 @@ func TestRequestsDuringClose(t *testing.T) {
 			t.Errorf("again: %v", err)
 		}
 		for _, request := range []struct{ method, path, body string }{
-			{"GET", "/readyz", ""}, {"GET", "/v1/locks/r", ""}, {"DELETE", "/v1/locks/L?resource=r", ""},
+			{"GET", "/readyz", ""}, {"GET", "/v1/resources/r", ""}, {"DELETE", "/v1/locks/L?resource=r", ""},
 			{"GET", "/v1/watch?resource=r", ""}, {"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":600}`},
 		} {
 			if got := record(h, request.method, request.path, "", request.body); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), "unavailable") {
@@ -116,7 +116,7 @@ func (b between) ForceUnlock(_ context.Context, resource, _, _ string, opts *loc
 func TestCloseBetweenTwo(t *testing.T) {
 	t.Parallel()
 	for _, request := range []struct{ method, path, body, answer string }{
-		{"POST", "/v1/locks/r/force-unlock", `{"actorId":"me","reason":"stuck"}`, `"raised":true`},
+		{"POST", "/v1/resources/r/force-unlock", `{"actorId":"me","reason":"stuck"}`, `"raised":true`},
 		{"GET", "/readyz", "", `"ok":true`},
 	} {
 		var raised atomic.Int64

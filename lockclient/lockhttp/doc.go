@@ -1,11 +1,9 @@
-// Package lockhttp is the lock server: leases with fencing tokens over HTTP, for
-// workers in any language, with identities, tenants and an operators' page. Its
-// Go client is a driver.Issuer, so lockclient's waiting, renewing and Hold work
-// over it as over PostgreSQL.
+// Package lockhttp is the lock server: leases with fencing tokens over HTTP, for workers
+// in any language. Its Go client is a driver.Issuer, so lockclient works over it as over
+// PostgreSQL.
 //
-// examples/lockserver is a complete server. A lease protects nothing by itself:
-// a stale writer is refused because of its token, compared at the resource by
-// sqlfence, httpfence or s3fence.
+// examples/lockserver is a complete server. A lease protects nothing by itself: a stale
+// writer is refused because of its token, compared at the resource by a fence.
 //
 // The server:
 //
@@ -26,15 +24,12 @@
 // lease (P4), abandoned means abandoned (P8). An identity sees, names and counts nothing
 // outside its templates and its tenant. If [Options].Signer is set, a claim that
 // cannot be signed is not returned. With the issuer down each exchange with it
-// ends within [Options].Timeout and a tenth of a second, and the request gets a
-// response.
+// ends within [Options].Timeout and a tenth of a second.
 //
 // # What it does not
 //
 // It has no TLS, no passwords and no store of identities: those are left to the
-// http.Server and the Authenticate hook. Limits are per server. If a response
-// to a client without a leaseId of its own is lost, the lease runs until
-// its TTL.
+// http.Server and the Authenticate hook. Limits are per server.
 //
 // # Use
 //
@@ -42,12 +37,12 @@
 //
 //	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter, waiting}
 //	POST   /v1/locks/{leaseId}/renew         {ttlSeconds, resource, fencingToken}, or no body: the grant's TTL
-//	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N
+//	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N; without the token the ID is spent
 //	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
 //	POST   /v1/locks/release                 likewise
 //	GET    /v1/locks?prefix=P                a page of what the identity may name; state, limit, after
-//	GET    /v1/locks/{resource}              who holds it
-//	POST   /v1/locks/{resource}/force-unlock {actorId, reason, leaseId, requestId}
+//	GET    /v1/resources/{resource}          who holds it
+//	POST   /v1/resources/{resource}/force-unlock {reason, actorId, leaseId, requestId}
 //	GET    /v1/audit?prefix=P                a page of what operators did; limit, before
 //	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
 //	GET    /v1/time                          the server's time, for notAfter
@@ -57,33 +52,32 @@
 //
 // A granted acquire is 200: acquired is true, with leaseId, the token and expiresAt.
 // A refused one is 409: acquired is false, with who holds it until when. A token is
-// there twice, as the number fencingToken and as the text token; requests accept
-// either in fencingToken. Clients that read JSON numbers as floats must use the text.
-// Count the ttlSeconds of a response from when the request was sent plus
-// waitedSeconds: it is at most what was requested, and less if the issuer counts from
-// an earlier moment.
+// there twice, as the number fencingToken and, for readers of floats, as the text token;
+// requests accept either in fencingToken. Count the ttlSeconds of a response from when the
+// request was sent plus waitedSeconds: it is at most what was requested.
 //
-// A renewal and a release need only the lease ID; a resource and a token are checked if
-// they are given. RETRIES.md says what finding a lease by its ID costs, what to do about
-// a lost response and an acquire to abandon (P8), and why a second DELETE is 404.
+// A renewal and a release need only the lease ID that the server made, which says the TTL
+// and the resource, unless that is longer than some 60 bytes. A client's own ID needs the
+// resource beside it, and the TTL of a renewal. RETRIES.md says what to do about a lost
+// response and an acquire to abandon (P8), and why a second DELETE is 404.
 //
-// Names in paths are percent-encoded and decoded once: "%2F" is a slash in the
-// name and "%61" an a.
+// Names in paths are percent-encoded and decoded once: "%2F" is a slash in the name.
 //
 // # Who may do what
 //
 // [Authenticate] returns an [Identity] for a request. It may name the resources
 // of its templates; the variable {tenant} must be its tenant. Everything else
 // gets a 403, whether it exists or not, and is in no list, page, count or
-// audit that it sees. It sees who holds a lease on its own resources. The lease ID
-// and token, with which it could act as the holder, force unlocks and the audit need
-// Identity.Operator. The operators' page is a client of these requests: it asks for a
-// bearer token, which it keeps for its tab, and has no rights of its own. [Limits] bound each identity. The resource fencepost-readyz is
-// the servers' own, for /readyz.
+// audit that it sees. It sees who holds a lease on its own resources; the lease ID and
+// token, with which anybody who may name the resource can act as the holder, force
+// unlocks and the audit are for Identity.Operator. A force unlock is recorded under the
+// identity's Subject; the name in actorId is kept beside the reason. The operators' page
+// is a client of these requests. [Limits] bound each identity. The resource
+// fencepost-readyz is the servers' own.
 //
-// The server compares the resource, lease ID and token of a renewal or release
-// with the issuer's; its only state is who waits and which leases it granted. So
-// any number of servers may share one issuer.
+// The server's only state is who waits: any number of servers may share one issuer, and a
+// restart loses nothing. Log lines and events come from a queue: a logger that blocks
+// delays no response, and what does not fit is dropped and counted (lock_events_dropped).
 //
 // # Errors
 //
@@ -106,8 +100,8 @@
 //	                            leaseId that it names; if it names none, ask anew
 //	500 internal                likewise
 //	500 setup                   nothing was done, and no retry helps: somebody has to act
-//	501 unsupported             no Options.Admin, or an issuer without notifications
-//	503 unavailable             nothing was done
+//	501 unsupported             no Options.Admin, or an issuer that never notifies
+//	503 unavailable             nothing was done; also a watch whose issuer connects yet
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act
 //
@@ -117,11 +111,10 @@
 // exchange with the issuer is bounded) to request.go (its fields, read and checked) and
 // identity.go (what the identity may), then to acquire.go, and its response is in wire.go
 // or, if it is refused, problem.go, the table of errors for both sides. renew.go, leases.go
-// (which lease an ID means) and watch.go are the other requests of workers, operate.go,
+// (what a lease ID says) and watch.go are the other requests of workers, operate.go,
 // health.go and page.go those of operators. issuer.go and proofs.go are the client.
 //
 // # Compatibility
 //
-// Until version 1 exported names may change between minor versions. On the wire,
-// fields may be added to responses.
+// Until version 1 exported names may change between minor versions, and fields be added.
 package lockhttp

@@ -261,7 +261,7 @@ func issuerAway(t *testing.T) {
 		{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":30}`, 500},
 		{"POST", "/v1/locks/renew", `{"resource":"r","leaseId":"L","fencingToken":1,"ttlSeconds":30}`, 500},
 		{"DELETE", "/v1/locks/L?resource=r", "", 500},
-		{"GET", "/v1/locks/r", "", 503},
+		{"GET", "/v1/resources/r", "", 503},
 		{"GET", "/v1/watch?resource=r", "", 503},
 		{"GET", "/readyz", "", 503},
 		{"GET", "/health", "", 200},
@@ -360,7 +360,7 @@ func waitTogether(t *testing.T) {
 	}
 	waiting := func() float64 {
 		var l struct{ Waiting float64 }
-		decode(t, record(handler, "GET", "/v1/locks/r", "", "").Body.String(), &l)
+		decode(t, record(handler, "GET", "/v1/resources/r", "", "").Body.String(), &l)
 		return l.Waiting
 	}
 	time.Sleep(time.Second)
@@ -397,10 +397,11 @@ func waitEnds(t *testing.T) {
 		began := time.Now()
 		got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":20}`)
 		var g struct {
-			Holder struct{ OwnerID, Token string }
+			Holder        struct{ OwnerID, Token string }
+			WaitedSeconds float64
 		}
 		decode(t, got.Body.String(), &g)
-		if got.Code != 409 || g.Holder.OwnerID != "ada" || g.Holder.Token != "1" || time.Since(began) != 20*time.Second {
+		if got.Code != 409 || g.Holder.OwnerID != "ada" || g.Holder.Token != "1" || g.WaitedSeconds != 20 || time.Since(began) != 20*time.Second {
 			t.Errorf("after %v: %s", time.Since(began), got.Body)
 		}
 	}
@@ -422,7 +423,7 @@ func waitEnds(t *testing.T) {
 	waiting := func(want int) {
 		t.Helper()
 		synctest.Wait()
-		if got := record(h, "GET", "/v1/locks/r", "", "").Body.String(); !strings.Contains(got, fmt.Sprintf(`"waiting":%d,`, want)) {
+		if got := record(h, "GET", "/v1/resources/r", "", "").Body.String(); !strings.Contains(got, fmt.Sprintf(`"waiting":%d,`, want)) {
 			t.Errorf("%s, want %d that wait", got, want)
 		}
 	}

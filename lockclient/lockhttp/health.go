@@ -70,7 +70,7 @@ func (s *Server) probe(ctx context.Context) error {
 		half, cancel := context.WithTimeout(ctx, q.Timeout)
 		defer cancel()
 		claim := guard.Claim{Resource: q.Resource, Token: 1, LeaseID: q.LeaseID} // of no lease
-		if _, err := s.sign(&Identity{Audience: probeOwner}, claim, time.Now().Add(q.TTL)); err != nil {
+		if _, err := s.sign(ctx, &Identity{Audience: probeOwner}, claim, time.Now().Add(q.TTL)); err != nil {
 			return false, fmt.Errorf("signing: %w", err) // nothing could be granted
 		}
 		_, err := s.issuer.Acquire(half, q)

@@ -39,9 +39,8 @@ type Identity struct {
 
 // Limits bound one identity. A zero field is the default.
 type Limits struct {
-	// Acquire is called before every acquire, and before a release without a token and a
-	// request that names a lease only by its ID, if this server does not know the lease as
-	// one that runs. It reports whether the request may go on; nil means always. The Allow
+	// Acquire is called before every acquire, and before a release without a token of a
+	// lease that does not run. It reports whether the request may go on; nil means always. The Allow
 	// method of a rate.Limiter of golang.org/x/time is one.
 	Acquire func() bool
 	// Waiting is how many of its requests may wait for a lease, which includes every

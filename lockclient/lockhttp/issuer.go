@@ -205,7 +205,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			i.proofs.keep(guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID}, g.Proof, from+ttl)
 			// Dated back as by the issuer: a shorter TTL would be asked for in each
 			// renewal, and the server may refuse it.
-			return driver.Grant{Token: g.Token, AcquiredAt: g.AcquiredAt, From: from + ttl - r.TTL, TTL: r.TTL, Reclaimed: g.Reclaimed}, nil
+			return driver.Grant{Token: g.Token, AcquiredAt: g.CreatedAt, From: from + ttl - r.TTL, TTL: r.TTL, Reclaimed: g.Reclaimed}, nil
 		case !g.Acquired && g.Holder != nil && g.Resource == r.Resource:
 			return driver.Grant{}, g.Holder.held(r.Resource)
 		}
@@ -311,7 +311,10 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		defer resp.Body.Close()
 		var p problem
 		_ = json.NewDecoder(io.LimitReader(resp.Body, responseMost)).Decode(&p) // else it is a proxy's
-		return fail(i.refusal("watch", claim, resp, p, sent))
+		if err = readOnly(i.refusal("watch", claim, resp, p, sent)); errors.Is(err, guard.ErrUnavailable) {
+			err = fmt.Errorf("%w: %w", driver.ErrNoWatch, err) // for now
+		}
+		return fail(err)
 	}
 	events := bufio.NewScanner(io.LimitReader(resp.Body, responseMost))
 	name, data, err := nextEvent(events)

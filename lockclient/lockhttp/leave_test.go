@@ -142,7 +142,7 @@ func TestSentAndGone(t *testing.T) {
 		}
 		for what, patience := range map[string]time.Duration{"the force unlock": trip / 2, "the raise": trip * 3 / 2} {
 			raised = guard.NoToken
-			send("POST", "/v1/locks/r/force-unlock", `{"actorId":"ada","reason":"it hangs"}`, patience)
+			send("POST", "/v1/resources/r/force-unlock", `{"actorId":"ada","reason":"it hangs"}`, patience)
 			if raised != 2 {
 				t.Errorf("the browser went away during %s: the mark is not raised", what)
 			}

@@ -49,7 +49,7 @@ func TestFailureOfTheFirst(t *testing.T) {
 	})
 	waiting := func(n int) func() bool {
 		return func() bool {
-			return strings.Contains(record(handler, "GET", "/v1/locks/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, n))
+			return strings.Contains(record(handler, "GET", "/v1/resources/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, n))
 		}
 	}
 	testkit.Eventually(t, "the hasty one waits", waiting(1))

@@ -21,7 +21,7 @@ type lockBody struct {
 	Resource   string    `json:"resource"`
 	State      string    `json:"state"`
 	holder               // or the last one of an expired lease
-	AcquiredAt time.Time `json:"createdAt,omitzero"`
+	CreatedAt  time.Time `json:"createdAt,omitzero"`
 	HeldFor    seconds   `json:"heldForSeconds"`
 	Waiting    int       `json:"waiting"`
 	ServerTime time.Time `json:"serverTime,omitzero"` // unless it is a part of another body
@@ -39,7 +39,7 @@ type recordBody struct {
 	At        time.Time `json:"createdAt"`
 	Action    string    `json:"action"`
 	Resource  string    `json:"resource"`
-	Actor     string    `json:"actorId"`
+	Actor     string    `json:"actorId"` // who was authenticated
 	Reason    string    `json:"reason"`
 	RequestID string    `json:"requestId"`
 	twice
@@ -69,7 +69,7 @@ type unlockedBody struct {
 
 func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
 	return lockBody{
-		Resource: l.Resource, State: string(l.State), AcquiredAt: l.AcquiredAt, HeldFor: seconds(min(max(0, l.HeldFor), secondsMost)),
+		Resource: l.Resource, State: string(l.State), CreatedAt: l.AcquiredAt, HeldFor: seconds(min(max(0, l.HeldFor), secondsMost)),
 		holder: *holderOf(&driver.HeldError{
 			Owner: l.Owner, Metadata: l.Metadata, Token: l.Token, LeaseID: l.LeaseID, ExpiresAt: l.ExpiresAt, Remaining: max(0, l.Remaining),
 		}, id.Operator),
@@ -209,7 +209,10 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 	if strings.TrimSpace(q.reason) == "" {
 		return guard.Missing("reason")
 	}
-	resource := q.claim.Resource
+	resource, reason := q.claim.Resource, q.reason
+	if q.actor != "" && q.actor != q.id.Subject { // a name proves nothing
+		reason += " (in the name of " + q.actor + ")"
+	}
 	// An ID of the server's own is known to a client that has to repeat the request.
 	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: q.claim.LeaseID, RequestID: cmp.Or(q.requestID, input.NewLeaseID())}
 	if !s.work.Begin() {
@@ -221,7 +224,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 	// is invalidated and not raised leaves the cut holder able to write.
 	ctx := context.WithoutCancel(q.Context())
 	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (driver.ForceUnlocked, error) {
-		return s.opts.Admin.ForceUnlock(ctx, resource, q.actor, q.reason, opts)
+		return s.opts.Admin.ForceUnlock(ctx, resource, q.id.Subject, reason, opts)
 	}, nil)
 	s.observe(ctx, guard.OpForceUnlock, done.Invalidated, began, err)
 	if err != nil {
@@ -240,8 +243,8 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 		}
 	}
 	body.ServerTime = time.Now()
-	s.log(ctx, slog.LevelInfo, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", q.actor), slog.String("reason", q.reason),
-		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised), slog.String("subject", q.id.Subject))
+	s.log(ctx, slog.LevelInfo, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", q.id.Subject), slog.String("reason", reason),
+		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised))
 	s.respond(w, body)
 	return nil
 }

@@ -166,7 +166,7 @@ type problem struct {
 type cut struct {
 	Actor  string    `json:"actorId"`
 	Reason string    `json:"reason"`
-	At     time.Time `json:"at"`
+	At     time.Time `json:"createdAt"`
 }
 
 // fail responds with a problem, to a subject that may not be known. Internal errors are

@@ -7,28 +7,40 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
-// renew extends a lease. A claim without a resource or a token is that of a lease that
-// runs; without a TTL it is that of the grant.
+// renew extends a lease. A claim without a token is that of a lease that runs; without a
+// TTL it is that of the grant.
 func (s *Server) renew(w http.ResponseWriter, q *request) error {
 	if err := q.mayBeSigned(); err != nil {
 		return err
 	}
-	claim, err := q.complete()
-	if err != nil {
+	if err := q.named(); err != nil {
 		return err
 	}
-	ttl := cmp.Or(q.ttl, s.granted.ttl(claim))
+	granted, _ := saidBy(q.claim.LeaseID)
+	ttl := cmp.Or(q.ttl, granted)
 	if ttl == 0 {
-		return guard.Invalid("ttlSeconds", "", "is required: this server does not know for how long the lease was granted")
+		return guard.Invalid("ttlSeconds", "", "is required: only a lease ID that the server made says for how long the lease was granted")
 	}
 	if err := q.mayLast(ttl); err != nil {
 		return err
+	}
+	claim := q.claim
+	if claim.Token == guard.NoToken {
+		token, err := q.running()
+		if err != nil {
+			return err
+		}
+		if token == guard.NoToken {
+			return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
+		}
+		claim.Token = token
 	}
 	began, at := s.now(), time.Now()
 	got, err := within(q.Context(), s, "renew", claim, func(ctx context.Context) (driver.Renewed, error) {
@@ -46,8 +58,7 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 		err = guard.OutcomeUnknown("renew", claim, driver.ErrLate)
 	default:
 		body.TTL, body.ExpiresAt = seconds(lasts), at.Add(lasts)
-		s.granted.add(q.id.key(), claim, 0, body.ExpiresAt)
-		if body.Proof, err = s.sign(q.id, claim, body.ExpiresAt); err != nil {
+		if body.Proof, err = s.sign(q.Context(), q.id, claim, body.ExpiresAt); err != nil {
 			err = guard.OutcomeUnknown("renew", claim, fmt.Errorf("signing: %w", err))
 		}
 	}
@@ -56,7 +67,6 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
 	if got.State == driver.Over {
-		s.granted.remove(claim)
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
 	body.ServerTime = time.Now()
@@ -67,30 +77,44 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 // cutOf returns who ended a lease by force; nil if nobody did, or nobody knows
 // that.
 func (s *Server) cutOf(ctx context.Context, claim guard.Claim) *cut {
-	var by *driver.ForceUnlockedError
-	if e, ok := s.issuer.(driver.Explainer); ok {
-		_, err := within(ctx, s, "why", claim, func(ctx context.Context) (none, error) { return none{}, e.Why(ctx, claim) }, nil)
-		errors.As(err, &by)
-	}
-	if by == nil {
-		return nil
-	}
-	return &cut{by.Actor, by.Reason, by.At}
+	by, _ := within(ctx, s, "why", claim, func(ctx context.Context) (by *cut, err error) {
+		if claim.Token == guard.NoToken && s.opts.Admin != nil { // the issuer finds it by its token
+			looked := 0
+			for r, err := range s.opts.Admin.Audit(ctx, strings.ReplaceAll(claim.Resource, "*", "%2A"), nil) {
+				if looked++; err != nil || looked > 10 {
+					return nil, err
+				}
+				if r.Resource == claim.Resource && r.Cut.LeaseID == claim.LeaseID {
+					return &cut{r.Actor, r.Reason, r.At}, nil
+				}
+			}
+		}
+		if e, ok := s.issuer.(driver.Explainer); ok {
+			if forced, is := errors.AsType[*driver.ForceUnlockedError](e.Why(ctx, claim)); is {
+				return &cut{forced.Actor, forced.Reason, forced.At}, nil
+			}
+		}
+		return nil, nil
+	}, nil)
+	return by
 }
 
-// release releases a lease. A claim with a resource and no token is abandoned: see
-// [driver.Issuer]. One without a resource is that of a lease that runs.
-func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
+// release releases a lease. A claim without a token is abandoned besides: nothing is
+// granted under its lease ID any more, as [driver.Issuer] says.
+func (s *Server) release(w http.ResponseWriter, q *request) error {
+	if err := q.named(); err != nil {
+		return err
+	}
 	claim := q.claim
-	if claim.Resource == "" {
-		if claim, err = q.complete(); err != nil {
+	// The issuer remembers the ID for a while then, unless it is that of a lease that runs.
+	if claim.Token == guard.NoToken && q.id.Limits.Acquire != nil {
+		token, err := q.running()
+		if invalid := errors.Is(err, guard.ErrInvalid); err != nil && !invalid {
 			return err
 		}
-	}
-	// The lease ID is stored for an hour then, unless it is that of a lease that runs.
-	known := cmp.Or(claim.Token, s.granted.token(claim))
-	if known == guard.NoToken && q.id.limited() {
-		return &httpError{kind: &kindTooMany}
+		if token == guard.NoToken && q.id.limited() {
+			return &httpError{kind: &kindTooMany}
+		}
 	}
 	began := s.now()
 	// A worker may send its release and exit.
@@ -101,9 +125,7 @@ func (s *Server) release(w http.ResponseWriter, q *request) (err error) {
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: err, leaseID: claim.LeaseID}
 	}
-	s.granted.remove(claim)
 	if !freed {
-		claim.Token = known
 		return &httpError{kind: &kindOver, leaseID: claim.LeaseID, cut: s.cutOf(q.Context(), claim)}
 	}
 	s.log(q.Context(), slog.LevelInfo, "lock_released", slog.String("resource", claim.Resource), slog.String("leaseId", claim.LeaseID), slog.String("subject", q.id.Subject))

@@ -42,50 +42,100 @@ type request struct {
 	state                    driver.LeaseState
 }
 
-// field is how a field is read.
-type field struct {
-	into  func(*request) any   // its type says what can be decoded
-	check func(*request) error // nil if whatever can be decoded is right
-}
-
-// fields are all fields of all requests, by their names. The table of routes says which a
-// request may have.
-var fields = map[string]field{
-	"resource":     {func(q *request) any { return (*text)(&q.claim.Resource) }, func(q *request) error { return q.mayName(q.claim.Resource) }},
-	"leaseId":      {func(q *request) any { return (*text)(&q.claim.LeaseID) }, func(q *request) error { return guard.ValidateLeaseID(q.claim.LeaseID) }},
-	"fencingToken": {func(q *request) any { return (*token)(&q.claim.Token) }, nil},
-	"ttlSeconds":   {func(q *request) any { return (*seconds)(&q.ttl) }, func(q *request) error { return q.mayLast(q.ttl) }},
-	"waitSeconds":  {func(q *request) any { return (*seconds)(&q.wait) }, (*request).mayWait},
-	"notAfter":     {func(q *request) any { return &q.notAfter }, (*request).mayBeLate},
-	"waiting":      {func(q *request) any { return &q.waiting }, nil},
-	"ownerId":      {func(q *request) any { return (*text)(&q.owner) }, (*request).mayBe},
-	"metadata":     {func(q *request) any { return (*text)(&q.metadata) }, (*request).maySay},
-	"actorId":      {func(q *request) any { return (*text)(&q.actor) }, nil},
-	"reason":       {func(q *request) any { return (*text)(&q.reason) }, nil},
-	"requestId":    {func(q *request) any { return (*text)(&q.requestID) }, nil},
-	"prefix":       {func(q *request) any { return (*text)(&q.prefix) }, nil},
-	"after":        {func(q *request) any { return (*text)(&q.after) }, func(q *request) error { return guard.ValidateResource(q.after) }},
-	"before":       {func(q *request) any { return (*count)(&q.before) }, nil},
-	"limit":        {func(q *request) any { return (*count)(&q.limit) }, (*request).isPage},
-	"state":        {func(q *request) any { return (*text)(&q.state) }, (*request).isState},
-}
-
-// mustBe says what a field of a type must be.
-func mustBe(into any) string {
-	switch into.(type) {
-	case *token:
-		return "must be a decimal number from 1 to " + guard.MaxToken.String()
-	case *seconds:
-		return "must be a number of seconds, from 0 to a billion"
-	case *count:
-		return "must be a number, in digits"
-	case *time.Time:
-		return "must be a time as in RFC 3339"
-	case *bool:
-		return "must be true or false"
+// set decodes one field.
+func (q *request) set(name string, raw json.RawMessage) error {
+	must := "must be one string, without half a surrogate pair"
+	var into any
+	switch name {
+	case "resource":
+		into = (*text)(&q.claim.Resource)
+	case "leaseId":
+		into = (*text)(&q.claim.LeaseID)
+	case "fencingToken":
+		into, must = (*token)(&q.claim.Token), "must be a decimal number from 1 to "+guard.MaxToken.String()
+	case "ttlSeconds":
+		into, must = (*seconds)(&q.ttl), aDuration
+	case "waitSeconds":
+		into, must = (*seconds)(&q.wait), aDuration
+	case "notAfter":
+		into, must = &q.notAfter, "must be a time as in RFC 3339"
+	case "waiting":
+		into, must = &q.waiting, "must be true or false"
+	case "ownerId":
+		into = (*text)(&q.owner)
+	case "metadata":
+		into = (*text)(&q.metadata)
+	case "actorId":
+		into = (*text)(&q.actor)
+	case "reason":
+		into = (*text)(&q.reason)
+	case "requestId":
+		into = (*text)(&q.requestID)
+	case "prefix":
+		into = (*text)(&q.prefix)
+	case "after":
+		into = (*text)(&q.after)
+	case "before":
+		into, must = (*count)(&q.before), aNumber
+	case "limit":
+		into, must = (*count)(&q.limit), aNumber
+	case "state":
+		into = (*text)(&q.state)
 	}
-	return "must be one string, without half a surrogate pair"
+	if json.Unmarshal(raw, into) != nil {
+		return guard.Invalid(name, string(raw), must)
+	}
+	return nil
 }
+
+const (
+	aDuration = "must be a number of seconds, from 0 to a billion"
+	aNumber   = "must be a number, in digits"
+)
+
+// check checks one field that was given.
+func (q *request) check(name string) error {
+	switch name {
+	case "resource":
+		return q.mayName(q.claim.Resource)
+	case "leaseId":
+		return guard.ValidateLeaseID(q.claim.LeaseID)
+	case "ttlSeconds":
+		return q.mayLast(q.ttl)
+	case "waitSeconds":
+		return input.Between(name, q.wait, 0, q.s.opts.MaxWait)
+	case "notAfter":
+		if q.notAfter.IsZero() { // it means that there is none
+			return driver.ErrLate
+		}
+	case "ownerId":
+		if q.id.Owner != "" && q.owner != q.id.Owner {
+			return &httpError{kind: &kindForbidden, err: errors.New("the ownerId is another's")}
+		}
+		return guard.ValidateOwner(q.owner)
+	case "metadata":
+		return input.Plain(name, q.metadata, q.s.limits.MetadataBytes)
+	case "actorId":
+		if strings.TrimSpace(q.actor) == "" {
+			return guard.Invalid(name, q.actor, "must be more than spaces")
+		}
+		return guard.ValidateOwner(q.actor)
+	case "after":
+		return guard.ValidateResource(q.after)
+	case "limit":
+		if q.limit < 1 || q.limit > pageMost {
+			return guard.Invalid(name, strconv.FormatInt(q.limit, 10), "must be 1 to "+strconv.Itoa(pageMost))
+		}
+	case "state":
+		if q.state != driver.StateHeld && q.state != driver.StateExpired && q.state != driver.StateFree {
+			return guard.Invalid(name, string(q.state), "must be held, expired or free")
+		}
+	}
+	return nil
+}
+
+// pageMost is how long a page is at most.
+const pageMost = 1000
 
 // text is a string. Half a surrogate pair becomes U+FFFD in encoding/json, so that two
 // texts would become the same.
@@ -148,50 +198,9 @@ func (q *request) mayLast(ttl time.Duration) error {
 	return nil
 }
 
-// mayBeLate checks the one time that means that there is none.
-func (q *request) mayBeLate() error {
-	if q.notAfter.IsZero() {
-		return driver.ErrLate
-	}
-	return nil
-}
-
-func (q *request) mayWait() error {
-	return input.Between("waitSeconds", q.wait, 0, q.s.opts.MaxWait)
-}
-
-func (q *request) maySay() error {
-	return input.Plain("metadata", q.metadata, q.s.limits.MetadataBytes)
-}
-
-func (q *request) mayBe() error {
-	if q.id.Owner != "" && q.owner != q.id.Owner {
-		return &httpError{kind: &kindForbidden, err: errors.New("the ownerId is another's")}
-	}
-	return guard.ValidateOwner(q.owner)
-}
-
-// pageMost is how long a page is at most.
-const pageMost = 1000
-
-func (q *request) isPage() error {
-	if q.limit < 1 || q.limit > pageMost {
-		return guard.Invalid("limit", strconv.FormatInt(q.limit, 10), "must be 1 to "+strconv.Itoa(pageMost))
-	}
-	return nil
-}
-
-func (q *request) isState() error {
-	switch q.state {
-	case driver.StateHeld, driver.StateExpired, driver.StateFree:
-		return nil
-	}
-	return guard.Invalid("state", string(q.state), "must be held, expired or free")
-}
-
 // read reads the request: the body of a POST, the query of any other, and the field in its
-// path that has this name. names are the fields that it may have.
-func (q *request) read(w http.ResponseWriter, inPath, names string) error {
+// path that has this name.
+func (q *request) read(w http.ResponseWriter, inPath string, required, optional []string) error {
 	place := "query"
 	in, err := parseQuery(q.URL.RawQuery)
 	switch {
@@ -200,7 +209,7 @@ func (q *request) read(w http.ResponseWriter, inPath, names string) error {
 	case q.Method != http.MethodPost && q.ContentLength != 0: // nobody would look at it
 		return guard.Invalid("body", "", "must be empty: the fields of this request are in its path and query")
 	case q.Method == http.MethodPost:
-		if err := q.parse(in, place, ""); err != nil {
+		if err := q.parse(in, place, nil, nil); err != nil {
 			return err
 		}
 		place = "body"
@@ -217,34 +226,34 @@ func (q *request) read(w http.ResponseWriter, inPath, names string) error {
 			return err
 		}
 	}
-	return q.parse(in, place, names)
+	return q.parse(in, place, required, optional)
 }
 
-// parse decodes and then checks the fields that a request may have; those with "!" must
-// be there. null counts as not given, and so does the empty text of a field that is a text.
-func (q *request) parse(in members, place, names string) error {
+// parse decodes the fields that a request may have, and then checks them. null counts as
+// not given, and so does the empty text of a field that is a text.
+func (q *request) parse(in members, place string, required, optional []string) error {
+	names := slices.Concat(required, optional)
 	given := map[string]bool{}
-	for name := range strings.FieldsSeq(strings.ReplaceAll(names, "!", "")) {
+	for _, name := range names {
 		raw := in[name]
 		delete(in, name)
 		if raw == nil || string(raw) == "null" {
 			continue
 		}
-		if into := fields[name].into(q); json.Unmarshal(raw, into) != nil {
-			return guard.Invalid(name, string(raw), mustBe(into))
+		if err := q.set(name, raw); err != nil {
+			return err
 		}
 		given[name] = string(raw) != `""`
 	}
 	if len(in) > 0 {
 		return guard.Invalid(place, slices.Min(slices.Collect(maps.Keys(in))), "is not a field of this request")
 	}
-	for name := range strings.FieldsSeq(names) {
-		name, required := strings.CutSuffix(name, "!")
-		switch check := fields[name].check; {
-		case !given[name] && required:
+	for n, name := range names {
+		if !given[name] && n < len(required) {
 			return guard.Missing(name)
-		case given[name] && check != nil:
-			if err := check(q); err != nil {
+		}
+		if given[name] {
+			if err := q.check(name); err != nil {
 				return renamed(err, name)
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
@@ -57,19 +58,20 @@ type Options struct {
 	Raise func(ctx context.Context, invalidated guard.Claim) error
 	// Timeout bounds each exchange with the issuer; 0 means 1.5 s. An exchange
 	// without a response is abandoned a tenth of a second later. Most requests are one
-	// exchange; one that names a lease only by an ID that this server does not know, one
-	// that finds its lease over and a force unlock with Raise are several.
+	// exchange; a renewal without a token, one that finds its lease over, a force unlock
+	// with Raise and what has to be signed are two.
 	Timeout time.Duration
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked, with their
 	// subjects, and as warnings lock_request_failed for each response of 500 and more,
-	// lock_raise_failed and lock_unauthenticated; each name is also the attribute event.
+	// lock_raise_failed, lock_unauthenticated and lock_events_dropped; each name is also
+	// the attribute event. It is called from a queue, which drops what does not fit.
 	// nil means slog.Default() for the warnings and none for the rest.
 	Logger *slog.Logger
-	// Observer gets every acquire, renewal, release and force unlock; nil means
-	// none.
+	// Observer gets every acquire, renewal, release and force unlock, from the same
+	// queue; nil means none.
 	Observer guard.Observer
 }
 
@@ -99,9 +101,8 @@ type Server struct {
 	authenticate Authenticate
 	opts         Options
 	router       chi.Router
-	waits, finds counts // of the requests that wait, and of look-ups of lease IDs
+	waits        counts // of the requests that wait
 	releases     counts // of what acquires may have left behind
-	granted      granted
 	waiters      waiting.Queues
 	ready        readiness
 
@@ -109,6 +110,7 @@ type Server struct {
 	closed    chan struct{}
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
+	reports   report.Queue
 	work      inflight.Count // what Close waits for: acquires and exchanges with the issuer
 }
 
@@ -143,6 +145,11 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.reports.Lost = func(n int) {
+		if logger := input.Logger(s.opts.Logger, slog.LevelWarn); logger != nil {
+			logger.Warn("lock_events_dropped", "event", "lock_events_dropped", "count", n)
+		}
+	}
 	s.router = s.routes()
 	return s, nil
 }
@@ -163,14 +170,17 @@ func writeInTime(w http.ResponseWriter) {
 }
 
 // Close ends waiting requests and streams, refuses new acquires, with 503, and then
-// waits for the exchanges in flight until ctx ends. After that nothing is sent to the issuer, and
-// requests get a 503.
+// waits for the exchanges in flight and for what is to be logged until ctx ends. After
+// that nothing is sent to the issuer, and requests get a 503.
+//
+// The error is guard.ErrUnavailable: ctx has ended while exchanges were in flight.
 func (s *Server) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() { close(s.closed) })
 	defer s.cancel()
 	if err := s.work.Drain(ctx); err != nil {
 		return guard.Unavailable("close", guard.Claim{}, err)
 	}
+	s.reports.Drain(ctx)
 	return nil
 }
 
@@ -197,29 +207,30 @@ func (s *Server) routes() chi.Router {
 		_, _ = w.Write(description)
 	})
 	for _, route := range []struct {
-		method, path string
-		handler      handler
-		fields       string // those that it may have; "!" marks those that it must
+		method, path       string
+		handler            handler
+		required, optional string // its fields
 	}{
-		{"GET", "/v1/time", s.time, ""},
-		{"POST", "/v1/locks/acquire", s.acquire, "resource! ttlSeconds! ownerId leaseId waitSeconds metadata notAfter waiting"},
-		{"POST", "/v1/locks/{leaseId}/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"},
-		{"DELETE", "/v1/locks/{leaseId}", s.release, "leaseId! resource fencingToken"},
-		{"POST", "/v1/locks/renew", s.renew, "leaseId! resource fencingToken ttlSeconds"}, // for lease IDs such as "..",
-		{"POST", "/v1/locks/release", s.release, "leaseId! resource fencingToken"},        // which proxies change in a path
-		{"GET", "/v1/locks", s.list, "prefix after limit state"},
-		{"GET", "/v1/locks/{resource}", s.get, "resource!"},
-		{"POST", "/v1/locks/{resource}/force-unlock", s.forceUnlock, "resource! actorId! reason! leaseId requestId"},
-		{"GET", "/v1/audit", s.audit, "prefix before limit"},
-		{"GET", "/v1/watch", s.watch, "resource! leaseId"},
+		{"GET", "/v1/time", s.time, "", ""},
+		{"POST", "/v1/locks/acquire", s.acquire, "resource ttlSeconds", "ownerId leaseId waitSeconds metadata notAfter waiting"},
+		{"POST", "/v1/locks/{leaseId}/renew", s.renew, "leaseId", "resource fencingToken ttlSeconds"},
+		{"DELETE", "/v1/locks/{leaseId}", s.release, "leaseId", "resource fencingToken"},
+		{"POST", "/v1/locks/renew", s.renew, "leaseId", "resource fencingToken ttlSeconds"}, // for lease IDs such as "..",
+		{"POST", "/v1/locks/release", s.release, "leaseId", "resource fencingToken"},        // which proxies change in a path
+		{"GET", "/v1/locks", s.list, "", "prefix after limit state"},
+		{"GET", "/v1/resources/{resource}", s.get, "resource", ""},
+		{"POST", "/v1/resources/{resource}/force-unlock", s.forceUnlock, "resource reason", "actorId leaseId requestId"},
+		{"GET", "/v1/audit", s.audit, "", "prefix before limit"},
+		{"GET", "/v1/watch", s.watch, "resource", "leaseId"},
 	} {
 		_, inPath, _ := strings.Cut(route.path, "{") // the one name in the path, if any
 		inPath, _, _ = strings.Cut(inPath, "}")
+		required, optional := strings.Fields(route.required), strings.Fields(route.optional)
 		top.MethodFunc(route.method, route.path, func(w http.ResponseWriter, r *http.Request) {
 			q := &request{Request: r, s: s, id: &Identity{}}
 			err := q.identify()
 			if err == nil {
-				err = q.read(w, inPath, route.fields)
+				err = q.read(w, inPath, required, optional)
 			}
 			if err == nil {
 				err = route.handler(w, q)
@@ -319,12 +330,15 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 // none is an exchange without a result.
 type none struct{}
 
+// observe tells the observer, later: it may block, and nobody waits for it.
 func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, began time.Duration, err error) {
-	if s.opts.Observer != nil {
-		s.opts.Observer.Observe(ctx, guard.Event{
-			Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: s.now() - began, Err: err,
-		})
+	if s.opts.Observer == nil {
+		return
 	}
+	event := guard.Event{
+		Op: op, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: s.now() - began, Err: err,
+	}
+	s.reports.Add(func() { s.opts.Observer.Observe(context.WithoutCancel(ctx), event) })
 }
 
 // left is what a TTL that the issuer counts from `from` leaves of itself when it is
@@ -332,10 +346,20 @@ func (s *Server) observe(ctx context.Context, op guard.Op, claim guard.Claim, be
 // back, such as one that it grants under an older lease of its engine.
 func left(ttl, began, from time.Duration) time.Duration { return ttl - max(0, began-from) }
 
+// log writes a line, later, as observe.
 func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
-	if logger := input.Logger(s.opts.Logger, level); logger != nil {
-		logger.LogAttrs(ctx, level, name, append(attrs, slog.String("event", name))...)
+	logger := input.Logger(s.opts.Logger, level)
+	if logger == nil {
+		return
 	}
+	line := slog.NewRecord(time.Now(), level, name, 0)
+	line.AddAttrs(attrs...)
+	line.AddAttrs(slog.String("event", name))
+	s.reports.Add(func() {
+		if ctx := context.WithoutCancel(ctx); logger.Enabled(ctx, level) {
+			_ = logger.Handler().Handle(ctx, line)
+		}
+	})
 }
 
 // mayBeSigned checks that the identity's claims can be signed, if there is a signer.
@@ -347,11 +371,11 @@ func (q *request) mayBeSigned() error {
 }
 
 // sign adds a proof of the claim, if there is a signer.
-func (s *Server) sign(id *Identity, claim guard.Claim, until time.Time) (string, error) {
+func (s *Server) sign(ctx context.Context, id *Identity, claim guard.Claim, until time.Time) (string, error) {
 	if s.opts.Signer == nil {
 		return "", nil
 	}
-	return s.opts.Signer.Sign(claim, id.Audience, until)
+	return within(ctx, s, "sign", claim, func(context.Context) (string, error) { return s.opts.Signer.Sign(claim, id.Audience, until) }, nil)
 }
 
 func (s *Server) time(w http.ResponseWriter, _ *request) error {

@@ -55,7 +55,7 @@ func TestSigned(t *testing.T) {
 	if got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil || got.body["leaseId"] != nil {
 		t.Errorf("%+v", got)
 	}
-	if got = ask(t, web.URL, "", "POST", "/v1/locks/L/renew", ""); got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil {
+	if got = ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","ttlSeconds":60}`); got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil {
 		t.Errorf("%+v", got)
 	}
 	if err := handler.Close(t.Context()); err != nil {
@@ -157,7 +157,7 @@ func TestProofOfClient(t *testing.T) {
 func TestNoAudience(t *testing.T) {
 	t.Parallel()
 	server, log := memory.NewServer(), &strings.Builder{}
-	web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{}, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	web, handler := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{}, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`)
 	if got.status != 500 || got.problem() != "setup" || server.Last("r") != 0 {
 		t.Errorf("%+v, last token %v", got, server.Last("r"))
@@ -165,7 +165,7 @@ func TestNoAudience(t *testing.T) {
 	if got := ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":60}`); got.status != 500 || got.problem() != "setup" {
 		t.Errorf("%+v", got)
 	}
-	web.Close() // wait until the log is written
+	handler.Close(t.Context()) // waits until the log is written
 	if !strings.Contains(log.String(), "Identity.Audience") {
 		t.Errorf("the log: %s", log)
 	}

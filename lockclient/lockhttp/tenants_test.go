@@ -99,8 +99,8 @@ func TestTenants(t *testing.T) {
 		t.Errorf("root sees %q", got)
 	}
 	// What exists and what does not are answered alike.
-	there := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:1", "")
-	nowhere := ask(t, web.URL, "acme-1", "GET", "/v1/locks/umbrella:billing-close:none", "")
+	there := ask(t, web.URL, "acme-1", "GET", "/v1/resources/umbrella:billing-close:1", "")
+	nowhere := ask(t, web.URL, "acme-1", "GET", "/v1/resources/umbrella:billing-close:none", "")
 	delete(there.body, "serverTime")
 	delete(nowhere.body, "serverTime")
 	if fmt.Sprint(there.body) != fmt.Sprint(nowhere.body) || there.status != 403 {
@@ -113,7 +113,7 @@ func TestTenants(t *testing.T) {
 	}
 
 	unlock := func(token string) response {
-		return ask(t, web.URL, token, "POST", "/v1/locks/acme:billing-close:1/force-unlock", `{"actorId":"ada","reason":"it hangs","leaseId":"acme-1"}`)
+		return ask(t, web.URL, token, "POST", "/v1/resources/acme:billing-close:1/force-unlock", `{"actorId":"ada","reason":"it hangs","leaseId":"acme-1"}`)
 	}
 	for _, token := range []string{"acme-1", "umbrella-ops"} {
 		if got := unlock(token); got.status != 403 {
@@ -127,9 +127,12 @@ func TestTenants(t *testing.T) {
 	if got := unlock("acme-ops"); got.status != 409 || got.problem() != "lease_changed" {
 		t.Errorf("again: %+v", got)
 	}
-	got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acme-1/renew", `{"resource":"acme:billing-close:1","fencingToken":"1","ttlSeconds":600}`)
-	if why, _ := got.body["forceUnlocked"].(map[string]any); got.status != 404 || got.problem() != "lease_over" || why["actorId"] != "ada" || why["reason"] != "it hangs" {
-		t.Errorf("the cut holder's renewal: %+v", got)
+	for _, token := range []string{`,"fencingToken":"1"`, ""} {
+		got := ask(t, web.URL, "acme-1", "POST", "/v1/locks/acme-1/renew", `{"resource":"acme:billing-close:1","ttlSeconds":600`+token+`}`)
+		why, _ := got.body["forceUnlocked"].(map[string]any)
+		if got.status != 404 || got.problem() != "lease_over" || why["actorId"] != "acme-ops" || why["reason"] != `it hangs (in the name of ada)` || why["createdAt"] == nil {
+			t.Errorf("the cut holder's renewal: %+v", got)
+		}
 	}
 	for token, records := range map[string]int{"acme-ops": 1, "umbrella-ops": 0, "root": 1} {
 		got := ask(t, web.URL, token, "GET", "/v1/audit", "")
@@ -164,7 +167,7 @@ func TestForceUnlockRaises(t *testing.T) {
 		if _, err := marks.Admit(t.Context(), claim); err != nil {
 			t.Fatal(err)
 		}
-		got = ask(t, web.URL, "", "POST", "/v1/locks/"+resource+"/force-unlock", `{"actorId":"ada","reason":"x"}`)
+		got = ask(t, web.URL, "", "POST", "/v1/resources/"+resource+"/force-unlock", `{"actorId":"ada","reason":"x"}`)
 		if got.status != 200 || got.body["raised"] != raises {
 			t.Errorf("%+v", got)
 		}
@@ -237,35 +240,6 @@ func TestLimits(t *testing.T) {
 	defer resp.Body.Close()
 }
 
-// TestLeaseIDOfAnother: a request by a lease ID alone does not reach the lease of another
-// identity that has chosen the same one. With the resource it does.
-func TestLeaseIDOfAnother(t *testing.T) {
-	t.Parallel()
-	server := memory.NewServer()
-	web, _ := serve(t, server.Issuer(), people, nil)
-	const one, two = "acme:billing-close:1", "acme:billing-close:2"
-	for who, resource := range map[string]string{"acme-1": one, "acme-2": two} {
-		if got := ask(t, web.URL, who, "POST", "/v1/locks/acquire", `{"resource":"`+resource+`","ttlSeconds":600,"leaseId":"job"}`); got.status != 200 {
-			t.Fatal(got.text)
-		}
-	}
-	for _, c := range []struct {
-		who, method, path string
-		status            int
-	}{
-		{"acme-1", "DELETE", "/v1/locks/job", 200}, // its own, of the two
-		{"acme-1", "DELETE", "/v1/locks/job", 404}, // repeated
-		{"acme-1", "POST", "/v1/locks/job/renew", 404},
-		{"acme-2", "POST", "/v1/locks/job/renew", 200},
-		{"acme-1", "DELETE", "/v1/locks/job?resource=" + two, 200},
-	} {
-		got := ask(t, web.URL, c.who, c.method, c.path, "")
-		if got.status != c.status || (server.Holder(two) == nil) != strings.HasSuffix(c.path, two) {
-			t.Errorf("%+v: %d %s", c, got.status, got.text)
-		}
-	}
-}
-
 // TestWatchTells: a watch says who has the lease, but to a worker neither the lease ID
 // nor the token, with which it could act as the holder. It says when that changes, and
 // it ends with the server.
@@ -323,7 +297,7 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		if guard.ValidateResource(name) != nil {
 			continue
 		}
-		path := "/v1/locks/" + url.PathEscape(name)
+		path := "/v1/resources/" + url.PathEscape(name)
 		if got := ask(t, web.URL, "root", "GET", path, ""); got.status != 200 || got.str("state") == "" {
 			t.Errorf("%q: %d %s", name, got.status, got.text)
 		}
@@ -355,7 +329,7 @@ func TestWaitersCostOneConnection(t *testing.T) {
 		}()
 	}
 	testkit.Eventually(t, "that all wait", func() bool {
-		return strings.Contains(record(handler, "GET", "/v1/locks/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, clients))
+		return strings.Contains(record(handler, "GET", "/v1/resources/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, clients))
 	})
 	var all, listening int
 	testkit.Eventually(t, "the session that listens", func() bool {

@@ -75,7 +75,7 @@ func TestWhyOfClient(t *testing.T) {
 		web, _ := serve(t, explained{server.Issuer()}, who, opts)
 		client := connect(t, web.URL)
 		why := func(claim guard.Claim) error { return client.(driver.Explainer).Why(t.Context(), claim) }
-		for _, resource := range []string{"renewed", "released", "released without its token"} {
+		for _, resource := range []string{"renewed", "released"} {
 			request := driver.Request{Resource: resource, LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute}
 			g, err := client.Acquire(t.Context(), request)
 			if err != nil {
@@ -94,11 +94,7 @@ func TestWhyOfClient(t *testing.T) {
 					t.Errorf("%s: %+v", what, renewed)
 				}
 			} else {
-				released := claim
-				if resource != "released" {
-					released.Token = guard.NoToken
-				}
-				if freed, err := client.Release(t.Context(), released); freed || err != nil {
+				if freed, err := client.Release(t.Context(), claim); freed || err != nil {
 					t.Errorf("%s: %t %v", what, freed, err)
 				}
 			}
@@ -106,9 +102,7 @@ func TestWhyOfClient(t *testing.T) {
 			if err := why(claim); !errors.As(err, &cut) || cut.Actor != "ada" || cut.Reason != "it hangs" || cut.At.Unix() != 1 {
 				t.Errorf("%s, %s: %v", what, resource, err)
 			}
-			if claim.Token++; resource == "released without its token" {
-				claim.LeaseID = "another"
-			}
+			claim.Token++
 			if err := why(claim); err != nil {
 				t.Errorf("%s, %s: of another lease: %v", what, resource, err)
 			}
@@ -180,7 +174,7 @@ func TestFieldsOfAForceUnlock(t *testing.T) {
 		{"r", `{"actorId":"a","reason":"x","requestId":"once"}`, ""},
 		{"s", `{"actorId":"a","reason":"x","requestId":"once"}`, "requestId"},
 	} {
-		if got := ask(t, web.URL, "", "POST", "/v1/locks/"+c[0]+"/force-unlock", c[1]); got.str("field") != c[2] {
+		if got := ask(t, web.URL, "", "POST", "/v1/resources/"+c[0]+"/force-unlock", c[1]); got.str("field") != c[2] {
 			t.Errorf("%s: %d for %q, want %q: %s", c[1], got.status, got.str("field"), c[2], got.text)
 		}
 	}

@@ -53,7 +53,7 @@ type grantBody struct {
 	LeaseID  string `json:"leaseId"`
 	twice
 	TTL        seconds   `json:"ttlSeconds,omitempty"`
-	AcquiredAt time.Time `json:"acquiredAt,omitzero"`
+	CreatedAt  time.Time `json:"createdAt,omitzero"`
 	ExpiresAt  time.Time `json:"expiresAt,omitzero"`
 	Waited     seconds   `json:"waitedSeconds"`
 	Reclaimed  bool      `json:"reclaimed,omitempty"`

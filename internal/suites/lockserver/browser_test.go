@@ -365,7 +365,7 @@ func TestPageCutsWhatWasSeen(t *testing.T) {
 	// A lease whose ID the page does not see is not cut without it.
 	acquire("third")
 	set(func(_ http.ResponseWriter, r *http.Request) bool {
-		if strings.HasPrefix(r.URL.Path, "/v1/locks/") {
+		if strings.HasPrefix(r.URL.Path, "/v1/resources/") {
 			r.Header.Set("Authorization", "Bearer demo-worker") // no operator any more
 		}
 		return false

@@ -36,7 +36,7 @@ func TestForgedForms(t *testing.T) {
 	url, _, _, _ := serve(t)
 	post(t, url, "demo-worker", "/v1/locks/acquire", `{"resource":"demo:billing-close:1","leaseId":"L","ttlSeconds":900}`)
 	for _, kind := range []string{"application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""} {
-		r, _ := http.NewRequest("POST", url+"/v1/locks/demo:billing-close:1/force-unlock", strings.NewReader(`{"actorId":"ada","reason":"x"}`))
+		r, _ := http.NewRequest("POST", url+"/v1/resources/demo:billing-close:1/force-unlock", strings.NewReader(`{"actorId":"ada","reason":"x"}`))
 		r.Header.Set("Content-Type", kind)
 		r.Header.Set("Authorization", "Bearer demo-ops") // as of a hook that takes a cookie
 		resp, err := http.DefaultClient.Do(r)
@@ -51,7 +51,7 @@ func TestForgedForms(t *testing.T) {
 	if got := post(t, url, "demo-worker", "/v1/locks/L/renew", `{"resource":"demo:billing-close:1","fencingToken":1,"ttlSeconds":900}`); !strings.Contains(got, "extended") {
 		t.Errorf("the lease: %s", got)
 	}
-	if got := post(t, url, "demo-ops", "/v1/locks/demo:billing-close:1/force-unlock", `{"actorId":"ada","reason":"x"}`); !strings.Contains(got, `"raised":true`) {
+	if got := post(t, url, "demo-ops", "/v1/resources/demo:billing-close:1/force-unlock", `{"actorId":"ada","reason":"x"}`); !strings.Contains(got, `"raised":true`) {
 		t.Errorf("as JSON: %s", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -530,6 +531,9 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 	return &cut
 }
 
+// errNotListening passes: the plain error would say that there is nothing to wait for.
+var errNotListening = fmt.Errorf("%w: the connection that listens is not open", driver.ErrNoWatch)
+
 // Watch subscribes and then sets the wake mark. Without a lease ID it only looks.
 func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
 	stop := func() {}
@@ -538,7 +542,7 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		stop = func() { i.listener.unsubscribe(sub) }
 		if !i.listener.listening(ctx, w.Wait) {
 			stop()
-			return driver.Watching{}, driver.ErrNoWatch
+			return driver.Watching{}, errNotListening
 		}
 	}
 	var held *driver.HeldError

@@ -19,11 +19,10 @@ const (
 	// placesMost bounds how many places are kept for a subject.
 	placesMost = 1000
 	// CallFor is how long the first try is reserved for a waiter that was notified
-	// to ask. If it does not ask, the next one has half of that, and so on, so that
-	// many that never ask do not delay those that do; until one asks, even too late.
+	// to ask. If it does not ask, the next one has a quarter of that, and so on, so that
+	// however many never ask, they delay those that do by less than CallFor and a half;
+	// until one asks, even too late.
 	CallFor = time.Second
-	// halvings bounds how often: an eighth of CallFor is still some round trips.
-	halvings = 3
 )
 
 // Name tells remote waiters apart, which leave and come back. The others have none.
@@ -136,7 +135,7 @@ func (p *Place) Call() bool {
 	if q.yield(p) {
 		return false
 	}
-	patience := CallFor >> min(q.missed, halvings)
+	patience := CallFor >> (2 * q.missed)
 	q.called, q.until, q.held = p, driver.Now()+patience, nil
 	time.AfterFunc(patience, func() {
 		q.all.mu.Lock()

@@ -239,7 +239,7 @@ async function choose(chosen) {
   let now;
   let problem = "";
   try {
-    const response = await call("GET", `v1/locks/${encodeURIComponent(chosen.resource)}`);
+    const response = await call("GET", `v1/resources/${encodeURIComponent(chosen.resource)}`);
     if (!response.ok) throw refused(response);
     now = response.answer;
   } catch (error) {
@@ -272,7 +272,7 @@ async function cut() {
   }
   let response = { ok: false, answer: {}, word: "" };
   try {
-    response = await call("POST", `v1/locks/${encodeURIComponent(mine.resource)}/force-unlock`, {
+    response = await call("POST", `v1/resources/${encodeURIComponent(mine.resource)}/force-unlock`, {
       actorId: byId("actor").value, reason: byId("reason").value.trim().replace(/\s+/g, " "), leaseId: mine.leaseId, requestId: mine.requestId,
     });
   } catch {
