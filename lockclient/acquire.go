@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
@@ -16,6 +17,8 @@ import (
 // request is one TryAcquire or Acquire with everything but the context.
 type request struct {
 	driver.Request
+	// interval is between renewals, once they begin.
+	interval time.Duration
 	// given says that the caller chose the lease ID and may present it again.
 	given bool
 	// lost says that an attempt got no response, the last of them at lostAt, so that it
@@ -89,16 +92,16 @@ func (c *Client) request(resource string, opts *AcquireOptions) (*request, error
 	if err != nil {
 		return nil, err
 	}
-	ttl, leaseID, err := opts.validate(c.limits)
+	set, err := opts.withDefaults(c.limits)
 	if err != nil {
 		return nil, err
 	}
 	if most := c.limits.ResourceBytes; most > 0 && len(resource) > most {
 		return nil, guard.Invalid("resource", resource, fmt.Sprintf("is %d bytes long, this issuer takes %d", len(resource), most))
 	}
-	return &request{given: opts.LeaseID != "", Request: driver.Request{
-		Resource: resource, Owner: c.owner, LeaseID: leaseID, Metadata: cmp.Or(opts.Metadata, c.whereabouts),
-		TTL: ttl, Timeout: min(c.set.OpTimeout, ttl),
+	return &request{given: set.LeaseID != "", interval: set.RenewInterval, Request: driver.Request{
+		Resource: resource, Owner: c.owner, LeaseID: cmp.Or(set.LeaseID, input.NewLeaseID()), Metadata: cmp.Or(set.Metadata, c.whereabouts),
+		TTL: set.TTL, Timeout: min(c.set.OpTimeout, set.TTL),
 	}}, nil
 }
 
@@ -111,7 +114,11 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	var lost error // the first attempt whose response was lost
 	var since time.Duration
 	for attempt, races := 0, 0; ; attempt++ {
-		g, err := c.issuer.Acquire(ctx, r.Request)
+		ask := r.Request
+		if end, ok := ctx.Deadline(); ok { // after which nobody wants the lease (P8)
+			ask.Timeout = min(ask.Timeout, time.Until(end))
+		}
+		g, err := c.issuer.Acquire(ctx, ask)
 		var held *HeldError
 		switch {
 		case err == nil:
@@ -136,7 +143,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 		if lost == nil {
 			return nil, pause.WithCause(ctx, err)
 		}
-		if c.clock()-since >= c.set.OpTimeout || !c.pause(ctx, pause.Backoff(attempt)) {
+		if c.clock()-since >= c.set.OpTimeout || !c.pause(ctx, pause.Backoff(attempt, pause.Last)) {
 			return nil, pause.WithCause(ctx, lost)
 		}
 	}
@@ -154,9 +161,7 @@ func (c *Client) handOut(ctx context.Context, r *request, g driver.Grant) (*Leas
 		late = errLate
 	}
 	if late == nil {
-		l := newLease(ctx, c, claim, g, ttl, until, now)
-		l.spend = r.lost || r.given
-		return l, nil
+		return newLease(ctx, c, r, claim, g, ttl, until, now), nil
 	}
 	if r.given {
 		return nil, guard.OutcomeUnknown("acquire", claim, late)
@@ -187,7 +192,7 @@ func (c *Client) abandon(ctx context.Context, r *request) <-chan error {
 		bounded, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
 		defer context.AfterFunc(c.patience, cancel)()
-		defer context.AfterFunc(c.open, func() { time.AfterFunc(c.set.ReleaseTimeout, cancel) })()
+		defer context.AfterFunc(c.open, func() { time.AfterFunc(c.set.OpTimeout, cancel) })()
 		_, err := c.free(bounded, claim, true)
 		if err != nil {
 			c.releaseFailed(ctx, claim, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -123,7 +124,8 @@ func TestGrantIsDurable(t *testing.T) {
 				DROP TRIGGER IF EXISTS see ON fencepost.leases;
 				CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON fencepost.leases DEFERRABLE INITIALLY DEFERRED
 				FOR EACH ROW EXECUTE FUNCTION see(); TRUNCATE seen, fencepost.leases`)
-			client := newTuned(t, pool, pglock.Options{LockTimeout: 1234 * time.Millisecond}, nil)
+			client := newTestClient(t, pool, nil)
+			client.issuer.(*pglease.Issuer).LockTimeout = 1234 * time.Millisecond
 			lease := mustTry(t, client, "r", time.Minute)
 			if err := lease.Renew(t.Context()); err != nil {
 				t.Fatal(err)

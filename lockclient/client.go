@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
@@ -31,7 +32,7 @@ type Client struct {
 
 	waiters waiting.Queues
 	keeper  keeper
-	renewal latencies // of all leases
+	reports report.Queue // what the logger and the observer have not got yet
 
 	open     context.Context // ends when Close begins
 	shut     context.CancelFunc
@@ -69,10 +70,12 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	c := &Client{
 		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: grace, clock: driver.Now,
 	}
-	if c.limits.MetadataBytes >= len(whereabouts()) {
+	// Other tenants, who are refused, see the metadata and must not learn of hosts.
+	if namespace == "" && c.limits.MetadataBytes >= len(whereabouts()) {
 		c.whereabouts = whereabouts()
 	}
 	c.keeper.c = c
+	c.reports.Lost = c.eventsLost
 	c.open, c.shut = context.WithCancel(context.Background())
 	c.patience, c.giveUp = context.WithCancel(context.Background())
 	c.finish = sync.OnceValue(func() error {
@@ -92,7 +95,7 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 // timeout; a lease that it is granted is given back. A lease that is not in a Hold
 // is neither renewed nor released: it runs out at its deadline. A waiting
 // [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later
-// call. A release of a grant that nobody got is tried for Options.ReleaseTimeout more. If
+// call. A release of a grant that nobody got is tried for Options.OpTimeout more. If
 // ctx ends first, Close stops waiting: what is left can neither renew nor release,
 // and Close returns an error that wraps the cause of ctx. If ctx has no deadline, Close
 // gives up after ten minutes: a Hold's function that calls it waits for itself.
@@ -114,11 +117,17 @@ func (c *Client) Close(ctx context.Context) error {
 	go func() { closed <- c.finish() }()
 	select {
 	case failed := <-closed:
+		reporting, cancel := context.WithTimeout(ctx, reportTimeout)
+		defer cancel()
+		c.reports.Drain(reporting)
 		return cmp.Or(err, failed)
 	case <-ctx.Done():
 		return guard.Unavailable("close", guard.Claim{}, context.Cause(ctx))
 	}
 }
+
+// reportTimeout is how long Close waits for a logger or an observer that blocks.
+const reportTimeout = time.Second
 
 // closeTimeout is how long Close waits if its context does not say.
 const closeTimeout = 10 * time.Minute

@@ -25,7 +25,7 @@ func TestDeadline(t *testing.T) {
 func BenchmarkValid(b *testing.B) {
 	client := simulate(b, simulation{driver.Now}, nil)
 	defer client.Close(context.Background())
-	lease := newLease(b.Context(), client, guard.Claim{Resource: "r"}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, client.clock()+MaxTTL, client.clock())
+	lease := newLease(b.Context(), client, new(request), guard.Claim{Resource: "r"}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, client.clock()+MaxTTL, client.clock())
 	for b.Loop() {
 		if !lease.Valid() {
 			b.Fatal("not valid")

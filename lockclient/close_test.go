@@ -46,7 +46,7 @@ func TestLeaseAfterClose(t *testing.T) {
 }
 
 // TestCloseStopsAbandoned: a release that nobody waits for, and that fails, holds up
-// Close for Options.ReleaseTimeout.
+// Close for Options.OpTimeout.
 func TestCloseStopsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &answering{
@@ -57,7 +57,7 @@ func TestCloseStopsAbandoned(t *testing.T) {
 				return false, guard.Unavailable("release", guard.Claim{}, errSimulated)
 			},
 		}
-		client := i.client(t, &Options{OpTimeout: time.Second, ReleaseTimeout: 7 * time.Second})
+		client := i.client(t, &Options{OpTimeout: 7 * time.Second})
 		_, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: 3 * time.Hour})
 		failure(t, err, guard.ErrOutcomeUnknown, "r", errSimulated)
 		began := time.Now()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -25,12 +26,12 @@ func TestConformance(t *testing.T) {
 		issuer := func(t testing.TB, through net.Addr) driver.Issuer {
 			t.Helper()
 			c := pool.Config()
-			o := &pglock.Options{OpTimeout: time.Minute, LockTimeout: 30 * time.Second}
+			o := &pglock.Options{}
 			if through != nil {
 				// On a second connection an acquire could be held before it was
 				// sent, while its statement is prepared; and what is held must
 				// not be a listener that connects.
-				o.Wake = pglock.WakePoll
+				o.Poll = true
 				c.ConnConfig.DialFunc, c.MaxConns = dialer(through), 1
 				c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 			}
@@ -38,10 +39,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			i, err := pglock.New(own, o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			i := leasetest.Patient(guard.Must(pglock.New(own, o)))
 			t.Cleanup(func() { i.Close(); own.Close() })
 			return i
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
-	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // TestRowLocked: a statement that waits for the row gives up at lock_timeout,
@@ -22,7 +21,8 @@ import (
 func TestRowLocked(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	client := newTuned(t, pool, pglock.Options{LockTimeout: 50 * time.Millisecond}, &Options{OpTimeout: testkit.Patience})
+	client := newTestClient(t, pool, nil)
+	client.issuer.(*pglease.Issuer).LockTimeout = 50 * time.Millisecond
 	lease := mustTry(t, client, "r", time.Hour)
 	mustTry(t, client, "free", time.Hour).Release(t.Context())
 	tx, err := pool.Begin(t.Context())

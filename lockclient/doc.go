@@ -11,11 +11,15 @@
 //		return err
 //	}
 //	defer client.Close(ctx)
-//	opts := &lockclient.HoldOptions{TTL: 30 * time.Second}
-//	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", opts, func(ctx context.Context) error {
+//	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", nil, func(ctx context.Context) error {
 //		claim, _ := guard.ClaimFrom(ctx) // the fences find it there themselves
 //		return closeBooks(ctx, claim)
 //	})
+//
+// [Client.Hold] waits for the lease, renews it while the function runs, and ends the
+// function's context when the lease is lost. [Client.TryHold] does not wait. With
+// [Client.Acquire], [Lease.KeepAlive] and [Lease.Context] a program does the same in its
+// own order. Leader election is Hold in a loop.
 //
 // A lease does not stop a stale holder from writing; a fence does: present the
 // token where you write, with package sqlfence, httpfence or s3fence.
@@ -36,12 +40,11 @@
 //   - The holder knows that its lease is lost before the issuer grants it to
 //     another (P7): its deadline counts from before its request was sent, less
 //     0.1 % for drift. A grant whose response arrives after that deadline is not
-//     returned.
-//   - Abandoned means abandoned (P8): an attempt takes no effect after its own end, by
-//     the server's clock; etcd and ZooKeeper bound it otherwise, as their packages say.
-//     A release of a grant whose response was
-//     lost invalidates the lease ID: an attempt that the network delayed is
-//     refused when it arrives, for an hour, the longest that an attempt may live.
+//     returned. No logger and no observer can delay it.
+//   - Abandoned means abandoned (P8): an attempt takes no effect after the end of its
+//     timeout or of its context's deadline, by the server's clock; etcd and ZooKeeper
+//     bound it otherwise, as their packages say. A release of a grant whose response was
+//     lost invalidates the lease ID for an hour, the longest that an attempt may live.
 //   - A renewal never brings back a lease that ended, and a release never frees
 //     a successor's, however late or often they arrive.
 //   - Nothing unknown is called success (P5). Errors say whether nothing was
@@ -58,41 +61,18 @@
 //
 // # Use
 //
-// A name that a guard.Template (P9) declares is built by the template, and a
-// fence with the same template checks the claim's resource against it.
-//
-// # Waiting
-//
 // [Client.Acquire] joins the issuer's queue of waiters. A release notifies the
 // process that has waited longest, and PostgreSQL keeps the lease for it for a tenth
 // of a second. If that process has died, the next in the queue asks then.
 // [Client.TryAcquire] may overtake the queue. A waiter whose notification is lost
-// asks on its own after two seconds, on ZooKeeper five.
+// asks on its own: on PostgreSQL after two seconds, on etcd and ZooKeeper five, through a
+// lock server fifteen. A wait goes on while the issuer is down.
 //
-// # Where to read on
+// # Names, tenants, compatibility
 //
-// acquire.go and wait.go ask and wait, by the queue in internal/waiting, half of which
-// is for the lock server; lease.go and keeper.go renew and notice a loss; hold.go.
-// driver/driver.go is the port. On PostgreSQL a request goes through issuer.go and
-// combine.go of internal/pglease to fencepost.acquire in its migrations/0001_leases.sql;
-// listen.go wakes waiters.
-//
-// # Many leases
-//
-// The client renews together the leases that are kept alive and due at about
-// the same time, without a goroutine for each.
-//
-// # Choosing the TTL
-//
-// TTL >= p99 of a pause + p99 of a renewal + margin, renewed every third of it or
-// sooner: [RecommendTTL]. [Client.RenewalLatency] is measured.
-// The event lock_margin_low reports that less than a third of the TTL was left
-// when the response to a renewal arrived.
-//
-// # Tenants and compatibility
-//
-// [Options.Namespace] confines a client to one tenant's resources: every name is
-// one within the namespace, joined injectively as by guard.JoinResource. It is a
+// A name that a guard.Template (P9) declares is built by the template, and a
+// fence with the same template checks the claim's resource against it.
+// [Options.Namespace] confines a client to one tenant's resources. It is a
 // boundary inside a process; database roles are package lockadmin's.
 //
 // Until version 1 exported names may change between minor versions.
@@ -101,11 +81,22 @@
 //
 // [Options.Observer] gets OpAcquire (one per call, with the whole wait),
 // OpContend, OpReclaim (a grant replaced a lease that had run out), OpRenew,
-// OpRelease and OpLost, with the surface "lock";
-// guard/guardotel counts all of it by prefixes of resources. [Options.Logger] gets lock_acquired,
-// lock_contended (once per wait), lock_renewed (debug), lock_released, and as
-// warnings lock_acquire_failed, lock_renew_failed, lock_margin_low,
-// lock_release_failed and lock_lost, with resource, ownerId, leaseId, fencingToken
-// and ttlSeconds. Of a lease's renewals that fail in a row, and of those whose margin is
-// low in a row, the first is logged.
+// OpRelease and OpLost, with the surface "lock"; guard/guardotel counts them.
+// [Options.Logger] gets lock_acquired, lock_contended (once per wait), lock_renewed
+// (debug), lock_released, and as warnings lock_acquire_failed, lock_acquire_retried
+// (once per wait), lock_renew_failed (once until a renewal succeeds), lock_margin_low,
+// lock_release_failed, lock_lost and lock_events_dropped, with resource, ownerId,
+// leaseId, fencingToken and ttlSeconds. lock_margin_low says that less than a third of the
+// TTL was left when the response to a renewal arrived: choose a longer one, by
+// [RecommendTTL].
+//
+// # Where to read on
+//
+// client.go and options.go make a client. acquire.go asks once, wait.go until there is a
+// lease, in the queue of internal/waiting (half of which is for the lock server). lease.go
+// is a lease and its release; keeper.go renews all of them and notices a loss;
+// hold.go is both for a function. events.go reports, ttl.go and errors.go are small.
+// driver/driver.go is the port. On PostgreSQL a request goes through issuer.go and
+// batch.go of internal/pglease to fencepost.acquire in its migrations/0001_leases.sql;
+// listen.go wakes waiters.
 package lockclient

@@ -145,11 +145,7 @@ func ExampleClient_Hold_leaderElection() {
 
 // The TTL follows from measured pauses and renewals.
 func ExampleRecommendTTL() {
-	ttl := lockclient.RecommendTTL(
-		2*time.Second,        // the p99 of a pause of the process
-		500*time.Millisecond, // the p99 of a renewal, from Client.RenewalLatency
-		10*time.Second,       // the margin that should be left then
-	)
+	ttl := lockclient.RecommendTTL(lockclient.Delays{Pause: 2 * time.Second, Renewal: 500 * time.Millisecond, Margin: 10 * time.Second})
 	fmt.Println(ttl)
 	// Output:
 	// 12.5s

@@ -68,14 +68,12 @@ func newTuned(t testing.TB, pool *pgxpool.Pool, tuned pglock.Options, opts *Opti
 	if opts != nil {
 		o = *opts
 	}
-	if o.OpTimeout == 0 {
-		o.OpTimeout, tuned.LockTimeout = testkit.Patience, cmp.Or(tuned.LockTimeout, testkit.Patience/2)
-	}
+	o.OpTimeout = cmp.Or(o.OpTimeout, testkit.Patience)
 	if o.Logger == nil {
 		o.Logger = testkit.Logger(t)
 	}
-	tuned.OpTimeout, tuned.Logger = o.OpTimeout, o.Logger
-	c, err := New(guard.Must(pglock.New(pool, &tuned)), "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
+	tuned.Logger = o.Logger
+	c, err := New(leasetest.Patient(guard.Must(pglock.New(pool, &tuned))), "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,6 +334,7 @@ func scan(line, format string, args ...any) error {
 // settled waits until nothing is in progress that Close would wait for.
 func settled(c *Client) {
 	c.work.Drain(context.Background())
+	c.reports.Drain(context.Background())
 	if c.open.Err() == nil {
 		c.work = inflight.Count{}
 	}

@@ -29,36 +29,30 @@ import (
 //
 // A Hold or Acquire of the same resource on the context that fn got is refused with
 // guard.ErrInvalid while the lease is valid: it would wait for this one.
-func (c *Client) Hold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
+func (c *Client) Hold(ctx context.Context, resource string, opts *AcquireOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, resource, opts, true, fn)
 }
 
 // TryHold is like [Client.Hold] but does not wait: if somebody else has the
 // lease, fn is not called and the error is [ErrHeld].
-func (c *Client) TryHold(ctx context.Context, resource string, opts *HoldOptions, fn func(ctx context.Context) error) error {
+func (c *Client) TryHold(ctx context.Context, resource string, opts *AcquireOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, resource, opts, false, fn)
 }
 
-func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOptions, waiting bool, fn func(ctx context.Context) error) (err error) {
-	asked, every, err := opts.validate()
-	if err != nil {
-		return err
-	}
+func (c *Client) holdWith(ctx context.Context, resource string, opts *AcquireOptions, waiting bool, fn func(ctx context.Context) error) (err error) {
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
 	if c.open.Err() == nil && c.work.Begin() {
 		defer c.work.End()
 	}
-	lease, err := c.acquire(ctx, resource, asked, waiting)
+	lease, err := c.acquire(ctx, resource, opts, waiting)
 	if err != nil {
 		return err
 	}
 	outer, _ := ctx.Value(holdingKey{}).(*holding)
-	inside := context.WithValue(ctx, holdingKey{}, &holding{lease, outer})
-	held, cancel := context.WithCancelCause(guard.WithLease(inside, lease))
+	held, cancel := context.WithCancelCause(lease.Context(context.WithValue(ctx, holdingKey{}, &holding{lease, outer})))
 	defer cancel(nil)
-	lease.whenEnded(cancel)
 	// Deferred and without recover: a panic or runtime.Goexit in fn goes on by
 	// itself, with its own stack, once the lease is released.
 	returned := false
@@ -74,7 +68,7 @@ func (c *Client) holdWith(ctx context.Context, resource string, opts *HoldOption
 			err = outcome(err, lost)
 		}
 	}()
-	if err := lease.keepAlive(min(every, lease.ttl/3)); err != nil {
+	if err := lease.keepAlive(0); err != nil {
 		return err
 	}
 	err = fn(held)

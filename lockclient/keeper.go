@@ -49,10 +49,14 @@ func (k *keeper) rest(now, nap time.Duration) {
 	}
 }
 
-// watch makes the keeper look at a lease at next instead of when it would.
+// watch makes the keeper look at a lease at next instead of when it would. A lease that
+// has ended is not looked at again: whoever ends it forgets it afterwards.
 func (k *keeper) watch(l *Lease, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if l.ended() {
+		return
+	}
 	if l.next = next; l.place >= 0 {
 		heap.Fix(&k.leases, l.place)
 	} else {
@@ -114,7 +118,7 @@ func (k *keeper) take() (due, over []*Lease) {
 			continue
 		case renew:
 			if until == now { // the first: what is nearly due is sent along
-				until = now + l.interval()/togetherShare
+				until = now + l.kept()/togetherShare
 			}
 			due = append(due, l)
 		}
@@ -186,7 +190,6 @@ func (k *keeper) send(batch []*Lease) {
 	renewals, results := make([]driver.Renewal, len(batch)), make([]driver.Renewed, len(batch))
 	for n, l := range batch {
 		renewals[n] = driver.Renewal{Claim: l.claim, TTL: l.ttl}
-		l.trySince(began)
 	}
 	ctx, cancel := context.WithTimeout(withValues{k.c.patience, batch[0].values}, timeout)
 	k.c.issuer.Renew(ctx, renewals, results)
@@ -197,32 +200,25 @@ func (k *keeper) send(batch []*Lease) {
 			k.wg.Go(func() { l.renewed(r, began) }) // it asks why
 			continue
 		}
-		next := l.renewed(r, began)
-		if l.Err() == nil {
-			k.watch(l, next)
-		}
+		k.watch(l, l.renewed(r, began))
 	}
 }
 
-// renewed applies a renewal's result, reports it and returns when to look next.
+// renewed applies a renewal's result, returns when to look next, and reports it
+// afterwards.
 func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Duration) {
-	c := l.client
-	ctx := context.Background()
+	c, err := l.client, r.Err
 	answered := c.clock()
-	var err error
-	switch r.State {
-	case driver.Extended:
-		l.checkMargin(ctx, answered, true)
+	low, left := l.lowMargin(answered, r.State == driver.Extended)
+	switch {
+	case r.State == driver.Extended:
 		l.extend(deadline(r.From, cmp.Or(r.TTL, l.ttl)))
 		err = l.Err()
-	case driver.Over:
-		l.end(&LostError{Claim: l.claim, Cause: c.why(ctx, l.claim, l.Remaining()/2)})
+	case r.State == driver.Over:
+		l.end(&LostError{Claim: l.claim, Cause: c.why(context.Background(), l.claim, l.Remaining()/2)})
 		err = l.Err()
-	default:
-		if err = r.Err; err == nil {
-			err = guard.OutcomeUnknown("renew", l.claim, errors.New("the issuer sent no response for this lease"))
-		}
-		l.checkMargin(ctx, answered, false)
+	case err == nil:
+		err = guard.OutcomeUnknown("renew", l.claim, errors.New("the issuer sent no response for this lease"))
 	}
 	l.mu.Lock()
 	l.renewing = false
@@ -234,13 +230,39 @@ func (l *Lease) renewed(r driver.Renewed, began time.Duration) (next time.Durati
 		// everybody's renewals fail together when the server restarts.
 		l.failed = err
 		l.failures++
-		l.renewAt = answered + min(pause.Backoff(l.failures+2), max((l.deadline-answered)/4, time.Millisecond))
+		l.renewAt = answered + min(pause.Backoff(l.failures+2, maxBackoff), pause.Jitter(max((l.deadline-answered)/4, time.Millisecond), 2))
 	}
 	next = l.nextLook()
 	failures := l.failures
 	l.mu.Unlock()
-	c.renewed(ctx, l, err, answered-began, failures)
+	if low {
+		c.marginLow(l, answered-began, left)
+	}
+	c.renewed(l, err, answered-began, failures)
 	return next
+}
+
+// maxBackoff is the longest pause between two attempts that nobody waits for. Against a
+// server that is coming up, thousands of processes repeat theirs.
+const maxBackoff = 10 * time.Second
+
+// lowMarginShare is the part of the TTL below which lock_margin_low warns: with less
+// than a third left when a renewal gets its response, one more renewal interval would
+// have lost the lease.
+const lowMarginShare = 3
+
+// lowMargin returns whether to warn that little was left when a renewal got its
+// response, before its new deadline is set. It warns once until the margin is back, and
+// only about leases that are renewed in the background: a caller that renews by hand may
+// be late on purpose.
+func (l *Lease) lowMargin(answered time.Duration, extended bool) (warn bool, left time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left = l.deadline - answered
+	low := left < l.ttl/lowMarginShare
+	warn = low && !l.warned && l.every > 0 && l.err == nil
+	l.warned = l.warned && !(extended && !low) || warn
+	return warn, max(0, left)
 }
 
 // leaseHeap has at its top the lease to look at first.

@@ -48,13 +48,13 @@ type Lease struct {
 	deadline time.Duration // by the client's clock
 	err      error         // why it ended; nil while held
 	failed   error         // the last renewal's failure since one succeeded
-	onEnd    func(error)
+	onEnd    []func(error)
 
+	interval time.Duration // between renewals, once they begin
 	every    time.Duration // between renewals; 0 if it is not kept
 	renewAt  time.Duration // the next one
 	renewing bool          // one is under way
 	failures int           // in a row
-	trying   time.Duration // since when a renewal has been tried, by the client's clock; 0 if none is
 	warned   bool          // of a low margin
 
 	next  time.Duration // when the keeper looks, guarded by its mutex
@@ -66,9 +66,10 @@ type Lease struct {
 
 var _ guard.Lease = (*Lease)(nil)
 
-func newLease(ctx context.Context, c *Client, claim guard.Claim, g driver.Grant, ttl, until, now time.Duration) *Lease {
+func newLease(ctx context.Context, c *Client, r *request, claim guard.Claim, g driver.Grant, ttl, until, now time.Duration) *Lease {
 	l := &Lease{
 		client: c, claim: claim, values: context.WithoutCancel(ctx), acquiredAt: g.AcquiredAt, reclaimed: g.Reclaimed, ttl: ttl,
+		interval: min(r.interval, ttl/3), spend: r.lost || r.given,
 		granted: now, deadline: until, done: make(chan struct{}), place: -1,
 	}
 	c.keeper.watch(l, until)
@@ -152,7 +153,16 @@ func (l *Lease) extend(until time.Duration) {
 	}
 }
 
-// end makes err final and wakes those that wait; false if the lease had ended.
+// ended reports whether the lease has been ended; one whose deadline has passed has not
+// been yet.
+func (l *Lease) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err != nil
+}
+
+// end makes err final, wakes those that wait, and reports it afterwards; false if the
+// lease had ended.
 func (l *Lease) end(err error) bool {
 	l.mu.Lock()
 	if l.err != nil {
@@ -164,20 +174,35 @@ func (l *Lease) end(err error) bool {
 	close(l.done)
 	l.mu.Unlock()
 	l.client.keeper.forget(l)
-	if onEnd != nil {
-		onEnd(err)
+	for _, f := range onEnd {
+		f(err)
 	}
 	if err != ErrReleased {
-		l.client.lost(context.Background(), l, err)
+		l.client.lost(l, err)
 	}
 	return true
+}
+
+// Context returns a context that ends when ctx ends and when the lease does: its cause is
+// then [Lease.Err], which is [ErrLeaseLost] or [ErrReleased]. It carries the lease
+// ([guard.WithLease]), so that the fences find the claim. Nothing has to be cancelled: a
+// lease ends at the latest at its deadline.
+//
+// The context is only as good as the machine's timers, as [Lease.Done] is. [Lease.Valid]
+// reads the clock.
+func (l *Lease) Context(ctx context.Context) context.Context {
+	held, cancel := context.WithCancelCause(guard.WithLease(ctx, l))
+	l.whenEnded(cancel)
+	return held
 }
 
 // whenEnded calls f with Err when the lease ends, at once if it has ended.
 func (l *Lease) whenEnded(f func(error)) {
 	l.mu.Lock()
-	l.onEnd = f
 	err := l.err
+	if err == nil {
+		l.onEnd = append(l.onEnd, f)
+	}
 	l.mu.Unlock()
 	if err != nil {
 		f(err)
@@ -188,7 +213,7 @@ func (l *Lease) whenEnded(f func(error)) {
 func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 
 // KeepAlive makes the client renew the lease at the given interval until it
-// ends; 0 means a third of the TTL, more is refused. Failed renewals are
+// ends; 0 means AcquireOptions.RenewInterval, more than a third of the TTL is refused. Failed renewals are
 // repeated until the deadline; Done and Err report the end. It starts no
 // goroutine and cannot be undone: release the lease. The error is an
 // InvalidError, Err's if the lease has ended, or [ErrClosed] with guard.ErrSetup
@@ -198,7 +223,7 @@ func (l *Lease) KeepAlive(every time.Duration) error {
 }
 
 func (l *Lease) keepAlive(every time.Duration) error {
-	every = cmp.Or(every, l.ttl/3)
+	every = cmp.Or(every, l.interval)
 	if err := input.Between("every", every, time.Millisecond, l.ttl/3); err != nil {
 		return err
 	}
@@ -207,14 +232,9 @@ func (l *Lease) keepAlive(every time.Duration) error {
 	}
 	l.mu.Lock()
 	l.every, l.renewAt = every, l.client.clock()+pause.Jitter(every, 5)
-	next, over := l.nextLook(), l.err != nil
+	next := l.nextLook()
 	l.mu.Unlock()
-	if !over {
-		l.client.keeper.watch(l, next)
-	}
-	if l.Err() != nil {
-		l.client.keeper.forget(l) // it ended in the meantime
-	}
+	l.client.keeper.watch(l, next)
 	return nil
 }
 
@@ -239,7 +259,8 @@ func (l *Lease) dueBy(until time.Duration, closed bool) (renew bool, deadline, l
 	return renew, l.deadline, l.nextLook()
 }
 
-func (l *Lease) interval() time.Duration {
+// kept is the time between renewals; 0 if it is not renewed.
+func (l *Lease) kept() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.every
@@ -293,7 +314,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 		if err == nil || lost == nil {
 			return pause.WithCause(ctx, err)
 		}
-		if l.client.clock()-began >= l.client.set.OpTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt), l.Remaining())) {
+		if l.client.clock()-began >= l.client.set.OpTimeout || !l.client.pause(ctx, min(pause.Backoff(attempt, pause.Last), l.Remaining())) {
 			return pause.WithCause(ctx, lost)
 		}
 	}
@@ -305,7 +326,6 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 	if timeout <= 0 {
 		return guard.Unavailable("renew", l.claim, errDeadline)
 	}
-	l.trySince(began)
 	// The wait for a connection counts too: it uses up the lease just as well.
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -331,7 +351,7 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 // lease, however late or often it arrives. An attempt that the network delayed
 // is not granted afterwards, and a lease ID that you chose is not granted again
 // for an hour. It uses only the values of ctx and does not end with it, so it
-// may be deferred with the caller's context; Options.ReleaseTimeout bounds it,
+// may be deferred with the caller's context; Options.OpTimeout bounds it,
 // and within that it repeats what was lost.
 //
 // Errors: guard.ErrUnavailable and guard.ErrOutcomeUnknown (the lease may
@@ -364,7 +384,7 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		claim.Token = guard.NoToken
 	}
 	ctx = context.WithoutCancel(ctx)
-	bounded, cancel := context.WithTimeout(ctx, l.client.set.ReleaseTimeout)
+	bounded, cancel := context.WithTimeout(ctx, l.client.set.OpTimeout)
 	defer cancel()
 	found, err := l.client.free(bounded, claim, false)
 	if err == nil {
@@ -372,7 +392,7 @@ func (l *Lease) release(ctx context.Context, wasHeld bool) error {
 		switch {
 		case found == notFound && wasHeld:
 			err = &LostError{Claim: l.claim, Cause: l.client.why(ctx, l.claim, whyTimeout)}
-			l.client.lost(ctx, l, err)
+			l.client.lost(l, err)
 			return err
 		case found == notFound && errors.Is(l.Err(), ErrLeaseLost):
 			return nil // reported as lost already
@@ -395,8 +415,12 @@ const (
 // be reached, free returns at once, unless patient is set.
 func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (found, error) {
 	var lost error // the first attempt whose response was lost
+	longest := pause.Last
+	if patient {
+		longest = maxBackoff
+	}
 	for attempt := 0; ; attempt++ {
-		bounded, cancel := context.WithTimeout(ctx, min(c.set.OpTimeout, c.set.ReleaseTimeout))
+		bounded, cancel := context.WithTimeout(ctx, c.set.OpTimeout)
 		freed, err := c.issuer.Release(bounded, claim)
 		cancel()
 		switch {
@@ -409,7 +433,7 @@ func (c *Client) free(ctx context.Context, claim guard.Claim, patient bool) (fou
 		case errors.Is(err, guard.ErrOutcomeUnknown) && lost == nil:
 			lost = err
 		}
-		if lost == nil && !errors.Is(err, driver.ErrBusy) && !patient || !pause.For(ctx, pause.Backoff(attempt), nil) {
+		if lost == nil && !errors.Is(err, driver.ErrBusy) && !patient || !pause.For(ctx, pause.Backoff(attempt, longest), nil) {
 			if lost != nil {
 				err = lost
 			}

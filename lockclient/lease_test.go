@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -109,9 +110,9 @@ func TestLeaseConcurrently(t *testing.T) {
 // and when the TTL has passed the lease is lost.
 func TestPoolOfOne(t *testing.T) {
 	t.Parallel()
-	hold := func(t *testing.T, change func(*Client), inside func(ctx context.Context, client *Client)) error {
+	hold := func(t *testing.T, events *leasetest.Tally, change func(*Client), inside func(ctx context.Context)) error {
 		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
-		client := newTestClient(t, pool, nil)
+		client := newTestClient(t, pool, &Options{Observer: events})
 		change(client)
 		return client.Hold(t.Context(), "r", renewing20ms, func(ctx context.Context) error {
 			conn, err := pool.Acquire(ctx)
@@ -119,13 +120,14 @@ func TestPoolOfOne(t *testing.T) {
 				return err
 			}
 			defer conn.Release()
-			inside(ctx, client)
+			inside(ctx)
 			return context.Cause(ctx)
 		})
 	}
 	t.Run("own connections", func(t *testing.T) {
-		err := hold(t, func(*Client) {}, func(_ context.Context, client *Client) {
-			testkit.Eventually(t, "renewals go on", func() bool { return client.RenewalLatency().Count >= 3 })
+		events := new(leasetest.Tally)
+		err := hold(t, events, func(*Client) {}, func(context.Context) {
+			testkit.Eventually(t, "renewals go on", func() bool { return events.Count(guard.OpRenew) >= 3 })
 		})
 		if err != nil {
 			t.Error(err)
@@ -133,18 +135,19 @@ func TestPoolOfOne(t *testing.T) {
 	})
 	t.Run("control", func(t *testing.T) {
 		var move func(time.Duration)
-		err := hold(t, func(c *Client) {
+		events := new(leasetest.Tally)
+		err := hold(t, events, func(c *Client) {
 			c.issuer = callersPool{c.issuer.(*pglease.Issuer)}
 			move = movable(c)
-		}, func(ctx context.Context, client *Client) {
+		}, func(ctx context.Context) {
 			lease := leaseFrom(ctx)
-			testkit.Eventually(t, "a renewal is tried", func() bool {
+			testkit.Eventually(t, "a renewal", func() bool {
 				lease.mu.Lock()
 				defer lease.mu.Unlock()
-				return lease.trying != 0
+				return lease.renewing
 			})
 			move(lease.TTL())
-			if n := client.RenewalLatency().Count; n != 0 {
+			if n := events.Count(guard.OpRenew); n != 0 {
 				t.Errorf("%d renewals got through", n)
 			}
 		})

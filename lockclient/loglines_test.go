@@ -72,6 +72,7 @@ func TestLogLines(t *testing.T) {
 			return l
 		}
 		reset := func() {
+			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
 			log.Reset()

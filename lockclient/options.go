@@ -1,7 +1,6 @@
 package lockclient
 
 import (
-	"cmp"
 	"log/slog"
 	"os"
 	"strconv"
@@ -21,7 +20,7 @@ const (
 	// before its TTL has run out.
 	MaxTTL = 24 * time.Hour
 
-	defaultPollInterval = 100 * time.Millisecond
+	defaultTTL = 30 * time.Second
 )
 
 // Options configures [New]. The zero value is the default.
@@ -32,18 +31,16 @@ type Options struct {
 	Logger *slog.Logger
 	// Observer observes every acquire, renewal, release and loss; nil means
 	// none.
+	//
+	// The logger and the observer are called after the fact, from one goroutine. If one of
+	// them blocks, up to 1,024 events wait for it; the rest is dropped, and
+	// lock_events_dropped says how many.
 	Observer guard.Observer
-	// OpTimeout bounds one call of the issuer, and how long one whose response was
-	// lost is repeated; 0 means 5 s. A grant or a renewal is further bounded by the
-	// TTL, since a later response is of no use. The issuer's own timeout may be
-	// shorter.
+	// OpTimeout bounds one call of the issuer, how long one whose response was
+	// lost is repeated, and [Lease.Release]; 0 means 5 s. A grant or a renewal is further
+	// bounded by the TTL, since a later response is of no use, and an acquire by the
+	// deadline of its context. The issuer's own timeout may be shorter.
 	OpTimeout time.Duration
-	// ReleaseTimeout bounds [Lease.Release] with its retries; 0 means OpTimeout.
-	ReleaseTimeout time.Duration
-	// PollInterval is the longest pause between two tries of [Client.Acquire]
-	// while the server's notifications do not arrive; 0 means 100 ms. Pauses
-	// start at a fifth of it and are jittered.
-	PollInterval time.Duration
 	// Namespace confines the client to the resources of one tenant, such as
 	// "tenant_123"; empty means not confined. Every resource that a call names
 	// is a name within it. Leases, claims and errors have the whole name, which
@@ -62,22 +59,21 @@ func (o *Options) withDefaults() (s Options, namespace input.Namespace, err erro
 	if err := input.Fill("Options.OpTimeout", &s.OpTimeout, 5*time.Second, input.MaxTimeout); err != nil {
 		return s, "", err
 	}
-	if err := input.Fill("Options.ReleaseTimeout", &s.ReleaseTimeout, s.OpTimeout, input.MaxTimeout); err != nil {
-		return s, "", err
-	}
-	if err := input.Fill("Options.PollInterval", &s.PollInterval, defaultPollInterval, time.Minute); err != nil {
-		return s, "", err
-	}
 	namespace, err = input.NewNamespace("Options.Namespace", s.Namespace)
 	return s, namespace, err
 }
 
-// AcquireOptions configures [Client.Acquire] and [Client.TryAcquire]. The TTL
-// is required, so nil is not valid.
+// AcquireOptions configures one acquisition. The zero value is the default.
 type AcquireOptions struct {
-	// TTL is how long the lease lasts unless it is renewed: [MinTTL] to
-	// [MaxTTL], truncated to whole microseconds.
+	// TTL is how long the lease lasts without a renewal: [MinTTL] to [MaxTTL], truncated
+	// to whole microseconds; 0 means 30 s, or what the issuer allows that is next to it.
+	// It must cover the longest pause of the process, the time that a renewal takes
+	// and a margin ([RecommendTTL]): with less, a healthy holder loses its lease.
 	TTL time.Duration
+	// RenewInterval is the time between the renewals of [Client.Hold] and
+	// [Lease.KeepAlive]; 0 means a third of the TTL. More is refused, so that a renewal can
+	// fail and be repeated in time. Up to a fifth of it is subtracted at random.
+	RenewInterval time.Duration
 	// LeaseID names this acquisition, not a job: leave it empty for a new UUID,
 	// unless you repeat an acquire whose outcome is unknown. A caller that
 	// presents the ID of a lease that still runs, also from another process, is
@@ -88,9 +84,10 @@ type AcquireOptions struct {
 	// an attempt to acquire it may still arrive, and must not be presented again.
 	LeaseID string
 	// Metadata is text for people, such as what is being done and where it
-	// logs: operators and refused clients see it. At most 1,000 bytes of UTF-8 without control characters; issuers other than
-	// PostgreSQL may accept less, or none. Empty means where the holder runs,
-	// as in "host worker-7, process 4711", if the issuer stores metadata.
+	// logs: operators and refused clients see it. At most 1,000 bytes of UTF-8 without
+	// control characters; issuers other than PostgreSQL may accept less, or none. Empty
+	// means where the holder runs, as in "host worker-7, process 4711", if the issuer
+	// stores metadata and the client has no Namespace.
 	Metadata string
 }
 
@@ -103,52 +100,33 @@ func whereabouts() string {
 	return process
 }
 
-func (o *AcquireOptions) validate(issuer driver.Limits) (ttl time.Duration, leaseID string, err error) {
-	if o == nil {
-		return 0, "", guard.Missing("AcquireOptions.TTL")
+// HoldOptions is [AcquireOptions].
+type HoldOptions = AcquireOptions
+
+// withDefaults fills in what is not given and checks the rest.
+func (o *AcquireOptions) withDefaults(issuer driver.Limits) (s AcquireOptions, err error) {
+	if o != nil {
+		s = *o
 	}
-	low, high := max(MinTTL, issuer.MinTTL), MaxTTL
+	low, high, step := max(MinTTL, issuer.MinTTL), MaxTTL, max(issuer.TTLStep, time.Microsecond)
 	if issuer.MaxTTL > 0 {
 		high = min(high, issuer.MaxTTL)
 	}
-	if err := input.Between("TTL", o.TTL, low, high); err != nil {
-		return 0, "", err
+	if s.TTL == 0 {
+		s.TTL = min(max(defaultTTL.Truncate(step), low), high)
 	}
-	if step := issuer.TTLStep; step > time.Microsecond && o.TTL%step != 0 {
-		return 0, "", guard.Invalid("TTL", o.TTL.String(), "must be a multiple of "+step.String())
+	if err := input.Between("TTL", s.TTL, low, high); err != nil {
+		return s, err
 	}
-	if err := guard.ValidateLeaseID(o.LeaseID); err != nil {
-		return 0, "", err
+	if step > time.Microsecond && s.TTL%step != 0 {
+		return s, guard.Invalid("TTL", s.TTL.String(), "must be a multiple of "+step.String())
 	}
-	if err := input.Plain("Metadata", o.Metadata, issuer.MetadataBytes); err != nil {
-		return 0, "", err
+	if err := input.Fill("RenewInterval", &s.RenewInterval, s.TTL/3, s.TTL/3); err != nil {
+		return s, err
 	}
-	return o.TTL.Truncate(time.Microsecond), cmp.Or(o.LeaseID, input.NewLeaseID()), nil
-}
-
-// HoldOptions configures [Client.Hold]. The TTL is required.
-type HoldOptions struct {
-	// TTL is how long the lease lasts without a renewal: [MinTTL] to [MaxTTL].
-	// It must cover the longest pause of the process, the time that a renewal
-	// takes and a margin; with less, a healthy holder loses its lease.
-	TTL time.Duration
-	// RenewInterval is the time between renewals; 0 means a third of the TTL.
-	// More is refused, so that a renewal can fail and be repeated in time. Up
-	// to a fifth of it is subtracted at random.
-	RenewInterval time.Duration
-	// LeaseID and Metadata are as in [AcquireOptions].
-	LeaseID, Metadata string
-}
-
-func (o *HoldOptions) validate() (*AcquireOptions, time.Duration, error) {
-	if o == nil {
-		return nil, 0, guard.Missing("HoldOptions.TTL")
+	if err := guard.ValidateLeaseID(s.LeaseID); err != nil {
+		return s, err
 	}
-	a := &AcquireOptions{TTL: o.TTL, LeaseID: o.LeaseID, Metadata: o.Metadata}
-	if err := input.Between("TTL", o.TTL, MinTTL, MaxTTL); err != nil {
-		return nil, 0, err
-	}
-	every := o.RenewInterval
-	err := input.Fill("RenewInterval", &every, o.TTL/3, o.TTL/3)
-	return a, every, err
+	s.TTL = s.TTL.Truncate(time.Microsecond)
+	return s, input.Plain("Metadata", s.Metadata, issuer.MetadataBytes)
 }

@@ -83,12 +83,12 @@ func TestOutcomeUnknown(t *testing.T) {
 	}
 
 	proxy.Cut.Store(1 << 40)
-	client.set.OpTimeout, client.set.ReleaseTimeout = time.Nanosecond, time.Nanosecond
+	client.set.OpTimeout = time.Nanosecond
 	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrOutcomeUnknown) || lease.Valid() || lease.Err() != ErrReleased {
 		t.Errorf("release: %v, valid %t, Err %v", err, lease.Valid(), lease.Err())
 	}
 	proxy.Cut.Store(0)
-	client.set.OpTimeout, client.set.ReleaseTimeout = testkit.Patience, testkit.Patience
+	client.set.OpTimeout = testkit.Patience
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, direct, "mine").Live {
 		t.Errorf("released again: %v, row %+v", err, rowOf(t, direct, "mine"))
 	}

@@ -3,15 +3,12 @@ package lockclient
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestMarginIsAThird: the warning comes when less than a third of the TTL is left,
@@ -20,25 +17,22 @@ func TestMarginIsAThird(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(l *Lease)
 		left   time.Duration
-		warns  int
+		warns  bool
 	}{
 		"a third":       {left: 10 * time.Second},
-		"less":          {left: 10*time.Second - 1, warns: 1},
+		"less":          {left: 10*time.Second - 1, warns: true},
 		"not kept":      {left: 10*time.Second - 1, change: func(l *Lease) { l.every = 0 }},
 		"already ended": {left: 10*time.Second - 1, change: func(l *Lease) { l.end(ErrReleased) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var log leasetest.Text
-				i := &answering{}
-				lease := mustTry(t, i.client(t, &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}), "r", 30*time.Second)
+				lease := mustTry(t, (&answering{}).client(t, nil), "r", 30*time.Second)
 				lease.every = time.Second
 				if test.change != nil {
 					test.change(lease)
 				}
-				lease.checkMargin(t.Context(), lease.deadline-test.left, true)
-				if n := strings.Count(log.String(), "lock_margin_low"); n != test.warns {
-					t.Errorf("warned %d times: %s", n, log.String())
+				if warn, left := lease.lowMargin(lease.deadline-test.left, true); warn != test.warns || left != test.left {
+					t.Errorf("warned: %t, %v left", warn, left)
 				}
 			})
 		})

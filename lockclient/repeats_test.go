@@ -110,7 +110,7 @@ func TestRenewRepeats(t *testing.T) {
 }
 
 // TestReleaseRepeats: Release repeats an attempt whose answer was lost, or that
-// a lock prevented, until there is an answer or ReleaseTimeout has passed. The
+// a lock prevented, until there is an answer or OpTimeout has passed. The
 // error is that of the first attempt whose answer was lost.
 func TestReleaseRepeats(t *testing.T) {
 	const timeout = 2 * time.Second
@@ -135,7 +135,7 @@ func TestReleaseRepeats(t *testing.T) {
 				return says == "freed", answer("release", claim, says, n)
 			}
 			var rec leasetest.Recorder
-			client := i.client(t, &Options{ReleaseTimeout: timeout, Observer: &rec})
+			client := i.client(t, &Options{OpTimeout: timeout, Observer: &rec})
 			lease := mustTry(t, client, "r", time.Minute)
 			time.Sleep(time.Second)
 			began := time.Now()
@@ -153,6 +153,7 @@ func TestReleaseRepeats(t *testing.T) {
 			if test.want == ErrLeaseLost {
 				want.Op = guard.OpLost
 			}
+			synctest.Wait()
 			if events, _ := rec.Take(t); len(events) != 2 || events[1] != want {
 				t.Errorf("%+v: observed %+v, want %+v", test, events, want)
 			}
@@ -239,6 +240,7 @@ func TestReleasedAfterAll(t *testing.T) {
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("second: %v", err)
 		}
+		synctest.Wait()
 		if n := len(events); n != 3 || events[2].Op != guard.OpRelease || events[2].Err != nil {
 			t.Errorf("%+v", events)
 		}

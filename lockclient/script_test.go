@@ -115,7 +115,7 @@ func TestLateRenewal(t *testing.T) {
 	var now atomic.Int64 // the client's renewals read it too
 	client := simulate(t, simulation{func() time.Duration { return time.Duration(now.Load()) }}, nil)
 	defer client.Close(t.Context())
-	lease := newLease(t.Context(), client, guard.Claim{Resource: "r", Token: 1}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, MaxTTL, client.clock())
+	lease := newLease(t.Context(), client, new(request), guard.Claim{Resource: "r", Token: 1}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, MaxTTL, client.clock())
 	lease.extend(2 * MaxTTL)
 	if now.Store(int64(MaxTTL)); !lease.Valid() {
 		t.Error("a renewal in time does not count")

@@ -12,7 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestNoNewConnection: leases are renewed and released on idle connections of the
@@ -112,7 +114,8 @@ func TestHooksSeeValues(t *testing.T) {
 		c.BeforeConnect = func(ctx context.Context, _ *pgx.ConnConfig) error { return check(ctx) }
 		c.PrepareConn = func(ctx context.Context, _ *pgx.Conn) (bool, error) { return true, check(ctx) }
 	})
-	client := newTestClient(t, pool, nil)
+	var events leasetest.Tally
+	client := newTestClient(t, pool, &Options{Observer: &events})
 	ctx := context.WithValue(t.Context(), tenantKey{}, "acme")
 	leases := make([]*Lease, 40)
 	var wg sync.WaitGroup
@@ -135,7 +138,7 @@ func TestHooksSeeValues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testkit.Eventually(t, "they are renewed", func() bool { return client.RenewalLatency().Count > 100 })
+	testkit.Eventually(t, "they are renewed", func() bool { return events.Count(guard.OpRenew) > 100 })
 	waiting, cancel := context.WithCancel(ctx)
 	over := make(chan error, 1)
 	go func() {

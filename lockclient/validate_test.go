@@ -3,6 +3,7 @@ package lockclient
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -28,8 +30,6 @@ func TestInvalidInput(t *testing.T) {
 		opts           *AcquireOptions
 		field, value   string
 	}{
-		{"no options", "r", nil, "AcquireOptions.TTL", ""},
-		{"TTL 0", "r", &AcquireOptions{}, "TTL", "0s"},
 		{"TTL negative", "r", &AcquireOptions{TTL: -time.Second}, "TTL", "-1s"},
 		{"TTL 1 ns", "r", &AcquireOptions{TTL: 1}, "TTL", "1ns"},
 		{"TTL below the least", "r", &AcquireOptions{TTL: MinTTL - 1}, "TTL", "99.999999ms"},
@@ -48,13 +48,9 @@ func TestInvalidInput(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			check := func(how string, err error) {
 				t.Helper()
-				field := test.field
-				if how == "Hold" {
-					field = strings.Replace(field, "AcquireOptions", "HoldOptions", 1)
-				}
 				var invalid *guard.InvalidError
-				if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != field || invalid.Value != test.value {
-					t.Errorf("%s: got %#v, want field %q, value %q", how, err, field, test.value)
+				if !errors.Is(err, guard.ErrInvalid) || !errors.As(err, &invalid) || invalid.Field != test.field || invalid.Value != test.value {
+					t.Errorf("%s: got %#v, want field %q, value %q", how, err, test.field, test.value)
 				}
 			}
 			_, err := client.TryAcquire(t.Context(), test.resource, test.opts)
@@ -93,7 +89,8 @@ func TestUnusable(t *testing.T) {
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(mine)
 	closedPool := pgtest.Pool(t)
-	ofClosedPool := newTestClient(t, closedPool, nil)
+	rec := &recorder{}
+	ofClosedPool := newTestClient(t, closedPool, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
 	closedPool.Close()
 	closedClient := newTestClient(t, pool, nil)
 	closedClient.Close(t.Context())
@@ -109,10 +106,22 @@ func TestUnusable(t *testing.T) {
 		{"client", closedClient, t.Context(), "the client is closed"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			opts := &AcquireOptions{TTL: time.Second}
-			_, tried := test.client.TryAcquire(test.ctx, "r", opts)
-			_, waited := test.client.Acquire(test.ctx, "r", opts)
-			held := test.client.Hold(test.ctx, "r", &HoldOptions{TTL: time.Second}, func(context.Context) error { return nil })
+			// A wait goes on until its context ends.
+			retried := func() context.Context {
+				if test.client != ofClosedPool {
+					return test.ctx
+				}
+				ctx, cancel := context.WithCancel(test.ctx)
+				before := rec.Count("lock_acquire_retried")
+				go func() {
+					defer cancel()
+					testkit.Eventually(t, "a retry", func() bool { return rec.Count("lock_acquire_retried") > before })
+				}()
+				return ctx
+			}
+			_, tried := test.client.TryAcquire(test.ctx, "r", nil)
+			_, waited := test.client.Acquire(retried(), "r", nil)
+			held := test.client.Hold(retried(), "r", nil, func(context.Context) error { return nil })
 			for how, err := range map[string]error{"TryAcquire": tried, "Acquire": waited, "Hold": held} {
 				want := guard.ErrUnavailable
 				if test.client == closedClient {
@@ -146,9 +155,6 @@ func TestNewInvalid(t *testing.T) {
 		{"owner", "a\xff", "a\xff", nil, ""},
 		{"Options.OpTimeout", "-1ns", "o", &Options{OpTimeout: -1}, "must be 1ms to 1h0m0s"},
 		{"Options.OpTimeout", "2h0m0s", "o", &Options{OpTimeout: 2 * time.Hour}, "must be 1ms to 1h0m0s"},
-		{"Options.ReleaseTimeout", "-1ns", "o", &Options{ReleaseTimeout: -1}, "must be 1ms to 1h0m0s"},
-		{"Options.PollInterval", "1ns", "o", &Options{PollInterval: time.Nanosecond}, "must be 1ms to 1m0s"},
-		{"Options.PollInterval", "1m0.000000001s", "o", &Options{PollInterval: time.Minute + 1}, "must be 1ms to 1m0s"},
 		{"Options.Namespace", "a\x00", "o", &Options{Namespace: "a\x00"}, ""},
 	} {
 		made, err := New(&answering{}, test.owner, test.opts)
@@ -158,7 +164,7 @@ func TestNewInvalid(t *testing.T) {
 		}
 	}
 	for _, opts := range []*Options{
-		{PollInterval: time.Minute}, {PollInterval: time.Millisecond}, {OpTimeout: time.Hour}, {ReleaseTimeout: time.Hour}, {ReleaseTimeout: time.Millisecond},
+		{OpTimeout: time.Hour}, {OpTimeout: time.Millisecond},
 	} {
 		if c, err := New(&answering{}, "o", opts); err != nil {
 			t.Errorf("%+v: %v", opts, err)
@@ -176,7 +182,7 @@ func TestNewInvalid(t *testing.T) {
 			op = opts.OpTimeout
 		}
 		set, _, err := opts.withDefaults()
-		if err != nil || set.OpTimeout != op || set.ReleaseTimeout != op || set.PollInterval != 100*time.Millisecond {
+		if err != nil || set.OpTimeout != op {
 			t.Errorf("%+v: %+v, %v", opts, set, err)
 		}
 	}

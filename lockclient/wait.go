@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -16,12 +17,15 @@ import (
 // per resource and only the first asks. Among clients the issuer wakes the one
 // that has waited longest, if it can; PostgreSQL does. Where releases are not
 // notified, as behind a pooler in transaction mode, it polls, with jittered
-// pauses that grow from a fifth of Options.PollInterval to the whole.
+// pauses that grow to a second.
 //
-// The errors are those of [Client.TryAcquire], but a held lease is not an error
-// until ctx ends or the client is closed: then the error wraps the cause of ctx, or
-// [ErrClosed], and the last [*HeldError]. Acquire also goes on after a lock timeout on the server, and
-// when other clients come first each time; every other failure ends the wait.
+// Acquire goes on over guard.ErrUnavailable and guard.ErrOutcomeUnknown, such as a refused
+// connection; the first is logged as lock_acquire_retried. Give ctx a deadline if you
+// do not want to wait for a server that is down.
+//
+// The errors are those of [Client.TryAcquire]. A held lease or an issuer that fails is an
+// error when ctx ends or the client is closed: it wraps the cause of ctx, or [ErrClosed],
+// and the last [*HeldError], or, if nobody is known to have the lease, the last failure.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	return c.acquire(ctx, resource, opts, true)
 }
@@ -29,46 +33,64 @@ func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOpti
 // wait acquires in turn with the client's other waiters.
 func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error) {
 	var held *HeldError // the last refusal
-	var last error      // the last try's error
-	w := &waiting.Waiter{
-		Resource: r.Resource, LeaseID: r.LeaseID, First: r.given, Poll: c.limits.Poll, Nap: c.set.PollInterval,
+	var failed error    // the first failure since, or the first whose outcome is unknown
+	retried := false
+	over, known := c.waiters.Wait(ctx, &waiting.Waiter{
+		Resource: r.Resource, LeaseID: r.LeaseID, First: r.given, Poll: c.limits.Poll, Nap: longestNap,
 		Watch: c.watch, Closed: c.open.Done(),
 		Heard: func(h *HeldError) {
 			if held == nil {
 				c.contended(ctx, r, h)
 			}
-			held = h
+			held, failed = h, nil
 		},
 		Ask: func(ctx context.Context) (waiting.Verdict, *HeldError) {
 			lease, err = c.try(ctx, r)
-			last = err
-			var refusal *HeldError
+			refusal, refused := errors.AsType[*HeldError](err)
+			unknown := errors.Is(err, guard.ErrOutcomeUnknown)
 			switch {
 			case err == nil:
 				return waiting.Over, nil
-			case errors.As(err, &refusal):
+			case refused:
 				return waiting.Refused, refusal
 			case c.usable(ctx) != nil:
 				return waiting.Over, nil
-			case errors.Is(err, driver.ErrBusy), errors.Is(err, errRaced):
-				return waiting.Busy, nil
+			case !unknown && !errors.Is(err, guard.ErrUnavailable): // no retry cures it
+				return waiting.Failed, nil
 			}
-			return waiting.Failed, nil
+			passes := errors.Is(err, driver.ErrBusy) || errors.Is(err, errRaced) // somebody has it, or just had
+			if failed == nil && !(passes && held != nil) || unknown && !errors.Is(failed, guard.ErrOutcomeUnknown) {
+				failed = err
+			}
+			if !passes && !retried {
+				retried = true
+				c.retried(ctx, r, err)
+			}
+			return waiting.Busy, nil
 		},
-	}
-	over, known := c.waiters.Wait(ctx, w)
+	})
 	switch {
-	case !over && known != nil:
-		return nil, c.ended(ctx, r, known)
-	case !over && last == nil && held != nil: // its lease has run out since
-		return nil, c.ended(ctx, r, held)
-	case !over:
-		return nil, c.ended(ctx, r, last)
-	case err != nil && held != nil:
+	case over && err != nil && held != nil:
 		err = fmt.Errorf("%w; before that: %v", err, held) // it is no longer known to be held
+	case over:
+	case failed != nil && held != nil:
+		err = fmt.Errorf("%w; before that: %v", c.ended(ctx, r, failed), held)
+	case failed != nil:
+		err = c.ended(ctx, r, failed)
+	case known != nil:
+		err = c.ended(ctx, r, known)
+	case held != nil: // its lease has run out since
+		err = c.ended(ctx, r, held)
+	default:
+		err = c.ended(ctx, r, nil)
 	}
 	return lease, err
 }
+
+// longestNap is the longest pause between two tries where nothing can be watched: behind
+// a pooler, or while the server is down. A lease is handed over within half of it on
+// average; a thousand waiting processes ask some 1,300 times a second.
+const longestNap = time.Second
 
 // watch is the issuer's Watch as one call with its own end: the waiter polls if it
 // gets no response.

@@ -86,7 +86,7 @@ func TestAcquireOutrun(t *testing.T) {
 		}
 		return driver.Grant{Token: 7, From: i.Now(), TTL: r.TTL}, nil
 	}
-	c := i.client(t, &Options{PollInterval: time.Millisecond})
+	c := i.client(t, nil)
 	if _, err := c.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute}); !errors.Is(err, guard.ErrUnavailable) || !errors.Is(err, errRaced) {
 		t.Errorf("without waiting: %v", err)
 	}

@@ -69,9 +69,7 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 	if err != nil {
 		return nil, err
 	}
-	// The issuer must give up before the server does, because then the outcome is
-	// known.
-	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 1200 * time.Millisecond})
+	issuer, err := pglock.New(pool, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -108,6 +108,31 @@ var mistakes = []mistake{
 		by:    suite("lockclient", "^TestConformance$"),
 	},
 	{
+		name: "log before end", wrong: "a logger that blocks keeps holders from learning that their leases are lost",
+		edits: []edit{{"lockclient/events.go", "c.reports.Add(func() {", "func(f func()) { f() }(func() {"}},
+		by:    unitTest("lockclient", "^TestLossIsKnownWhileLoggerBlocks$"),
+	},
+	{
+		name: "ended lease watched", wrong: "the keeper looks at a released lease without a pause until its deadline",
+		edits: []edit{{"lockclient/keeper.go", "\tif l.ended() {\n\t\treturn\n\t}\n", ""}},
+		by:    unitTest("lockclient", "^TestRenewedAfterItsEnd$"),
+	},
+	{
+		name: "operation lost", wrong: "what does not fit into a statement is never sent",
+		edits: []edit{{"lockclient/internal/pglease/batch.go", "b.waiting, b.busy = rest, true", "b.waiting, b.busy = nil, true"}},
+		by:    unitTest("lockclient/internal/pglease", "^TestEachOnce$"),
+	},
+	{
+		name: "operation doubled", wrong: "an operation is twice in its statement",
+		edits: []edit{{"lockclient/internal/pglease/batch.go", "ops = append(ops, o)\n", "ops = append(ops, o, o)\n"}},
+		by:    unitTest("lockclient/internal/pglease", "^TestEachOnce$"),
+	},
+	{
+		name: "the caller's deadline not sent", wrong: "an attempt that its caller gave up is granted later",
+		edits: []edit{{"lockclient/acquire.go", "ask.Timeout = min(ask.Timeout, time.Until(end))", "_ = end"}},
+		by:    unitTest("lockclient", "^TestP8CallersDeadline$"),
+	},
+	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
 		edits: []edit{{epochSQL, "    PERFORM fencepost.raise_floor(v_highest);\n", "    NULL;\n"}},
 		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),

@@ -147,19 +147,19 @@ func TestEpochsUsedUp(t *testing.T) {
 	if last := grant(t, client, "r", 1); last != 8388607<<pglease.EpochShift+1 {
 		t.Errorf("token %v", last)
 	}
-	if _, err := client.RaiseEpoch(t.Context()); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
+	if _, err := client.RaiseEpoch(t.Context()); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "room for 8388607") {
 		t.Errorf("one more: %v", err)
 	}
 	if last := grant(t, client, "r", 1); last != 8388607<<pglease.EpochShift+2 {
 		t.Errorf("after the refusal: token %v", last)
 	}
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = '1'")
-	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
+	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "room for 8388607") {
 		t.Errorf("a copy: %v", err)
 	}
 	mustExec(t, pool, "UPDATE fencepost.leases SET token = $1 WHERE resource = ''", int64(guard.MaxToken))
 	mustExec(t, pool, "UPDATE fencepost.epoch SET system_identifier = NULL")
-	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "used up") {
+	if _, err := newTestClient(t, pool, nil).TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "used up") {
 		t.Errorf("above the last token: %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestTimelines(t *testing.T) {
 		mustExec(t, pool, "UPDATE timeline SET n = $1", test.timeline)
 		client := newTestClient(t, pool, nil)
 		if test.want == 0 {
-			if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "room for 8388607") {
+			if _, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour}); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "room for 8388607") {
 				t.Errorf("timeline %d: %v", test.timeline, err)
 			}
 			continue

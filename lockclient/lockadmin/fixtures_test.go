@@ -61,7 +61,8 @@ func newTestClient(t testing.TB, pool *pgxpool.Pool, opts *lockclient.Options) *
 // newTuned is newTestClient with another bound on waiting for a row.
 func newTuned(t testing.TB, pool *pgxpool.Pool, lockTimeout time.Duration, o lockclient.Options) *Client {
 	t.Helper()
-	issuer := guard.Must(pglock.New(pool, &pglock.Options{OpTimeout: o.OpTimeout, LockTimeout: lockTimeout, Logger: o.Logger}))
+	issuer := leasetest.Patient(guard.Must(pglock.New(pool, &pglock.Options{Logger: o.Logger})))
+	issuer.LockTimeout = lockTimeout
 	c, err := lockclient.New(issuer, "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
 	if err != nil {
 		t.Fatal(err)

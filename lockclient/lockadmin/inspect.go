@@ -185,7 +185,7 @@ func (in *inspection) findings() (found []Finding) {
 		"connect to the primary (target_session_attrs=read-write)")
 	check("pooler", "none between", SeverityWarning, in.pooled,
 		"the connection goes through a pooler or proxy: in transaction mode waiters poll, since notifications do not arrive",
-		"let the lease client connect to the server itself, or accept hand-overs of up to Options.PollInterval")
+		"let the lease client connect to the server itself, or accept that a lease is handed over within a second")
 	check("default_transaction_isolation", in.isolation, SeverityError, in.isolation != "read committed",
 		"is "+strconv.Quote(in.isolation)+": every acquire is refused",
 		"set it to \"read committed\" in the connection's parameters or for the role")

@@ -107,7 +107,7 @@ func (o *Operator) retry(ctx context.Context, repeatable bool, attempt func() er
 			lost = err
 		}
 		passes := lost != nil || pglease.Contention(err) || errors.Is(err, errRaced)
-		if err == nil || !passes || time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(n), nil) {
+		if err == nil || !passes || time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, pause.Backoff(n, pause.Last), nil) {
 			if err != nil {
 				err = cmp.Or(lost, err)
 			}

@@ -137,7 +137,7 @@ func (o *Operator) purgeBatch(ctx context.Context, s PurgeOptions, names []strin
 			return err
 		}
 		total.Blocked++
-		if time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, max(pause.Jitter(pause.Last, 2), pause.Backoff(attempt)), nil) {
+		if time.Since(began) >= o.server.OpTimeout || !pause.For(ctx, max(pause.Jitter(pause.Last, 2), pause.Backoff(attempt, pause.Last)), nil) {
 			return err
 		}
 	}

@@ -76,10 +76,7 @@ Authorization: Bearer %TOKEN%`
 func TestArticlesAPI(t *testing.T) {
 	t.Parallel()
 	onPostgreSQL := func(t *testing.T) driver.Issuer {
-		issuer, err := pglock.New(leasetest.Migrated(t), &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		issuer := leasetest.Patient(guard.Must(pglock.New(leasetest.Migrated(t), nil)))
 		t.Cleanup(func() { issuer.Close() })
 		return issuer
 	}
@@ -271,10 +268,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 	var logged leasetest.Text
 	var urls []string
 	for range 2 {
-		issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		issuer := leasetest.Patient(guard.Must(pglock.New(pool, nil)))
 		t.Cleanup(func() { issuer.Close() })
 		web, _ := serve(t, issuer, everybody, &lockhttp.Options{Admin: operator, Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
 		urls = append(urls, web.URL)

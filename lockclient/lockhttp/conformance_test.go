@@ -94,10 +94,7 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 		pool := leasetest.Migrated(t)
 		var servers []*httptest.Server
 		for range 2 {
-			issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2})
-			if err != nil {
-				t.Fatal(err)
-			}
+			issuer := leasetest.Patient(guard.Must(pglock.New(pool, nil)))
 			t.Cleanup(func() { issuer.Close() })
 			server, _ := serve(t, issuer, everybody, nil)
 			servers = append(servers, server)

@@ -20,6 +20,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
@@ -49,10 +50,7 @@ func TestRestarts(t *testing.T) {
 	if err := pglock.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	issuer := leasetest.Patient(guard.Must(pglock.New(pool, nil)))
 	web, handler := serve(t, issuer, everybody, nil)
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -36,10 +36,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := pglock.New(own, &pglock.Options{RenewConns: 1, OpTimeout: testkit.Patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	issuer := leasetest.Patient(guard.Must(pglock.New(own, &pglock.Options{RenewConns: 1})))
 	operator, err := lockadmin.New(own, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)

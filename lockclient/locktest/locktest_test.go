@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestServer: what the server offers besides the suite.
@@ -96,14 +97,15 @@ func TestServer(t *testing.T) {
 // and Hold renews meanwhile.
 func TestRenewsInBubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, server := New(t, nil)
+		var renewals leasetest.Tally
+		client, server := New(t, &lockclient.Options{Observer: &renewals})
 		err := client.Hold(t.Context(), "r", &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
 			time.Sleep(time.Hour)
 			server.FailRenewals(3)
 			time.Sleep(time.Hour)
 			return context.Cause(ctx)
 		})
-		if err != nil || client.RenewalLatency().Count < 300 {
+		if synctest.Wait(); err != nil || renewals.Count(guard.OpRenew) < 300 {
 			t.Error(err)
 		}
 	})

@@ -55,7 +55,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	for attempt := 0; ; attempt++ {
 		err = pglease.Schema().Up(ctx, migrate.Pgx(conn.Conn()))
 		// A lock was in the way: active holders, or a transaction that stays open.
-		if !pglease.Contention(err) || attempt == migrateAttempts || !pause.For(ctx, pause.Backoff(attempt), nil) {
+		if !pglease.Contention(err) || attempt == migrateAttempts || !pause.For(ctx, pause.Backoff(attempt, pause.Last), nil) {
 			break
 		}
 	}

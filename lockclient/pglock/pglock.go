@@ -55,7 +55,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -69,36 +68,26 @@ type Options struct {
 	// Logger gets the events that the package's documentation names; if nil,
 	// warnings go to slog.Default() and the rest is dropped.
 	Logger *slog.Logger
-	// OpTimeout bounds one statement on the client's side, and separately the
-	// wait for a connection; 0 means 5 s. What grants or renews is further bounded
-	// by the TTL.
-	OpTimeout time.Duration
-	// LockTimeout bounds how long a statement waits for the row on the server
-	// (lock_timeout, set inside the statement); 0 means 2 s, or three quarters
-	// of OpTimeout if that is less. It must be less than OpTimeout: otherwise
-	// the client gives up first and cannot know the outcome.
-	LockTimeout time.Duration
-	// RenewConns is the most connections that the issuer opens for renewals
-	// and releases, in addition to the caller's pool; 0 means 4, at most 64. Until its
-	// first renewal, it releases on an idle connection of the pool, if any.
+	// RenewConns is how many connections, besides the caller's pool, renewals and
+	// releases use at once; 0 means 4, at most 64. While the network drops connections
+	// silently, up to four times as many are open. Until its first renewal, the issuer
+	// releases on an idle connection of the pool, if any.
 	RenewConns int
-	// Wake says how waiters learn of releases; empty means [WakeAuto].
-	Wake Wake
+	// Poll says not to listen for notifications of releases: waiters poll. They have no
+	// place in the queue and may wait long while those of other processes listen, so set it
+	// in all or in none. Behind a pooler waiters poll anyway: LISTEN would stay on a server
+	// process that is handed to other clients.
+	Poll bool
 }
 
-// Wake says how waiters learn of releases.
-type Wake string
-
 const (
-	// WakeAuto listens for notifications, unless the connection turns out to
-	// come from a pooler: LISTEN would stay on a server process that is handed
-	// to other clients. Then waiters poll.
-	WakeAuto Wake = Wake(pglease.WakeAuto)
-	// WakeNotify always listens, such as behind a pooler in session mode.
-	WakeNotify Wake = Wake(pglease.WakeNotify)
-	// WakePoll never listens. Waiters that poll have no place in the queue. They
-	// may wait long while others listen, so use one of the two for a resource.
-	WakePoll Wake = Wake(pglease.WakePoll)
+	// opTimeout bounds one statement, and separately the wait for a connection; the
+	// context of each call bounds both further.
+	opTimeout = 5 * time.Second
+	// lockTimeout bounds how long a statement waits for its row on the server. Three
+	// quarters of the time that is left bound it further: the server gives up before
+	// the client does, so that the outcome is known.
+	lockTimeout = 2 * time.Second
 )
 
 // New returns an issuer on pool, which stays open when the issuer is closed. opts may
@@ -118,21 +107,14 @@ func New(pool *pgxpool.Pool, opts *Options) (driver.Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := &pglease.Server{Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger}
-	return pglease.NewIssuer(server, set.RenewConns, pglease.Wake(set.Wake))
+	server := &pglease.Server{Pool: pool, OpTimeout: opTimeout, LockTimeout: lockTimeout, Grace: pglease.Grace, Logger: set.Logger}
+	return pglease.NewIssuer(server, set.RenewConns, set.Poll)
 }
 
 func (o *Options) withDefaults() (Options, error) {
 	s := pglease.Of(o)
-	if err := input.Timeouts(&s.OpTimeout, &s.LockTimeout); err != nil {
-		return s, err
-	}
 	if s.RenewConns = cmp.Or(s.RenewConns, defaultRenewConns); s.RenewConns < 0 || s.RenewConns > maxRenewConns {
 		return s, guard.Invalid("Options.RenewConns", strconv.Itoa(s.RenewConns), "must be 0 to "+strconv.Itoa(maxRenewConns))
 	}
-	switch s.Wake = cmp.Or(s.Wake, WakeAuto); s.Wake {
-	case WakeAuto, WakeNotify, WakePoll:
-		return s, nil
-	}
-	return s, guard.Invalid("Options.Wake", string(s.Wake), "must be auto, notify or poll")
+	return s, nil
 }

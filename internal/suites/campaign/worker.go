@@ -42,11 +42,11 @@ func runWorker(ctx context.Context, w *worker, pool *pgxpool.Pool) (err error) {
 	if w.surface, err = newSurface(w, pool); err != nil {
 		return err
 	}
-	issuer, err := pglock.New(pool, &pglock.Options{OpTimeout: 20 * time.Second, LockTimeout: 5 * time.Second})
+	issuer, err := pglock.New(pool, nil)
 	if err != nil {
 		return err
 	}
-	if w.locks, err = lockclient.New(issuer, w.Name, &lockclient.Options{OpTimeout: 20 * time.Second, PollInterval: 30 * time.Millisecond}); err != nil {
+	if w.locks, err = lockclient.New(issuer, w.Name, &lockclient.Options{OpTimeout: 20 * time.Second}); err != nil {
 		return err
 	}
 	defer w.locks.Close(ctx)

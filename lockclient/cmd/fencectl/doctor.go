@@ -267,7 +267,7 @@ const probeRounds = 5
 // connect. On an error, what was measured before it is returned.
 func (s *session) probe(ctx context.Context, resource string) ([]step, error) {
 	quiet := slog.New(slog.DiscardHandler)
-	issuer, err := pglock.New(s.pool, &pglock.Options{OpTimeout: s.timeout, Logger: quiet})
+	issuer, err := pglock.New(s.pool, &pglock.Options{Logger: quiet})
 	if err != nil {
 		return nil, err
 	}

@@ -196,7 +196,7 @@ func hold(t testing.TB, pool *pgxpool.Pool, owner, resource string, ttl time.Dur
 	key := holder{pool, owner}
 	known, there := holders.Load(key)
 	if !there {
-		client, err := lockclient.New(guard.Must(pglock.New(pool, &pglock.Options{OpTimeout: testkit.Patience})), owner, &lockclient.Options{Logger: testkit.Logger(t)})
+		client, err := lockclient.New(leasetest.Patient(guard.Must(pglock.New(pool, nil))), owner, &lockclient.Options{Logger: testkit.Logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}

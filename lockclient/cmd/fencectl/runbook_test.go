@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -182,7 +183,7 @@ func (w *walk) client(owner string) *lockclient.Client {
 	if c := w.clients[owner]; c != nil {
 		return c
 	}
-	c, err := lockclient.New(guard.Must(pglock.New(w.pool, &pglock.Options{OpTimeout: testkit.Patience})), owner, &lockclient.Options{Logger: testkit.Logger(w.t)})
+	c, err := lockclient.New(leasetest.Patient(guard.Must(pglock.New(w.pool, nil))), owner, &lockclient.Options{Logger: testkit.Logger(w.t)})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func (i *Issuer) acquire(r driver.Request, notAfter time.Time) (grant driver.Gra
 	case s.holder(r.Resource, r.LeaseID) != nil:
 		return grant, s.holder(r.Resource, r.LeaseID)
 	case (!own || !l.expires.After(now)) && l.token >= guard.MaxToken:
-		return grant, guard.Unavailable(string(Acquire), r.Claim(), errors.New("the token space is exhausted"))
+		return grant, guard.Setup(string(Acquire), r.Claim(), errors.New("the token space is exhausted: use another resource name"))
 	}
 	s.rows[r.Resource] = l
 	grant.Reclaimed = !own && l.leaseID != ""

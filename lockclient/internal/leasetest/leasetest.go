@@ -9,6 +9,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -58,6 +59,13 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	_, err = conn.Exec(ctx, "UPDATE fencepost.epoch SET system_identifier = NULL, database = NULL, leases = NULL")
 	return err
+}
+
+// Patient gives an issuer of package pglock limits that even a busy machine keeps.
+func Patient(issuer driver.Issuer) *pglease.Issuer {
+	i := issuer.(*pglease.Issuer)
+	i.OpTimeout, i.LockTimeout = testkit.Patience, testkit.Patience/2
+	return i
 }
 
 // MustExec executes a statement.

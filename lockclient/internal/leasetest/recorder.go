@@ -98,6 +98,13 @@ func (y *Tally) Text() string {
 	return strings.Join(all, ", ")
 }
 
+// Count returns how many operations succeeded.
+func (y *Tally) Count(op guard.Op) int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.n[string(op)]
+}
+
 // Failed returns how many operations failed.
 func (y *Tally) Failed(op guard.Op) int {
 	y.mu.Lock()

@@ -11,7 +11,7 @@ import (
 
 const (
 	first = 5 * time.Millisecond
-	// Last is the longest pause of [Backoff].
+	// Last is the longest pause of somebody who waits.
 	Last = 250 * time.Millisecond
 )
 
@@ -28,9 +28,9 @@ func For(ctx context.Context, d time.Duration, closed <-chan struct{}) bool {
 	return false
 }
 
-// Backoff doubles from 5 ms to [Last], less up to half at random.
-func Backoff(attempt int) time.Duration {
-	return Jitter(min(Last, first<<min(attempt, 10)), 2)
+// Backoff doubles from 5 ms to longest, less up to half at random.
+func Backoff(attempt int, longest time.Duration) time.Duration {
+	return Jitter(min(longest, first<<min(attempt, 20)), 2)
 }
 
 // Jitter subtracts up to one share-th of d at random.

@@ -29,10 +29,13 @@ func Failure(op string, claim guard.Claim, err error) error {
 	if !NothingWritten(err) {
 		return guard.OutcomeUnknown(op, claim, err)
 	}
-	if pg := Error(err); pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range" {
+	pg := Error(err)
+	exhausted := pg != nil && pg.Code == "23514" && pg.ConstraintName == "leases_token_range"
+	noEpoch := pg != nil && pg.Code == "22003" // fencepost.raise_epoch says so
+	if exhausted {
 		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
 	}
-	setup := pgerr.Reason(err, pgerr.Commit) == guard.ReasonSetup || pgerr.Undefined(err) || errors.Is(err, guard.ErrSetup)
+	setup := exhausted || noEpoch || pgerr.Reason(err, pgerr.Commit) == guard.ReasonSetup || pgerr.Undefined(err) || errors.Is(err, guard.ErrSetup)
 	err = pgerr.Explain(err)
 	if setup {
 		return guard.Setup(op, claim, err)

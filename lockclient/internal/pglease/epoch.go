@@ -100,8 +100,15 @@ func (s *Server) Reenter(ctx context.Context, conn *pgx.Conn, r Raise, lockTimeo
 	return &in, nil
 }
 
+// log has an event logged. An issuer does not wait for that; an operator's process may end
+// right after the call.
 func (s *Server) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
-	if logger := input.Logger(s.Logger, level); logger != nil {
+	logger := input.Logger(s.Logger, level)
+	switch {
+	case logger == nil:
+	case s.Operator:
 		logger.LogAttrs(ctx, level, name, attrs...)
+	default:
+		s.reports.Add(func() { logger.LogAttrs(ctx, level, name, attrs...) })
 	}
 }

@@ -25,6 +25,7 @@ func (i *Issuer) Listening() bool { return i.listener.listening(context.Backgrou
 // Subscribe is the first step of Watch.
 func (i *Issuer) Subscribe(resource string, wake func()) (stop func()) {
 	sub := i.listener.subscribe(context.Background(), resource, "a waiter", wake)
+	i.listener.join(sub, true)
 	return func() { i.listener.unsubscribe(sub) }
 }
 
@@ -66,12 +67,12 @@ func (i *Issuer) BeforeListen(f func() error) {
 // Together makes acquires wait until n of them do, and sends them in one
 // statement then.
 func (i *Issuer) Together(n int) (sent <-chan struct{}) {
-	c, done := i.acquires, make(chan struct{})
-	c.inFlight()
+	b, done := &i.acquires, make(chan struct{})
+	b.inFlight()
 	go func() {
 		defer close(done)
-		c.arrived(n)
-		c.end(c.turn)
+		b.arrived(n)
+		b.end(b.turn)
 	}()
 	return done
 }

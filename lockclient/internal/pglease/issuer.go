@@ -32,9 +32,8 @@ type Issuer struct {
 	process  string        // names this issuer in the queue of waiters
 	listener *listener
 	time     serverTime
-	acquires *combiner[attempt, driver.Grant]
-	releases *combiner[guard.Claim, bool]
-	resuming resuming
+	acquires batcher[attempt, driver.Grant]
+	releases batcher[guard.Claim, bool]
 }
 
 var (
@@ -50,9 +49,9 @@ var (
 	errUnanswered = errors.New("the server sent no response for it")
 )
 
-// NewIssuer returns an issuer on a server with at most conns connections of its own.
-// It opens no connection yet.
-func NewIssuer(s *Server, conns int, wake Wake) (*Issuer, error) {
+// NewIssuer returns an issuer on a server that uses at most conns connections of its own
+// at once, and does not listen if waiters are to poll. It opens no connection yet.
+func NewIssuer(s *Server, conns int, poll bool) (*Issuer, error) {
 	config := s.Pool.Config()
 	// More than are used at once: pgx takes up to 15 seconds to give up a connection
 	// that the network has dropped silently, and that counts until then.
@@ -71,9 +70,8 @@ func NewIssuer(s *Server, conns int, wake Wake) (*Issuer, error) {
 		return nil, guard.Unavailable("new", guard.Claim{}, err)
 	}
 	i := &Issuer{Server: s, own: own, slots: make(chan struct{}, conns), others: make(chan struct{}, max(1, conns/2)), grants: make(chan struct{}, conns), process: input.NewLeaseID()[24:]} // its random end
-	i.releases = newCombiner(&i.resuming, nil, i.sendReleases)
-	i.acquires = newCombiner(&i.resuming, i.releases.settle, i.sendAcquires)
-	i.listener = newListener(i, wake)
+	i.acquires.send, i.releases.send = i.sendAcquires, i.sendReleases
+	i.listener = newListener(i, poll)
 	return i, nil
 }
 
@@ -86,6 +84,9 @@ func (i *Issuer) Close() error {
 	i.acquires.close()
 	i.releases.close()
 	i.own.Close()
+	reporting, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	i.reports.Drain(reporting) // as long as no logger blocks
 	return nil
 }
 
@@ -119,7 +120,9 @@ func (s *serverTime) at(now time.Duration) (at time.Time, known bool) {
 func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if _, known := i.time.at(0); i.Entered() == nil || !known {
 		began := driver.Now()
-		err := i.prepare(ctx)
+		preparing, cancel := context.WithTimeout(ctx, r.Timeout+i.Grace)
+		err := i.prepare(preparing)
+		cancel()
 		if r.Timeout -= driver.Now() - began; err == nil && r.Timeout <= 0 {
 			err = Harmless(driver.ErrLate)
 		}
@@ -171,24 +174,24 @@ func (i *Issuer) sendAcquires(ctx context.Context, ops []*operation[attempt, dri
 	for _, o := range ops {
 		timeout = max(timeout, o.question.Timeout)
 	}
-	var sent []*operation[attempt, driver.Grant]
+	var asked []*operation[attempt, driver.Grant]
 	err := i.grant(ctx, timeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		in, err := i.Enter(ctx, conn, lockTimeout)
 		if err != nil {
 			return Harmless(err)
 		}
-		if sent = taken(ops); len(sent) > 1 {
+		if asked = taken(ops); len(asked) > 1 {
 			lockTimeout = shortLock
 		}
-		again := sent
+		again := asked
 		for round := 0; round < 2 && len(again) > 0 && err == nil; round++ {
 			again, err = i.acquire(ctx, conn, in, again, lockTimeout)
 		}
 		fail(again, Harmless(driver.ErrLate))
 		return err
 	})
-	if pg := Error(err); pg != nil && NothingWritten(pg) && len(sent) > 1 {
-		i.acquires.each(unanswered(sent))
+	if pg := Error(err); pg != nil && NothingWritten(pg) && len(asked) > 1 {
+		i.acquires.each(asked)
 		return
 	}
 	fail(ops, cmp.Or(err, errUnanswered))
@@ -251,8 +254,6 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 	for _, o := range ops {
 		at[o.resource] = o
 	}
-	i.resuming.add(1) // none of them asks again before all have their response
-	defer i.resuming.add(-1)
 	for _, a := range answers { // those that were granted come first
 		o := at[a.resource]
 		end := o.question.began + o.question.Timeout
@@ -275,7 +276,7 @@ func (i *Issuer) acquire(ctx context.Context, conn *pgx.Conn, in *Instance, ops 
 		}
 	}
 	i.time.learn(answers[0].now, from, answered)
-	return unanswered(again), nil
+	return again, nil
 }
 
 func (i *Issuer) acquireArgs(in *Instance, ops []*operation[attempt, driver.Grant], lockTimeout string) []any {
@@ -453,8 +454,7 @@ func (i *Issuer) Release(ctx context.Context, claim guard.Claim) (freed bool, er
 // releaseLate releases after Close, on the caller's pool, which stays open: a release
 // that is called while Close runs would otherwise leave the lease for its TTL.
 func (i *Issuer) releaseLate(ctx context.Context, claim guard.Claim) (freed bool, err error) {
-	op := &operation[guard.Claim, bool]{ctx: ctx, resource: claim.Resource, question: claim, answered: make(chan struct{}), resuming: &i.resuming}
-	op.left = true // nobody waits for it elsewhere
+	op := &operation[guard.Claim, bool]{ctx: ctx, resource: claim.Resource, question: claim, answered: make(chan struct{})}
 	err = i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
 		return withoutTopic(func(topic func(string) string) error {
 			return i.release(ctx, conn, []*operation[guard.Claim, bool]{op}, lockTimeout, topic)
@@ -464,19 +464,22 @@ func (i *Issuer) releaseLate(ctx context.Context, claim guard.Claim) (freed bool
 }
 
 func (i *Issuer) sendReleases(ctx context.Context, ops []*operation[guard.Claim, bool]) {
-	var sent []*operation[guard.Claim, bool]
+	var asked []*operation[guard.Claim, bool]
 	err := i.aside(ctx, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) error {
-		if sent = taken(ops); len(sent) > 1 {
+		if asked = taken(ops); len(asked) > 1 {
 			lockTimeout = shortLock
 		}
-		send := func(topic func(string) string) error { return i.release(ctx, conn, sent, lockTimeout, topic) }
-		if len(sent) > 1 {
+		if len(asked) == 0 {
+			return nil
+		}
+		send := func(topic func(string) string) error { return i.release(ctx, conn, asked, lockTimeout, topic) }
+		if len(asked) > 1 {
 			return send(Topic)
 		}
 		return withoutTopic(send)
 	})
-	if pg := Error(err); pg != nil && NothingWritten(pg) && len(sent) > 1 {
-		i.releases.each(unanswered(sent))
+	if pg := Error(err); pg != nil && NothingWritten(pg) && len(asked) > 1 {
+		i.releases.each(asked)
 		return
 	}
 	fail(ops, cmp.Or(err, errUnanswered))
@@ -510,8 +513,6 @@ func (i *Issuer) release(ctx context.Context, conn *pgx.Conn, ops []*operation[g
 		return nil
 	})
 	if err == nil {
-		i.resuming.add(1) // none of them asks again before all have their response
-		defer i.resuming.add(-1)
 		for _, o := range ops {
 			o.done(freed[o.resource], nil)
 		}
@@ -535,7 +536,7 @@ func (i *Issuer) Why(ctx context.Context, claim guard.Claim) error {
 var errNotListening = fmt.Errorf("%w: the connection that listens is not open", driver.ErrNoWatch)
 
 // Watch subscribes and then sets the wake mark. Without a lease ID it only looks.
-func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (watching driver.Watching, err error) {
 	stop := func() {}
 	if w.LeaseID != "" {
 		sub := i.listener.subscribe(ctx, w.Resource, w.LeaseID, wake)
@@ -544,9 +545,16 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 			stop()
 			return driver.Watching{}, errNotListening
 		}
+		i.listener.join(sub, true)
+		defer func() { // there is no place in a full queue
+			if errors.Is(err, driver.ErrNoWatch) {
+				i.listener.join(sub, false)
+				stop()
+			}
+		}()
 	}
 	var held *driver.HeldError
-	err := i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
+	err = i.On(ctx, i.Pool, i.OpTimeout, func(ctx context.Context, conn *pgx.Conn, lockTimeout string) (err error) {
 		if err = i.CheckSchema(ctx, conn); err != nil {
 			return Harmless(err)
 		}
@@ -556,7 +564,9 @@ func (i *Issuer) Watch(ctx context.Context, w driver.Watch, wake func()) (driver
 		return err
 	})
 	if err != nil {
-		stop()
+		if !errors.Is(err, driver.ErrNoWatch) {
+			stop()
+		}
 		return driver.Watching{}, Failure("watch", guard.Claim{Resource: w.Resource, LeaseID: w.LeaseID}, err)
 	}
 	return driver.Watching{Held: held, Stop: stop}, nil

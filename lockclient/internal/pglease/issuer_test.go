@@ -27,7 +27,7 @@ import (
 // TestNewIssuerInvalid: a pool of no connections is refused.
 func TestNewIssuerInvalid(t *testing.T) {
 	t.Parallel()
-	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, 0, "")
+	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, 0, false)
 	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", i, err)
 	}
@@ -84,6 +84,7 @@ func TestServerClockUnknown(t *testing.T) {
 func TestP8PreparingTakesTime(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t, migrated(t), nil)
+	i.Grace = testkit.Patience
 	r := ask("r", "a")
 	r.Timeout = time.Nanosecond
 	if _, err := i.Acquire(t.Context(), r); !errors.Is(err, driver.ErrLate) || guard.ReasonOf(err) != guard.ReasonUnavailable {
@@ -210,7 +211,7 @@ func TestRefusedAlone(t *testing.T) {
 	if errs[0] != nil || errs[1] != nil {
 		t.Errorf("the others: %v, %v", errs[0], errs[1])
 	}
-	if !errors.Is(errs[2], guard.ErrUnavailable) || !strings.Contains(errs[2].Error(), `the tokens of "used up" are used up`) {
+	if !errors.Is(errs[2], guard.ErrSetup) || !strings.Contains(errs[2].Error(), `the tokens of "used up" are used up`) {
 		t.Errorf("got %v", errs[2])
 	}
 }

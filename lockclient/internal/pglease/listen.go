@@ -17,18 +17,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
-// Wake says how waiters learn of releases.
-type Wake string
-
-const (
-	// WakeAuto listens, unless the connection comes from a pooler.
-	WakeAuto Wake = "auto"
-	// WakeNotify always listens.
-	WakeNotify Wake = "notify"
-	// WakePoll never listens.
-	WakePoll Wake = "poll"
-)
-
 // listener is an issuer's one listening connection and the watches that it
 // serves. The connection is opened when somebody waits, closed when nobody has
 // for a while, and reopened when it breaks.
@@ -60,7 +48,7 @@ const (
 // [Channel] wakes everybody when no process is named.
 type listener struct {
 	issuer *Issuer
-	wake   Wake
+	poll   bool // never listens
 	// connect opens a connection.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 
@@ -94,6 +82,7 @@ type subscription struct {
 	resource, topic string
 	leaseID         string
 	wake            func()
+	joined          bool        // its process may be in the queue
 	turn            *time.Timer // until those before it in the queue have had their time
 }
 
@@ -116,9 +105,9 @@ var (
 	errPooler = errors.New("the backend PID differs from the handshake's (a pooler): the connection does not listen, and waiters poll")
 )
 
-func newListener(i *Issuer, wake Wake) *listener {
+func newListener(i *Issuer, poll bool) *listener {
 	l := &listener{
-		issuer: i, wake: wake, subs: map[*subscription]struct{}{}, leaving: map[string]*time.Timer{},
+		issuer: i, poll: poll, subs: map[*subscription]struct{}{}, leaving: map[string]*time.Timer{},
 		stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest, within: context.WithTimeout,
 	}
 	l.values = &borrowed{Context: context.Background()}
@@ -145,17 +134,25 @@ func (l *listener) subscribe(ctx context.Context, resource, leaseID string, wake
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subs[s] = struct{}{}
-	if !l.running && !l.closed && l.wake != WakePoll {
+	if !l.running && !l.closed && !l.poll {
 		l.running, l.opening = true, make(chan struct{})
 		l.wg.Go(l.run)
 	}
 	return s
 }
 
+// join records whether the subscription's process may be in the queue. A waiter that
+// polls is not, and has no place to give up.
+func (l *listener) join(s *subscription, joined bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.joined = joined
+}
+
 func (l *listener) unsubscribe(s *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, waits := l.subs[s]; waits {
+	if _, waits := l.subs[s]; waits && s.joined {
 		l.left(s)
 	}
 	delete(l.subs, s)
@@ -326,10 +323,12 @@ func (l *listener) session() (worked bool, err error) {
 		defer cancel()
 		conn.Close(closing)
 	}()
-	if l.wake != WakeNotify {
-		if pooled, err := isPooled(connecting, conn); pooled || err != nil {
-			return false, errors.Join(err, errPooler)
-		}
+	pooled, err := isPooled(connecting, conn)
+	if err != nil {
+		return false, err
+	}
+	if pooled {
+		return false, errPooler
 	}
 	listen := fmt.Sprintf("LISTEN %q; LISTEN %q", Channel, processChannel(l.issuer.process))
 	if _, err := conn.PgConn().Exec(connecting, listen).ReadAll(); err != nil {

@@ -53,7 +53,7 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 		logger = testkit.Logger(t)
 	}
 	s := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Logger: logger}
-	i, err := pglease.NewIssuer(s, 2, pglease.WakeAuto)
+	i, err := pglease.NewIssuer(s, 2, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,6 +43,7 @@ type Server struct {
 	standby atomic.Bool // the server has a synchronous standby
 	// standbyUntil is how long an operator relies on standby.
 	standbyUntil atomic.Pointer[time.Time]
+	reports      report.Queue
 }
 
 // Statement is what runs on one connection. lockTimeout is in milliseconds, as
@@ -107,11 +109,10 @@ func (s *Server) use(ctx context.Context, conn *pgx.Conn, timeout time.Duration,
 // lockTimeout makes the server give up before the client does, because then the
 // outcome is known.
 func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string {
-	d := min(s.LockTimeout, timeout*3/4)
 	if end, ok := ctx.Deadline(); ok {
-		d = min(d, time.Until(end)+s.Grace/2)
+		timeout = min(timeout, time.Until(end))
 	}
-	return Milliseconds(d)
+	return Milliseconds(min(s.LockTimeout, timeout*3/4))
 }
 
 // Milliseconds is a duration as the statements take it, at least 1.

@@ -32,7 +32,7 @@ func TestTurnInLine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				looked := 0
-				l := newListener(&Issuer{process: me}, WakePoll)
+				l := newListener(&Issuer{process: me}, true)
 				l.held = func(context.Context, driver.Watch) (*driver.HeldError, error) {
 					looked++
 					if test.held {

@@ -17,6 +17,12 @@ const (
 	// MaxRaces bounds how often an acquire is repeated at once when the holder
 	// changes between two statements.
 	MaxRaces = 10
+	// firstNap is the first pause where nothing can be watched.
+	firstNap = 20 * time.Millisecond
+	// spread is the time within which processes ask that all wait for the same lease to run
+	// out: as long as a lease is late at most, and a statement or two for each of some
+	// dozens of processes.
+	spread = 50 * time.Millisecond
 )
 
 // Verdict is what became of one try.
@@ -41,7 +47,7 @@ type Waiter struct {
 	// Poll is how long a watch is trusted; 0 means [Look].
 	Poll time.Duration
 	// Nap is the longest pause between two tries where nothing can be watched. The
-	// pauses begin with a fifth of it.
+	// pauses begin with 20 ms.
 	Nap time.Duration
 	// Ask tries once.
 	Ask func(context.Context) (Verdict, *driver.HeldError)
@@ -63,7 +69,7 @@ type Waiter struct {
 // far as anybody in the queue knows.
 func (all *Queues) Wait(ctx context.Context, w *Waiter) (over bool, held *driver.HeldError) {
 	place, first := all.Join(w.Resource, Name{})
-	w.place, w.pause = place, w.Nap/5
+	w.place, w.pause = place, min(firstNap, w.Nap)
 	failed := false
 	defer func() { place.Leave(failed) }()
 	for asks := w.First || first; ; asks = true {
@@ -156,7 +162,7 @@ func (w *Waiter) rest(ctx context.Context) bool {
 func Until(held *driver.HeldError, poll time.Duration) time.Duration {
 	d := pause.Jitter(cmp.Or(poll, Look), 5)
 	if held != nil {
-		d = min(d, max(0, held.Remaining)+pause.Jitter(5*time.Millisecond, 1))
+		d = min(d, max(0, held.Remaining)+pause.Jitter(spread, 1))
 	}
 	return d
 }
@@ -167,7 +173,7 @@ func (w *Waiter) nap(ctx context.Context) bool {
 	w.pause = min(w.pause*3/2, w.Nap)
 	if w.remains >= 0 && w.remains < nap {
 		// Not before the lease is over, and not all waiters at once.
-		nap = w.remains + pause.Jitter(5*time.Millisecond, 1)
+		nap = w.remains + pause.Jitter(spread, 1)
 	}
 	return pause.For(ctx, nap, w.Closed)
 }

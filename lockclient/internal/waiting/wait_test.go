@@ -16,11 +16,11 @@ func blind(context.Context, driver.Watch, func()) (driver.Watching, error) {
 	return driver.Watching{}, errBlind
 }
 
-// TestNaps: where nothing can be watched the pauses grow from a fifth of Nap to Nap,
+// TestNaps: where nothing can be watched the pauses grow from 20 ms to Nap,
 // less up to half. None lasts longer than the lease is known to.
 func TestNaps(t *testing.T) {
 	t.Parallel()
-	const nap, few = 100 * time.Millisecond, 5 * time.Millisecond
+	const nap, few = 100 * time.Millisecond, spread
 	type try struct {
 		verdict     Verdict
 		remaining   time.Duration

@@ -43,6 +43,7 @@ CREATE TABLE fencepost.spent (
   until    timestamptz      NOT NULL DEFAULT clock_timestamp() + interval '1 hour',
   CONSTRAINT spent_pkey PRIMARY KEY (resource, lease_id)
 );
+CREATE INDEX spent_until ON fencepost.spent (resource, until);
 COMMENT ON TABLE fencepost.spent IS 'Lease IDs that were abandoned, for an hour.';
 
 -- is_spent is volatile, so that it sees what was committed while an acquire
@@ -280,22 +281,24 @@ END $$;
 -- ensures that nothing is granted under the ID any more. A resource without a row gets one,
 -- so that an acquire in progress finds it. The change is on disk before the
 -- response. An ID that was spent before is spent for
--- an hour from now.
+-- an hour from now. Of those whose hour has passed, a few are deleted: more than come.
 CREATE FUNCTION fencepost.spend(p_resource text, p_lease_id text, p_topic text, p_wait_ms text, OUT o_freed boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_set text;
+  v_now timestamptz := clock_timestamp();
 BEGIN
   v_set := set_config('lock_timeout', p_wait_ms, true);
   IF current_setting('synchronous_commit') IN ('off', 'local') THEN
     v_set := set_config('synchronous_commit', 'on', true);
   END IF;
-  DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND (s.until <= clock_timestamp() OR s.lease_id = p_lease_id);
-  INSERT INTO fencepost.spent AS s (resource, lease_id) VALUES (p_resource, p_lease_id) ON CONFLICT (resource, lease_id) DO NOTHING;
   INSERT INTO fencepost.leases AS l (resource, token, spent_until)
   VALUES (p_resource, coalesce((SELECT f.token FROM fencepost.leases f WHERE f.resource = ''), 0) + 1, clock_timestamp() + interval '1 hour')
   ON CONFLICT (resource) DO UPDATE SET spent_until = excluded.spent_until;
+  DELETE FROM fencepost.spent s WHERE s.resource = p_resource AND s.lease_id = ANY (p_lease_id || ARRAY(
+    SELECT o.lease_id FROM fencepost.spent o WHERE o.resource = p_resource AND o.until <= v_now ORDER BY o.until LIMIT 100));
+  INSERT INTO fencepost.spent (resource, lease_id) VALUES (p_resource, p_lease_id);
   UPDATE fencepost.leases l SET lease_id = NULL, expires_at = least(l.expires_at, clock_timestamp()), not_after = NULL,
     kept_for = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[1] ELSE l.kept_for END,
     waiters = CASE WHEN l.wake_until > clock_timestamp() THEN l.waiters[2:] ELSE l.waiters END
