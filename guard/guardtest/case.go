@@ -134,10 +134,36 @@ func (e *env) close() error {
 }
 
 // store returns the first handle, for cases with a single caller.
-func (e *env) store() guard.Store { return e.handles[0] }
+func (e *env) store() guard.Store { return e.handle(0) }
 
 // handle deals the handles out to racing callers in turn.
-func (e *env) handle(i int) guard.Store { return e.handles[i%len(e.handles)] }
+func (e *env) handle(i int) guard.Store {
+	return watched{e.handles[i%len(e.handles)], e.handles[(i+1)%len(e.handles)]}
+}
+
+// watched looks at every admission of every case: the mark that is read after it,
+// through the other handle if there is one, is the claim's or above it.
+type watched struct {
+	guard.Store
+	other guard.Store
+}
+
+func (w watched) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	mark, err := w.Store.Admit(ctx, c)
+	if err != nil {
+		return mark, err
+	}
+	got, err := w.other.Mark(context.WithoutCancel(ctx), c.Resource) // ctx may end halfway
+	if err != nil {
+		return mark, fmt.Errorf("%w: it was admitted, and then its mark could not be read: %v", errForgotten, err)
+	}
+	if got.Token < c.Token || got.Token == c.Token && !got.Floor && got.LeaseID != c.LeaseID {
+		err = fmt.Errorf("%w: it was admitted, and then %s has %s", errForgotten, quote(c.Resource), showMark(got))
+	}
+	return mark, err
+}
+
+var errForgotten = errors.New("an admission left no mark")
 
 // rand returns the random numbers of the i-th caller in this case.
 func (e *env) rand(i int) *rand.Rand { return rand.New(rand.NewPCG(e.Seed, e.stream+uint64(i))) }

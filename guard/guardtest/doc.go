@@ -32,7 +32,8 @@
 //
 // The cases run one after another, and each opens one store with
 // [Harness.New] and closes it, so New may empty a database in place. The
-// suite makes some 6,000 calls and sleeps for about a second in total; the
+// suite makes some 9,000 calls, every other one to look at what an admission left, and
+// sleeps for about a second in total; the
 // numbers are fields of [Harness].
 //
 // # What it does not show

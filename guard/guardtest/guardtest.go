@@ -43,8 +43,8 @@ type Harness struct {
 	Steps int
 
 	// Volume is how many claims are admitted in the case that checks that a
-	// store with many marks forgets none; 0 means 2,500. Give a store that is
-	// bounded on purpose a bound above it.
+	// store with many marks forgets none, half of them for new resources; 0 means
+	// 2,200. Give a store that is bounded on purpose a bound above it.
 	Volume int
 
 	// Margin is how far a store's clock may be from the test's, including its
@@ -147,7 +147,7 @@ func (h Harness) withDefaults() (Harness, error) {
 	h.Goroutines = orDefault(h.Goroutines, 8)
 	h.Operations = orDefault(h.Operations, 40)
 	h.Steps = orDefault(h.Steps, 300)
-	h.Volume = orDefault(h.Volume, 2500)
+	h.Volume = orDefault(h.Volume, 2200)
 	h.Margin = orDefault(h.Margin, 20*time.Millisecond)
 	h.Timeout = orDefault(h.Timeout, 3*time.Minute)
 	h.Seed = orDefault(h.Seed, rand.Uint64())

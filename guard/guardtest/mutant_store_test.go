@@ -33,6 +33,7 @@ type mutant struct {
 	copy   map[string]guard.Mark // what a lagging replica shows
 	reads  int
 	writes int
+	admits int
 
 	release chan struct{} // ends a call that hangs
 }
@@ -216,6 +217,9 @@ func (s *mutant) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
 		return old, s.refusal(reason, old, c)
 	}
 	now := guard.Mark{Token: c.Token, LeaseID: c.LeaseID}
+	if s.admits++; s.admits%1000 == 0 && s.has("drops every 1,000th admission") {
+		return now, nil
+	}
 	if old != now || s.has("reading is a raise") {
 		s.of[s.key(c.Resource)] = entry{now, time.Now()}
 		s.writes++

@@ -110,6 +110,7 @@ var mutants = []struct {
 	{"forgets the floor at restart", []string{"P3/restart-remembers-the-floor"}},
 	{"forgets leases at restart", []string{"P3/restart-remembers-marks"}},
 	{"forgets all after 1,000 admits", []string{"P1/no-mark-is-forgotten-among-many"}},
+	{"drops every 1,000th admission", []string{"P1/no-mark-is-forgotten-among-many"}},
 	{"evicts a mark above 1,000", []string{"P1/no-mark-is-forgotten-among-many"}},
 
 	{"panics", []string{"P1/lower-token-is-stale"}},

@@ -244,7 +244,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "lease ID not read", wrong: "over HTTP two holders of one token look the same",
-		edits: []edit{{"httpfence/claim.go", "claim.LeaseID = lines[0]", "_ = lines[0]"}},
+		edits: []edit{{"httpfence/claim.go", "claim.LeaseID = lease\n", "_ = lease\n"}},
 		by:    unitTest("httpfence", "^TestP1NoStaleRequest$"),
 	},
 	{
