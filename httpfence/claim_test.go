@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
@@ -279,7 +280,7 @@ func TestReasonWithoutBody(t *testing.T) {
 		t.Errorf("HEAD: %v", err)
 	}
 	resp.Header.Set("Content-Type", problemType)
-	for name, body := range map[string]io.Reader{"gzip": strings.NewReader("\x1f\x8b\x08"), "breaks off": io.MultiReader(strings.NewReader("{"), failing{io.ErrUnexpectedEOF})} {
+	for name, body := range map[string]io.Reader{"gzip": strings.NewReader("\x1f\x8b\x08"), "breaks off": io.MultiReader(strings.NewReader("{"), iotest.ErrReader(io.ErrUnexpectedEOF))} {
 		resp.Body = io.NopCloser(body)
 		if err := ErrorFrom(resp); !errors.Is(err, guard.ErrStale) {
 			t.Errorf("%s: %v", name, err)

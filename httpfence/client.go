@@ -27,7 +27,7 @@ import (
 //   - [guard.ErrUnavailable]: the server did not handle it; it may be repeated.
 //   - [guard.ErrOutcomeUnknown]: no response came, whatever bounded the wait,
 //     [http.Client.Timeout] too; or one of 500 and above that no fence sent.
-//   - a [*StatusError]: any other status of 400 and above that no fence sent.
+//   - an error that matches no sentinel: any other status of 400 and above.
 func Do(client *http.Client, r *http.Request) (*http.Response, error) {
 	claim, claims := guard.ClaimFrom(r.Context())
 	claims = claims && !slices.Contains(defaultUnguarded, method(r))
@@ -52,28 +52,16 @@ func Do(client *http.Client, r *http.Request) (*http.Response, error) {
 	if refusal != nil {
 		return resp, refusal
 	}
-	status := &StatusError{Op: opOf(resp.Request), StatusCode: resp.StatusCode}
+	op := opOf(resp.Request)
+	err = fmt.Errorf("httpfence: %s: the response is %d %s, and not from a fence", op, resp.StatusCode, http.StatusText(resp.StatusCode))
 	if claims && resp.StatusCode >= 500 {
-		return resp, &guard.ElsewhereError{Err: guard.OutcomeUnknown(status.Op, claim, status)}
+		err = guard.OutcomeUnknown(op, claim, err)
 	}
-	return resp, &guard.ElsewhereError{Err: status}
+	return resp, &guard.ElsewhereError{Err: err}
 }
 
 // toldKey is the context's key of where the Transport notes the error of a write.
 type toldKey struct{}
-
-// StatusError is a response that no fence sent.
-type StatusError struct {
-	// Op is the method and the path of the request.
-	Op string
-	// StatusCode is 400 or above.
-	StatusCode int
-}
-
-// Error gives the request and the status.
-func (e *StatusError) Error() string {
-	return fmt.Sprintf("httpfence: %s: the response is %d %s, and not from a fence", e.Op, e.StatusCode, http.StatusText(e.StatusCode))
-}
 
 // RaiseAt returns the Raise of a [guard.Place]: a POST with the claim to the URL of
 // another service's [Middleware.Raise], for [guard.RaiseAll]:
@@ -179,7 +167,10 @@ func problemOf(resp *http.Response) (members map[string]any, err error) {
 		return nil, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem+1))
-	resp.Body = &replayed{Reader: io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body), Closer: resp.Body}
+	resp.Body = struct { // it can be read again
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
 	if err != nil {
 		return nil, fmt.Errorf("httpfence: reading the problem of a response with status %d: %w", resp.StatusCode, err)
 	}
@@ -198,20 +189,4 @@ func disclosedMark(members map[string]any) guard.Mark {
 	}
 	floor, _ := members["floor"].(bool)
 	return guard.Mark{Token: token, Floor: floor}
-}
-
-// replayed is a body that was partly read and can be read again in full.
-type replayed struct {
-	io.Reader
-	io.Closer
-}
-
-// failing gives the error that ended the first reading, or nothing.
-type failing struct{ err error }
-
-func (f failing) Read([]byte) (int, error) {
-	if f.err == nil {
-		return 0, io.EOF
-	}
-	return 0, f.err
 }

@@ -105,12 +105,6 @@ func (h *heldResponse) Flush() {
 	}
 }
 
-// FlushError is the method that http.ResponseController looks for first.
-func (h *heldResponse) FlushError() error {
-	h.Flush()
-	return nil
-}
-
 // Hijack is for http.ResponseController and for type assertions alike.
 func (h *heldResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)

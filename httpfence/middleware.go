@@ -182,9 +182,9 @@ func (m *Middleware) ask(ctx context.Context, op guard.Op, claim *guard.Claim) (
 	return mark, err
 }
 
-// hookError is what a [ResourceFunc] or [Options.Verify] returned. Of package guard's
-// sentinels it matches only that of its reason: a look-up that another fence refused as
-// stale says nothing about this request's claim.
+// hookError is what a [ResourceFunc] or [Options.Verify] returned. If it means something
+// else for this request's claim, as a look-up does that another fence refused as stale, only
+// the text has it.
 type hookError struct {
 	hook   string
 	cause  error
@@ -193,16 +193,12 @@ type hookError struct {
 
 func (e *hookError) Error() string { return "httpfence: " + e.hook + ": " + e.cause.Error() }
 
-func (e *hookError) Is(target error) bool {
-	for _, reason := range guard.Reasons() {
-		if reason.Err() == target {
-			return reason == e.reason || reason == guard.ReasonInvalid && (e.reason == guard.ReasonMissing || e.reason == guard.ReasonMisdirected)
-		}
+func (e *hookError) Unwrap() error {
+	if guard.ReasonOf(e.cause) != e.reason {
+		return e.reason.Err()
 	}
-	return errors.Is(e.cause, target)
+	return e.cause
 }
-
-func (e *hookError) As(target any) bool { return errors.As(e.cause, target) }
 
 // byResource returns the reason of a ResourceFunc's error. Nothing was compared yet, so
 // it cannot be one of comparison.
