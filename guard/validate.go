@@ -31,24 +31,14 @@ func ValidateOwner(s string) error { return validateText("owner", s, 1, MaxOwner
 func ValidateLeaseID(s string) error { return validateText("lease ID", s, 0, MaxLeaseIDLen) }
 
 // validateText handles printable ASCII, which nearly every text is, by itself;
-// other texts take the slower path. It looks at eight bytes at a time, because
-// every request pays for it; the last eight may overlap the previous eight.
+// other texts take the slower path.
 func validateText(field, s string, low, high int) error {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' {
+			return examineText(field, s, low, high)
+		}
+	}
 	if len(s) < low || len(s) > high {
-		return examineText(field, s, low, high)
-	}
-	var bad uint64
-	if len(s) >= 8 {
-		for i := 0; i < len(s)-8; i += 8 {
-			bad |= notPrintable(s[i : i+8])
-		}
-		bad |= notPrintable(s[len(s)-8:])
-	} else {
-		for i := range len(s) {
-			bad |= notPrintable1(s[i])
-		}
-	}
-	if bad != 0 {
 		return examineText(field, s, low, high)
 	}
 	return nil
@@ -72,20 +62,6 @@ func examineText(field, s string, low, high int) error {
 	}
 	return nil
 }
-
-// notPrintable is 0 if the first eight bytes of s are from ' ' to '~'. In each
-// byte of the word, bit 7 is set if the byte is above 0x7f, by the subtraction
-// if it is below ' ', and by the addition if it is 0x7f. A borrow or a carry
-// comes only out of a byte that is itself refused, so it can hide nothing.
-func notPrintable(s string) uint64 {
-	const ones, high = 0x0101010101010101, 0x8080808080808080
-	x := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
-		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
-	return (x | (x - ' '*ones) | (x + ones)) & high
-}
-
-// notPrintable1 is notPrintable for one byte.
-func notPrintable1(c byte) uint64 { return uint64((c | (c - ' ') | (c + 1)) & 0x80) }
 
 // JoinResource joins components into one resource name, "tenant_123:billing-close:2026-04",
 // injectively: different components never give the same name. Inside a

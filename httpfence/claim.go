@@ -47,8 +47,8 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) (guard.Reaso
 	if lines = r.Header[LeaseHeader]; len(lines) == 1 {
 		// An empty value does not mean "none", so that there is only one way to
 		// say it.
-		lease, ok := decode(lines[0], guard.MaxLeaseIDLen)
-		if !ok || lease == "" || guard.ValidateLeaseID(lease) != nil {
+		lease, ok := decode(lines[0], guard.MaxLeaseIDLen, guard.ValidateLeaseID)
+		if !ok {
 			return malformed(LeaseHeader, lines[0],
 				"must be a percent-encoded lease ID of 1 to "+strconv.Itoa(guard.MaxLeaseIDLen)+" bytes of UTF-8 without control characters")
 		}
@@ -74,9 +74,9 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) (guard.Reaso
 			return guard.ReasonInvalid, err
 		}
 		if len(named) == 1 {
-			claimed, ok := decode(named[0], guard.MaxResourceLen)
+			claimed, ok := decode(named[0], guard.MaxResourceLen, guard.ValidateResource)
 			switch {
-			case !ok || guard.ValidateResource(claimed) != nil:
+			case !ok:
 				return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
 			case claimed != resource:
 				return guard.ReasonMisdirected, &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
@@ -114,9 +114,12 @@ func malformed(name, value, problem string) (guard.Reason, error) {
 // "+" is a plus sign. Nothing is decoded twice: "%2541" is the text "%41".
 func Encode(text string) string { return url.PathEscape(text) }
 
-// decode returns the text that value encodes, and whether it can be one of at most
-// limit bytes.
-func decode(value string, limit int) (string, bool) {
+// decode returns the text that value encodes, and whether it is a valid one that is not
+// empty and has at most limit bytes.
+func decode(value string, limit int, validate func(string) error) (string, bool) {
+	if value == "" || len(value) > 3*limit {
+		return "", false
+	}
 	escaped := false
 	for i := range len(value) {
 		if !carried(value[i]) {
@@ -124,14 +127,11 @@ func decode(value string, limit int) (string, bool) {
 		}
 		escaped = escaped || value[i] == '%'
 	}
-	if len(value) > 3*limit {
-		return "", false
-	}
-	if !escaped {
-		return value, true
+	if !escaped { // and so printable
+		return value, len(value) <= limit
 	}
 	text, err := url.PathUnescape(value)
-	return text, err == nil
+	return text, err == nil && validate(text) == nil
 }
 
 // plain reports whether name is a valid resource that is its own encoding.

@@ -121,16 +121,16 @@ func FuzzResourceField(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name, value string) {
 		if guard.ValidateResource(name) == nil {
-			if back, ok := decode(Encode(name), guard.MaxResourceLen); !ok || back != name {
+			if back, ok := decode(Encode(name), guard.MaxResourceLen, guard.ValidateResource); !ok || back != name {
 				t.Errorf("%q: %q, %v", name, back, ok)
 			}
 		}
-		if back, ok := decode(name, guard.MaxResourceLen); plain(name) && (!ok || back != name) {
+		if back, ok := decode(name, guard.MaxResourceLen, guard.ValidateResource); plain(name) && (!ok || back != name) {
 			t.Errorf("%q is not its own encoding: %q, %v", name, back, ok)
 		}
-		if decoded, ok := decode(value, guard.MaxResourceLen); ok {
+		if decoded, ok := decode(value, guard.MaxResourceLen, guard.ValidateResource); ok {
 			again, err := url.PathUnescape(value)
-			if err != nil || again != decoded || strings.ContainsAny(value, ", \"") {
+			if err != nil || again != decoded || guard.ValidateResource(decoded) != nil || strings.ContainsAny(value, ", \"") {
 				t.Errorf("%q is decoded to %q", value, decoded)
 			}
 		}
