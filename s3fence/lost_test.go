@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -153,12 +154,7 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
 		held.Release()
-		for deadline := time.Now().Add(time.Minute); len(server.History(bucketName, key)) < 2; {
-			if time.Now().After(deadline) {
-				t.Fatal("the held write did not land")
-			}
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, "the held write to land", func() bool { return len(server.History(bucketName, key)) == 2 })
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // its data is also there
 	})
 }

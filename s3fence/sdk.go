@@ -73,7 +73,7 @@ func (s *sdk) read(ctx context.Context, w *watchdog, key string, last int, limit
 	if err != nil {
 		return nil, err
 	}
-	body := w.reader(out.Body)
+	body := io.TeeReader(out.Body, w)
 	switch r := aws.ToString(out.ContentRange); {
 	case r != "" && last == 0:
 		return nil, fmt.Errorf("the store responded to a request for a whole object with the range %s", quoteShort(r))
@@ -221,7 +221,10 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 	if p.from == nil { // an earlier sending may still be reading its own
 		p.from, p.length = bytes.NewReader(p.body), int64(len(p.body))
 	}
-	in.Body, in.ContentLength = &watchedBody{p.from, w}, &p.length
+	in.Body, in.ContentLength = struct {
+		io.Reader
+		io.Seeker
+	}{io.TeeReader(p.from, w), p.from}, &p.length
 	way := &tracker{}
 	opts := []func(*s3.Options){way.option}
 	if !p.again {

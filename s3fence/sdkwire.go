@@ -290,30 +290,10 @@ func watch(ctx context.Context, after time.Duration) (context.Context, *watchdog
 
 func (w *watchdog) stop() { w.timer.Stop(); w.end(nil) }
 
-func (w *watchdog) moved() { w.timer.Reset(w.after) }
-
-// reader notes each read of a response.
-func (w *watchdog) reader(from io.Reader) io.Reader { return &watchedReader{from, w} }
-
-type watchedReader struct {
-	io.Reader
-	w *watchdog
-}
-
-func (r *watchedReader) Read(p []byte) (int, error) {
-	r.w.moved()
-	return r.Reader.Read(p)
-}
-
-// watchedBody notes each read of a request.
-type watchedBody struct {
-	io.ReadSeeker
-	w *watchdog
-}
-
-func (b *watchedBody) Read(p []byte) (int, error) {
-	b.w.moved()
-	return b.ReadSeeker.Read(p)
+// Write makes w one end of an io.TeeReader: what is read moves.
+func (w *watchdog) Write(p []byte) (int, error) {
+	w.timer.Reset(w.after)
+	return len(p), nil
 }
 
 // amazon begins the endpoint of a client that uses Amazon's own.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
@@ -175,7 +175,7 @@ func TestRace(t *testing.T) {
 	etag := c.put("a", "0")
 	var wg, decided sync.WaitGroup
 	decided.Add(2)
-	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{Race: time.Millisecond, Between: func(*s3test.Request) {
+	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{Between: func(*s3test.Request) {
 		decided.Done()
 		decided.Wait()
 	}}})
@@ -240,7 +240,7 @@ func (c *client) goPut(key, body string, pairs ...string) <-chan outcome {
 
 func wait(t *testing.T, p *s3test.Pause) *s3test.Paused {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	held, err := p.Wait(ctx)
 	if err != nil {
@@ -305,9 +305,7 @@ func TestClearFaultsReleases(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	pause := c.server.Pause(s3test.Rule{}, s3test.AfterApply)
 	done := c.goPut("a", "1")
-	for c.server.Count() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "the request", func() bool { return c.server.Count() > 0 })
 	c.server.ClearFaults()
 	if o := <-done; o.err != nil || o.reply.status != http.StatusOK {
 		t.Errorf("%+v", o)

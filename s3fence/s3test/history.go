@@ -52,6 +52,13 @@ func (s *Server) History(bucket, key string) []Mutation {
 	return found
 }
 
+// Seq is the Seq of the last change on the server, 0 before the first.
+func (s *Server) Seq() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seq
+}
+
 // Object returns the object that is stored now.
 func (s *Server) Object(bucket, key string) (Object, bool) {
 	s.mu.Lock()

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -133,16 +134,13 @@ func (b box) start(t *testing.T, store string) func(o *s3.Options) {
 			t.Log(out.String())
 		}
 	})
-	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	testkit.Eventually(t, b.program+" to listen", func() bool {
 		conn, err := net.Dial("tcp", own)
 		if err == nil {
 			conn.Close()
-			break
 		}
-		if time.Since(begin) > time.Minute {
-			t.Fatalf("%s does not listen: %v", b.program, err)
-		}
-	}
+		return err == nil
+	})
 	return func(o *s3.Options) {
 		via := &http.Transport{MaxIdleConnsPerHost: 16}
 		if b.forward {

@@ -2,8 +2,10 @@
 // may depend on: real S3 stores, Amazon's SDK, HTTP clients that retry. They check
 // s3test against a real store's behaviour, and s3fence's promises on real ones: the
 // probe, races of writers in each mode with an oracle of their own, caches and
-// transforming proxies in between (Squid, nginx, Varnish), the fuzz of P1 with the
+// transforming proxies in between (Squid, nginx, HAProxy, Varnish), the fuzz of P1 with the
 // naive protocol as its control, a store that is killed in the middle of writes.
+// oracle judges all modes behind a network that loses, doubles, delays and replays requests,
+// and a proxy that responds with pages of its own.
 //
 // versitygw 1.8 and MinIO are correct. versitygw 1.7, "rclone serve s3" with
 // and without its cache, and gofakes3 are not, and the probe refuses them. Whether it

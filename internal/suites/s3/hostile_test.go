@@ -21,12 +21,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
 // rough is a network that delays requests, loses some, loses responses, and
 // delivers some writes a second time, later.
-type rough struct{ via http.RoundTripper }
+type rough struct {
+	via    http.RoundTripper
+	second *sync.WaitGroup // deliveries that have not arrived
+}
 
 func (n *rough) RoundTrip(q *http.Request) (*http.Response, error) {
 	draw := rand.IntN(100)
@@ -40,7 +44,9 @@ func (n *rough) RoundTrip(q *http.Request) (*http.Response, error) {
 		if body, err := q.GetBody(); err == nil {
 			late := q.Clone(context.WithoutCancel(q.Context()))
 			late.Body = body
+			n.second.Add(1)
 			time.AfterFunc(rand.N(40*time.Millisecond), func() {
+				defer n.second.Done()
 				if answer, err := n.via.RoundTrip(late); err == nil {
 					io.Copy(io.Discard, answer.Body)
 					answer.Body.Close()
@@ -119,7 +125,7 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 	c := &counted{by: map[int]guard.Token{}, refused: map[guard.Reason]error{}}
 	lock := make(chan struct{}, 1)
 	var issued atomic.Int64
-	var wg sync.WaitGroup
+	var wg, second sync.WaitGroup
 	open := func(via http.RoundTripper) handle {
 		b, err := s3fence.Open(t.Context(), client(via), bucket, &s3fence.Options{InsecureSkipProbe: true, GracePeriod: time.Second})
 		if err != nil {
@@ -132,16 +138,14 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 		return o
 	}
 	for range holders {
-		via := &rough{&http.Transport{MaxIdleConnsPerHost: 4}}
+		via := &rough{&http.Transport{MaxIdleConnsPerHost: 4}, &second}
 		o := open(via)
 		wg.Go(func() {
 			for range longtest.ByLength(20, 400) {
 				// A lock whose lease runs out: mostly one holder, often two or three.
-				held := false
-				select {
-				case lock <- struct{}{}:
-					held = true
-				case <-time.After(rand.N(200 * time.Millisecond)):
+				held := rand.IntN(3) > 0
+				if held {
+					lock <- struct{}{}
 				}
 				cl := claim(guard.Token(issued.Add(1)))
 				value, err := increment(t.Context(), o, cl, name, raise)
@@ -152,12 +156,11 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 			}
 		})
 	}
+	var collecting sync.WaitGroup
 	stop := make(chan struct{})
 	if mode == pointers {
 		collector := open(nil)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		collecting.Go(func() {
 			for {
 				if _, err := collector.(pointerHandle).Collect(t.Context(), name); err != nil {
 					t.Errorf("collect: %v", err)
@@ -168,16 +171,12 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 				case <-time.After(50 * time.Millisecond):
 				}
 			}
-		}()
+		})
 	}
-	go func() {
-		for issued.Load() < int64(holders*longtest.ByLength(20, 400)) {
-			time.Sleep(10 * time.Millisecond)
-		}
-		close(stop)
-	}()
 	wg.Wait()
-	time.Sleep(100 * time.Millisecond) // the second deliveries arrive
+	close(stop)
+	collecting.Wait()
+	second.Wait() // the second deliveries arrive
 	t.Logf("refused: %v", c.refused)
 	object, err := open(nil).Get(t.Context(), name)
 	if err != nil {
@@ -228,10 +227,9 @@ func TestP2Counter(t *testing.T) {
 // The control: the same without the raise loses increments.
 func TestP2CounterControl(t *testing.T) {
 	client := product(gateway.Versitygw, true).start(t)
-	for round := range 20 {
-		if c := count(t, client, fmt.Sprintf("control-%d/object", round), s3fence.Sealed, false); len(c.bad) > 0 {
-			return
-		}
-	}
-	t.Error("no increment was lost without a raise: the test is too kind")
+	round := 0
+	testkit.Eventually(t, "an increment to be lost without a raise", func() bool {
+		round++
+		return len(count(t, client, fmt.Sprintf("control-%d/object", round), s3fence.Sealed, false).bad) > 0
+	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -138,12 +139,8 @@ func TestP1StoreKilled(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range rounds {
-		for before := acknowledged.Load(); acknowledged.Load() < before+20; {
-			if t.Failed() {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
+		before := acknowledged.Load()
+		testkit.Eventually(t, "writes to be acknowledged", func() bool { return acknowledged.Load() >= before+20 || t.Failed() })
 		time.Sleep(time.Duration(rng.IntN(5000)) * time.Microsecond)
 		g.Kill()
 		time.Sleep(time.Duration(rng.IntN(50)) * time.Millisecond)

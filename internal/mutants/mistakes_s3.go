@@ -1,0 +1,272 @@
+package main
+
+// s3Mistakes are those of s3fence, layer by layer: driver, register, codec, verbs, probe.
+var s3Mistakes = []mistake{
+	{
+		name: `s3: made-up code is absence`, wrong: `a proxy's 404 is taken for the store's word, and a total begins from nothing`,
+		edits: []edit{{`s3fence/sdkwire.go`, `return m.write == mismatch && code == "NoSuchKey" }`, `return m.write == mismatch && code == "NoSuchKey" || code == "" && m.write == unknown }`}},
+		by:    unitTest("s3fence", "^TestP5OnlyTheStoreSaysAbsent$"),
+	},
+	{
+		name: `s3: NoSuchKey with any status`, wrong: `an error of another kind makes an object absent`,
+		edits: []edit{{`s3fence/sdkwire.go`, `known && status >= 300 && (code != "NoSuchKey" || status == 404)`, `known && status >= 300`}},
+		by:    unitTest("s3fence", "^TestResponses$"),
+	},
+	{
+		name: `s3: any 200 is a listing`, wrong: `a maintenance page is an empty bucket`,
+		edits: []edit{{`s3fence/sdk.go`, `name != s.bucket && !(alias(s.bucket) && name != "") || err != nil || of != prefix`, `err != nil`}},
+		by:    unitTest("s3fence", "^TestP5APageIsNoAnswer$"),
+	},
+	{
+		name: `s3: another bucket's listing`, wrong: `what is listed is not what was asked for`,
+		edits: []edit{{`s3fence/sdk.go`, `name != s.bucket && !(alias(s.bucket) && name != "")`, `name == ""`}},
+		by:    unitTest("s3fence", "^TestResponses$"),
+	},
+	{
+		name: `s3: another prefix's listing`, wrong: `what is listed is not what was asked for`,
+		edits: []edit{{`s3fence/sdk.go`, `|| err != nil || of != prefix`, `|| err != nil`}},
+		by:    unitTest("s3fence", "^TestResponses$"),
+	},
+	{
+		name: `s3: keys not encoded`, wrong: `one foreign key with a control character ends every listing`,
+		edits: []edit{{`s3fence/sdk.go`, `, EncodingType: types.EncodingTypeUrl}`, `}`}},
+		by:    unitTest("s3fence", "^TestForeignKeysInListings$"),
+	},
+	{
+		name: `s3: truncated listing ends`, wrong: `a listing that cannot go on looks complete`,
+		edits: []edit{{`s3fence/sdk.go`, `case p.next == "" || p.next == token:`, `case p.next == token && token != "":`}},
+		by:    unitTest("s3fence", "^TestRepeatedContinuationToken$"),
+	},
+	{
+		name: `s3: empty ETag is a condition`, wrong: `a store takes it for no condition at all`,
+		edits: []edit{{`s3fence/sdk.go`, `return inner != "" && inner`, `return inner`}},
+		by:    unitTest("s3fence", "^TestConditionsThatAreNone$"),
+	},
+	{
+		name: `s3: weak ETag is a condition`, wrong: `a transformed response is the base of a write`,
+		edits: []edit{{`s3fence/sdk.go`, `!strings.HasPrefix(inner, "W/") && `, ``}},
+		by:    unitTest("s3fence", "^TestStrongETag$"),
+	},
+	{
+		name: `s3: 409 is a refusal`, wrong: `a write that may stand is called not written`,
+		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {raced,`, `"ConditionalRequestConflict":         {refused,`}},
+		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
+	},
+	{
+		name: `s3: SlowDown is unknown`, wrong: `what the store did not process is an unknown outcome`,
+		edits: []edit{{`s3fence/sdkwire.go`, `"SlowDown":                           {busy,`, `"SlowDown":                           {unknown,`}},
+		by:    unitTest("s3fence", "^TestP6NothingSentIsNotUnknown$"),
+	},
+	{
+		name: `s3: expired session is setup`, wrong: `a worker ends though the next request would succeed`,
+		edits: []edit{{`s3fence/sdkwire.go`, `= meaning{busy, false, true, "the credentials have expired"}`, `= meaning{refused, true, true, "the credentials have expired"}`}},
+		by:    unitTest("s3fence", "^TestP6WhatTimeCuresIsNotSetup$"),
+	},
+	{
+		name: `s3: page acknowledges a write`, wrong: `a write that a front has swallowed is success`,
+		edits: []edit{{`s3fence/sdk.go`, `case way.page.Load():`, `case false:`}},
+		by:    unitTest("s3fence", "^TestResponses$"),
+	},
+	{
+		name: `s3: page acknowledges a deletion`, wrong: `an object that stays is called deleted`,
+		edits: []edit{{`s3fence/sdk.go`, `status != http.StatusNoContent && status != 0`, `status < 0`}},
+		by:    unitTest("s3fence", "^TestP5APageIsNoAnswer$"),
+	},
+	{
+		name: `s3: dial error of anybody`, wrong: `a client that retries makes an applied write look unsent`,
+		edits: []edit{{`s3fence/sdkwire.go`, `return t.direct.Load() && t.asked`, `return t.asked`}},
+		by:    unitTest("s3fence", "^TestTracker$"),
+	},
+	{
+		name: `s3: repetition below unseen`, wrong: `a refusal of the second copy hides the first`,
+		edits: []edit{{`s3fence/sdkwire.go`, `return t.calls.Load() > 1 || t.wrote.Load() > 1`, `return false`}},
+		by:    unitTest("s3fence", "^TestDialErrorIsNotUnsent$"),
+	},
+	{
+		name: `s3: timeout for the whole`, wrong: `a long body on a slow line never arrives`,
+		edits: []edit{{`s3fence/sdkwire.go`, "\tw.timer.Reset(w.after)\n", ``}},
+		by:    unitTest("s3fence", "^TestRequestTimeoutIsForIdleness$"),
+	},
+	{
+		name: `s3: writer's clock`, wrong: `a collector deletes what a pointer has just left`,
+		edits: []edit{{`s3fence/sdk.go`, "\tdate, _ := awsmiddleware.GetServerTime(out.ResultMetadata)\n", "\tdate := time.Now()\n"}},
+		by:    unitTest("s3fence", "^TestClocksOfWritersAndCollectors$"),
+	},
+	{
+		name: `s3: caches may serve reads`, wrong: `a reader sees an old mark`,
+		edits: []edit{{`s3fence/sdkwire.go`, `r.Header.Set("Cache-Control", "no-cache, no-store, no-transform")`, `_ = r`}},
+		by:    unitTest("s3fence", "^TestCacheInBetween$"),
+	},
+	{
+		name: `s3: access point of many buckets`, wrong: `a mark raised in one bucket is not in the other`,
+		edits: []edit{{`s3fence/sdkwire.go`, `strings.HasSuffix(bucket, ".mrap"), `, ``}},
+		by:    unitTest("s3fence", "^TestNamesOfSeveralStores$"),
+	},
+	{
+		name: `s3: short range is absence`, wrong: `an object shorter than the range cannot be read`,
+		edits: []edit{{`s3fence/sdk.go`, `httpStatus(err) == http.StatusRequestedRangeNotSatisfiable`, `httpStatus(err) == http.StatusTeapot`}},
+		by:    unitTest("s3fence", "^TestShortRangesAreNotAbsence$"),
+	},
+	{
+		name: `s3: 412 is the truth`, wrong: `our own success, sent twice below, is called not written`,
+		edits: []edit{{`s3fence/register.go`, `bare: lost, unread: open,`, `bare: lost, unread: declined,`}},
+		by:    unitTest("s3fence", "^TestRepeatedOnTheWayThenUnreadable$"),
+	},
+	{
+		name: `s3: refusal ends the doubt`, wrong: `the first copy is still out`,
+		edits: []edit{{`s3fence/register.go`, `open: {applied: written, mismatch: open, raced: open, busy: open, refused: closing,`, `open: {applied: written, mismatch: open, raced: open, busy: open, refused: declined,`}},
+		by:    unitTest("s3fence", "^TestDoubtIsKept$"),
+	},
+	{
+		name: `s3: busy ends the doubt`, wrong: `the first copy is still out`,
+		edits: []edit{{`s3fence/register.go`, `open: {applied: written, mismatch: open, raced: open, busy: open,`, `open: {applied: written, mismatch: open, raced: open, busy: held,`}},
+		by:    unitTest("s3fence", "^TestDoubtIsKept$"),
+	},
+	{
+		name: `s3: 412 ends the doubt`, wrong: `the first copy may be why`,
+		edits: []edit{{`s3fence/register.go`, `open: {applied: written, mismatch: open,`, `open: {applied: written, mismatch: denied,`}},
+		by:    unitTest("s3fence", "^TestFates$"),
+	},
+	{
+		name: `s3: unknown said as stale`, wrong: `a write that took effect, with many after it, is called stale`,
+		edits: []edit{{`s3fence/register.go`, `denied:  {own: written, same: contradicted, passed: lost, beyond: unclear,`, `denied:  {own: written, same: contradicted, passed: lost, beyond: lost,`}},
+		by:    unitTest("s3fence", "^TestP6UnknownIsNotStale$"),
+	},
+	{
+		name: `s3: lost response said as stale`, wrong: `a write whose response was lost, with many after it, is called stale`,
+		edits: []edit{{`s3fence/register.go`, `open:    {own: written, same: open, passed: lost, beyond: unclear,`, `open:    {own: written, same: open, passed: lost, beyond: lost,`}},
+		by:    unitTest("s3fence", "^TestLostThenSuccessors$"),
+	},
+	{
+		name: `s3: lost response is not written`, wrong: `the caller writes it again`,
+		edits: []edit{{`s3fence/register.go`, `refused: declined, unsent: withheld, unknown: open}`, `refused: declined, unsent: withheld, unknown: declined}`}},
+		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
+	},
+	{
+		name: `s3: times without a margin`, wrong: `whole seconds of one store make a version older than it is`,
+		edits: []edit{{`s3fence/register.go`, `> sent+clockStep`, `> sent`}},
+		by:    unitTest("s3fence", "^TestSeen$"),
+	},
+	{
+		name: `s3: no look at the end`, wrong: `a write that took effect is an unknown outcome`,
+		edits: []edit{{`s3fence/register.go`, `open: closing, closing: closing}`, `open: unclear, closing: unclear}`}},
+		by:    unitTest("s3fence", "^TestEndOfContextByScript$"),
+	},
+	{
+		name: `s3: torn read is damage`, wrong: `a read during a write looks like damage`,
+		edits: []edit{{`s3fence/register.go`, `if errors.As(err, new(*DamagedError)) || errors`, `if errors`}},
+		by:    unitTest("s3fence", "^TestReadsOfTwoVersions$"),
+	},
+	{
+		name: `s3: cut read is final`, wrong: `one broken connection fails a call that one more read would serve`,
+		edits: []edit{{`s3fence/register.go`, ` || errors.As(err, new(*cutError)) {`, ` {`}},
+		by:    unitTest("s3fence", "^TestCutResponses$"),
+	},
+	{
+		name: `s3: body forgotten on the way`, wrong: `a raise that is overtaken writes back nothing`,
+		edits: []edit{{`s3fence/register.go`, `r.look(ctx, key, base, w.next.id, first, whole)`, `r.look(ctx, key, base, w.next.id, first, false)`}},
+		by:    unitTest("s3fence", "^TestP2WriteDuringRaise$"),
+	},
+	{
+		name: `s3: recent writes not looked at`, wrong: `our own write is not recognised once another follows`,
+		edits: []edit{{`s3fence/version.go`, `(v.id == id || slices.Contains(v.recent, id))`, `v.id == id`}},
+		by:    unitTest("s3fence", "^TestLostThenSuccessors$"),
+	},
+	{
+		name: `s3: unfenced base is known`, wrong: `a list of writes seems to reach back to a foreign one`,
+		edits: []edit{{`s3fence/version.go`, "\t\tnext.cut = true //", "\t\tnext.cut = false //"}},
+		by:    unitTest("s3fence", "^TestFollow$"),
+	},
+	{
+		name: `s3: another key's seal`, wrong: `bytes that were copied here lower the mark`,
+		edits: []edit{{`s3fence/seal.go`, `case s.key != keySum(key):`, `case false:`}},
+		by:    unitTest("s3fence", "^TestForeignBytesThatEndLikeATrailer$"),
+	},
+	{
+		name: `s3: seal's sum not checked`, wrong: `a changed mark is believed`,
+		edits: []edit{{`s3fence/seal.go`, "\tif !sumHolds(payload, sum) {", "\tif false {"}},
+		by:    unitTest("s3fence", "^TestEveryBit$"),
+	},
+	{
+		name: `s3: metadata not compared`, wrong: `people and tools see another mark than the fence`,
+		edits: []edit{{`s3fence/version.go`, `problem := disagreement(&v, o.fencing); problem != ""`, `problem := disagreement(&v, o.fencing); problem == "?"`}},
+		by:    unitTest("s3fence", "^TestDamagedObjects$"),
+	},
+	{
+		name: `s3: data of a writer that sleeps`, wrong: `a pointer names data that is gone`,
+		edits: []edit{{`s3fence/pointerjson.go`, `return id != v.id && slices.Contains(v.recent, id) && old`, `return id != v.id && old`}},
+		by:    unitTest("s3fence", "^TestPausedWriterLeavesNoDanglingPointer$"),
+	},
+	{
+		name: `s3: collector's own clock`, wrong: `a collector whose clock is ahead deletes what readers still read`,
+		edits: []edit{{`s3fence/pointerjson.go`, `v.seen.Sub(at) >= grace`, `time.Since(at) >= grace`}},
+		by:    unitTest("s3fence", "^TestClocksOfWritersAndCollectors$"),
+	},
+	{
+		name: `s3: lost Expires`, wrong: `adopting an object drops a header`,
+		edits: []edit{{`s3fence/metadata.go`, `if v.expires != "" {`, `if false {`}},
+		by:    unitTest("s3fence", "^TestAdoptKeepsExpires$"),
+	},
+	{
+		name: `s3: write ID not new`, wrong: `two writes of one body have one ETag`,
+		edits: []edit{{`s3fence/verbs.go`, `c.claim, c.id = claim, newWriteID()`, `c.claim = claim`}},
+		by:    unitTest("s3fence", "^TestP1Tombstones$"),
+	},
+	{
+		name: `s3: remembered version refuses`, wrong: `a refusal that is out of date`,
+		edits: []edit{{`s3fence/verbs.go`, "\t\t\tif fresh {\n", "\t\t\tif known {\n"}},
+		by:    unitTest("s3fence", "^TestRequestsPerCall$"),
+	},
+	{
+		name: `s3: raise that does not raise`, wrong: `the old holder writes on`,
+		edits: []edit{{`s3fence/verbs.go`, "\t\tif base.mark.Token == claim.Token {\n\t\t\treturn nil, nil\n\t\t}\n\t\treturn o.rewrite", "\t\tif base.mark.Token <= claim.Token {\n\t\t\treturn nil, nil\n\t\t}\n\t\treturn o.rewrite"}},
+		by:    unitTest("s3fence", "^TestP2Takeover$"),
+	},
+	{
+		name: `s3: foreign object overwritten`, wrong: `what another program wrote is gone`,
+		edits: []edit{{`s3fence/verbs.go`, `case v.gone(), v.kind == o.kind:`, `case v.gone(), v.kind == o.kind, v.kind == kindUnfenced:`}},
+		by:    unitTest("s3fence", "^TestUnfencedObjects$"),
+	},
+	{
+		name: `s3: Plain goes on`, wrong: `a stale writer replaces an equal body`,
+		edits: []edit{{`s3fence/verbs.go`, `b.plainStop.CompareAndSwap(nil, b.unsuitable("Plain needs opaque ETags", problem))`, `_ = b.unsuitable("Plain needs opaque ETags", problem)`}},
+		by:    unitTest("s3fence", "^TestP1PlainWhenETagsBecomeHashes$"),
+	},
+	{
+		name: `s3: pattern for writers only`, wrong: `a reader reads another resource's object`,
+		edits: []edit{{`s3fence/verbs.go`, "\tif o.pattern != nil {\n\t\tc.claim.Resource", "\tif o.pattern != nil && verb != \"get\" {\n\t\tc.claim.Resource"}},
+		by:    unitTest("s3fence", "^TestP9EveryCallHasThePattern$"),
+	},
+	{
+		name: `s3: data deleted in doubt`, wrong: `a pointer names data that is gone`,
+		edits: []edit{{`s3fence/pointers.go`, "\tif c.exposed {\n", "\tif false {\n"}},
+		by:    unitTest("s3fence", "^TestDoubtIsKept$"),
+	},
+	{
+		name: `s3: race that never met`, wrong: `a store that lets all through passes behind a limiter`,
+		edits: []edit{{`s3fence/probe.go`, `case won == "", met < minMet:`, `case won == "":`}},
+		by:    unitTest("s3fence", "^TestProbeOfARaceThatNeverMet$"),
+	},
+	{
+		name: `s3: two winners`, wrong: `a store that races passes`,
+		edits: []edit{{`s3fence/probe.go`, "\tif winners > 1 {", "\tif winners > probeWriters {"}},
+		by:    unitTest("s3fence", "^TestRacingWritersMeet$"),
+	},
+	{
+		name: `s3: report on another store`, wrong: `a bucket is opened unprobed`,
+		edits: []edit{{`s3fence/probe.go`, `case r.Endpoint != b.endpoint:`, `case false:`}},
+		by:    unitTest("s3fence", "^TestProbeIsUsable$"),
+	},
+	{
+		name: `s3: newer ETag, older mark`, wrong: `a write that was decided on an old mark is accepted`,
+		edits: []edit{{`s3fence/probe.go`, "\t\tcase n > token:", "\t\tcase false:"}},
+		by:    unitTest("s3fence", "^TestProbeRefuses$"),
+	},
+	{
+		name: `s3: one gateway probed`, wrong: `what the other gateway keeps for itself is not seen`,
+		edits: []edit{{`s3fence/probe.go`, `p.ways = append(p.ways, newRegister`, `_ = append(p.ways, newRegister`}},
+		by:    unitTest("s3fence", "^TestProbeThroughTwoGateways$"),
+	},
+}
+
+func init() { mistakes = append(mistakes, s3Mistakes...) }
