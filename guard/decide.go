@@ -30,7 +30,7 @@ func (r Rule) String() string {
 }
 
 // Decide is the rule of fencing, and the only place in this module's Go code
-// that states it. It says whether a resource whose highest admitted claim is
+// that decides by it. It says whether a resource whose highest admitted claim is
 // mark admits claim:
 //
 //	token above the mark                      admitted

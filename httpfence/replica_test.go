@@ -50,7 +50,7 @@ func ledger(t testing.TB) string {
 type replica struct {
 	db     *sqlfence.DB[pgx.Tx]
 	pool   *pgxpool.Pool
-	rows   *sqlrow.DB[pgx.Tx]
+	rows   sqlrow.Executor
 	closes *sqlrow.Table
 }
 
@@ -69,10 +69,7 @@ func newReplica(t testing.TB, url string) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := sqlrow.Pgx(pool)
 	accounts, err := sqlrow.NewTable([]string{"accounts"}, []string{"id"}, nil, &sqlrow.TableOptions{InsecureAnyResource: true, Rule: guard.SameOrNewer})
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +104,7 @@ var surfaces = map[string]func(p *replica, work func(*http.Request)) http.Handle
 			work(r)
 			claim, _ := guard.ClaimFrom(r.Context())
 			err := pgx.BeginFunc(r.Context(), p.pool, func(tx pgx.Tx) error {
-				if err := p.closes.Update(r.Context(), p.rows.In(tx), claim, sqlrow.Key{claim.Resource}, sqlrow.Set{"seq": sqlrow.Raw("seq + 1")}); err != nil {
+				if err := p.closes.Update(r.Context(), sqlrow.Pgx(tx), claim, sqlrow.Key{claim.Resource}, sqlrow.Set{"seq": sqlrow.Raw("seq + 1")}); err != nil {
 					return err
 				}
 				_, err := tx.Exec(r.Context(), `INSERT INTO writes SELECT seq, $1 FROM accounts WHERE id = 'acme'`, int64(claim.Token))

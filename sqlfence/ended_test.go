@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
 // wrappedConnector is a database/sql driver around pgx's, as programs install
@@ -215,8 +216,8 @@ func TestTableInsideInTx(t *testing.T) {
 			after = ctx
 			for what, call := range calls {
 				err := call(ctx, e.db)
-				wantInvalid(t, what, err, "Querier", "")
-				if err != nil && !strings.Contains(err.Error(), "DB.In(tx)") {
+				wantInvalid(t, what, err, "Executor", "")
+				if err != nil && !strings.Contains(err.Error(), "sqlrow.Pgx(tx)") {
 					t.Errorf("%s: %v does not name the way out", what, err)
 				}
 			}
@@ -437,7 +438,7 @@ func TestLeakedPgxHandles(t *testing.T) {
 		"Enter":                     func(ctx context.Context) error { return single.Enter(ctx, tx, claimOf("r", 6)) },
 		"Present":                   func(ctx context.Context) error { return single.Present(ctx, tx, claimOf("r", 6)) },
 		"Table": func(ctx context.Context) error {
-			return table.Update(ctx, single.rows.In(tx), claimOf("r", 6), Key{5}, Set{"v": 5})
+			return table.Update(ctx, sqlrow.Pgx(tx), claimOf("r", 6), Key{5}, Set{"v": 5})
 		},
 	}
 	for what, use := range uses {

@@ -442,13 +442,13 @@ func (c *child) line(t testing.TB) string {
 
 // Querier is where a test sends statements of a Table, and its own.
 type Querier interface {
-	sqlrow.Querier
+	sqlrow.Executor
 	sqlkit.Querier
 }
 
 // rowQuerier is a Table's place and the same place for other statements.
 type rowQuerier struct {
-	sqlrow.Querier
+	sqlrow.Executor
 	other sqlkit.Querier
 }
 
@@ -464,10 +464,8 @@ func (q rowQuerier) Query(ctx context.Context, sql string, args []any, each sqlk
 // sessions, one by one, and calls then after it.
 func (e *env) altered(mutate func(sql string) string, then func()) Querier {
 	e.Helper()
-	rows, err := sqlrow.Pgx(e.admin, nil)
-	must(e, err)
 	tx := alteredTx{pool: e.admin, mutate: mutate, then: then}
-	return rowQuerier{rows.In(tx), sqlkit.Pgx{On: tx}}
+	return rowQuerier{sqlrow.Pgx(tx), sqlkit.Pgx{On: tx}}
 }
 
 func same(sql string) string { return sql }

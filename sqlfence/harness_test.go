@@ -102,7 +102,6 @@ type pgxFence struct {
 	*DB[pgx.Tx]
 	rowQuerier
 	operator
-	rows *sqlrow.DB[pgx.Tx]
 	pool *pgxpool.Pool
 }
 
@@ -115,21 +114,20 @@ func (f pgxFence) inUse() int { return int(f.pool.Stat().AcquiredConns()) }
 func (f pgxFence) close()     { f.pool.Close() }
 
 func (f pgxFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
+	return f.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
 }
 
 func (f pgxFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
-	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
 }
 
 func (f pgxFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
-	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB, f.rows}) })
+	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return fn(ctx, pgxTx{tx, f.DB}) })
 }
 
 type pgxTx struct {
-	tx   pgx.Tx
-	db   *DB[pgx.Tx]
-	rows *sqlrow.DB[pgx.Tx]
+	tx pgx.Tx
+	db *DB[pgx.Tx]
 }
 
 func (t pgxTx) exec(ctx context.Context, sql string, args ...any) (int64, error) {
@@ -151,7 +149,7 @@ func (t pgxTx) enter(ctx context.Context, claims ...guard.Claim) error {
 }
 
 func (t pgxTx) in() Querier {
-	return rowQuerier{t.rows.In(t.tx), sqlkit.Pgx{On: t.tx, Conn: t.tx.Conn()}}
+	return rowQuerier{sqlrow.Pgx(t.tx), sqlkit.Pgx{On: t.tx, Conn: t.tx.Conn()}}
 }
 
 func (t pgxTx) end(commit bool) error {
@@ -165,7 +163,6 @@ type stdFence struct {
 	*DB[*sql.Tx]
 	rowQuerier
 	operator
-	rows *sqlrow.DB[*sql.Tx]
 	pool *sql.DB
 }
 
@@ -178,11 +175,11 @@ func (f stdFence) inUse() int { return f.pool.Stats().InUse }
 func (f stdFence) close()     { f.pool.Close() }
 
 func (f stdFence) fenced(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB, f.rows}) })
+	return f.InTx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
 }
 
 func (f stdFence) fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(context.Context, testTx) error) error {
-	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB, f.rows}) })
+	return f.InTxAll(ctx, claims, opts, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, stdTx{tx, f.DB}) })
 }
 
 func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) error) error {
@@ -191,16 +188,15 @@ func (f stdFence) plain(ctx context.Context, fn func(context.Context, testTx) er
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(ctx, stdTx{tx, f.DB, f.rows}); err != nil {
+	if err := fn(ctx, stdTx{tx, f.DB}); err != nil {
 		return err
 	}
 	return tx.Commit()
 }
 
 type stdTx struct {
-	tx   *sql.Tx
-	db   *DB[*sql.Tx]
-	rows *sqlrow.DB[*sql.Tx]
+	tx *sql.Tx
+	db *DB[*sql.Tx]
 }
 
 func (t stdTx) exec(ctx context.Context, query string, args ...any) (int64, error) {
@@ -220,7 +216,7 @@ func (t stdTx) enter(ctx context.Context, claims ...guard.Claim) error {
 	return t.db.Enter(ctx, t.tx, claims...)
 }
 
-func (t stdTx) in() Querier { return rowQuerier{t.rows.In(t.tx), sqlkit.Std{On: t.tx}} }
+func (t stdTx) in() Querier { return rowQuerier{sqlrow.Std(t.tx), sqlkit.Std{On: t.tx}} }
 
 func (t stdTx) end(commit bool) error {
 	if commit {
@@ -236,13 +232,6 @@ type sessions interface {
 	close()
 }
 
-func rowOptions(opts *Options) *sqlrow.Options {
-	if opts == nil {
-		return nil
-	}
-	return &sqlrow.Options{Observer: opts.Observer}
-}
-
 type pgxSessions struct{ pool *pgxpool.Pool }
 
 func (s pgxSessions) inUse() int { return int(s.pool.Stat().AcquiredConns()) }
@@ -253,8 +242,7 @@ func (s pgxSessions) fence(opts *Options) (fence, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := sqlrow.Pgx(s.pool, rowOptions(opts))
-	return pgxFence{db, rowQuerier{rows, sqlkit.Pgx{On: s.pool}}, operator{sqladmin.Pgx(s.pool)}, rows, s.pool}, err
+	return pgxFence{db, rowQuerier{sqlrow.Pgx(s.pool), sqlkit.Pgx{On: s.pool}}, operator{sqladmin.Pgx(s.pool)}, s.pool}, nil
 }
 
 // stdSessions have a pool of pgx beside theirs, for operators.
@@ -275,8 +263,7 @@ func (s stdSessions) fence(opts *Options) (fence, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := sqlrow.Std(s.pool, rowOptions(opts))
-	return stdFence{db, rowQuerier{rows, sqlkit.Std{On: s.pool}}, operator{sqladmin.Pgx(s.admin.pool)}, rows, s.pool}, err
+	return stdFence{db, rowQuerier{sqlrow.Std(s.pool), sqlkit.Std{On: s.pool}}, operator{sqladmin.Pgx(s.admin.pool)}, s.pool}, nil
 }
 
 // openers open pools of each driver.

@@ -128,19 +128,19 @@ func TestRefusalStaysTheSame(t *testing.T) {
 	db := e.db.(pgxFence)
 	must(t, db.Raise(t.Context(), claimOf("r", 6)))
 	table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
-	row := func(call func(ctx context.Context, q sqlrow.Querier) error) func(ctx context.Context, tx pgx.Tx) error {
-		return func(ctx context.Context, tx pgx.Tx) error { return call(ctx, db.rows.In(tx)) }
+	row := func(call func(ctx context.Context, q sqlrow.Executor) error) func(ctx context.Context, tx pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error { return call(ctx, sqlrow.Pgx(tx)) }
 	}
 	calls := map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"Present": func(ctx context.Context, tx pgx.Tx) error { return db.Present(ctx, tx, claimOf("r", 5)) },
 		"Enter":   func(ctx context.Context, tx pgx.Tx) error { return db.Enter(ctx, tx, claimOf("a", 5), claimOf("r", 5)) },
-		"Update": row(func(ctx context.Context, q sqlrow.Querier) error {
+		"Update": row(func(ctx context.Context, q sqlrow.Executor) error {
 			return table.Update(ctx, q, claimOf("row", 9), Key{1, "x"}, Set{"v": "new"})
 		}),
-		"Upsert": row(func(ctx context.Context, q sqlrow.Querier) error {
+		"Upsert": row(func(ctx context.Context, q sqlrow.Executor) error {
 			return table.Upsert(ctx, q, claimOf("row", 9), Key{1, "x"}, Set{"v": "new"})
 		}),
-		"Raise": row(func(ctx context.Context, q sqlrow.Querier) error {
+		"Raise": row(func(ctx context.Context, q sqlrow.Executor) error {
 			return table.Raise(ctx, q, claimOf("row", 9), Key{1, "x"}, nil)
 		}),
 		"Conn": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "SELECT 1"); return err },

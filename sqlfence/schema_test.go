@@ -211,11 +211,12 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 func TestObserver(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		var events []guard.Event
-		db := e.open(&Options{Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) { events = append(events, event) })})
+		observer := guard.ObserverFunc(func(_ context.Context, event guard.Event) { events = append(events, event) })
+		db := e.open(&Options{Observer: observer})
 		e.createPairs()
 		e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x')")
-		table := e.table("pairs", []string{"a", "b"}, nil)
-		opts := TableOptions{Rule: guard.SameOrNewer}
+		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Observer: observer})
+		opts := TableOptions{Rule: guard.SameOrNewer, Observer: observer}
 		rows := e.table("pairs", []string{"a", "b"}, &opts)
 		failed := errors.New("failed")
 		nothing := func(context.Context, testTx) error { return nil }

@@ -19,7 +19,7 @@ import (
 // code to copy.
 type fenced struct {
 	db      *sqlfence.DB[pgx.Tx]
-	rows    *sqlrow.DB[pgx.Tx]
+	rows    sqlrow.Executor
 	closes  *sqlrow.Table
 	client  *http.Client
 	ledger  string
@@ -31,10 +31,7 @@ func newFenced(ctx context.Context, pool *pgxpool.Pool, ledger string, store s3f
 	if err != nil {
 		return nil, err
 	}
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		return nil, err
-	}
+	rows := sqlrow.Pgx(pool)
 	closes, err := sqlrow.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, billingClose, &sqlrow.TableOptions{
 		Columns: map[string]string{"tenant": "tenant_id", "period": "period"},
 		Rule:    guard.SameOrNewer, // closePeriod writes under the token that takeOver raised

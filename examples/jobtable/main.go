@@ -51,7 +51,7 @@ var (
 type worker struct {
 	pool   *pgxpool.Pool
 	db     *sqlfence.DB[pgx.Tx] // transactions: the invoices
-	rows   *sqlrow.DB[pgx.Tx]   // single rows: the job's own
+	rows   sqlrow.Executor      // single rows: the job's own
 	fenced bool
 	pause  func() // where the story stops a worker
 }
@@ -119,7 +119,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 		return err
 	}
 	stopped, wake, late := make(chan bool), make(chan bool), make(chan error)
-	first := worker{pool, guard.Must(sqlfence.Pgx(pool, nil)), guard.Must(sqlrow.Pgx(pool, nil)), fenced, func() { close(stopped); <-wake }}
+	first := worker{pool, guard.Must(sqlfence.Pgx(pool, nil)), sqlrow.Pgx(pool), fenced, func() { close(stopped); <-wake }}
 	second := first
 	second.pause = func() {}
 	go func() { late <- first.work(ctx) }()

@@ -38,7 +38,7 @@ func TestMistakes(t *testing.T) {
 		CREATE TABLE bare (tenant text, period text, n int, PRIMARY KEY (tenant, period));
 		CREATE TABLE texts (tenant text, period text, n int, last_fencing_token text NOT NULL DEFAULT '', PRIMARY KEY (tenant, period));
 		INSERT INTO closes VALUES ('acme', '2026-04'); INSERT INTO texts VALUES ('acme', '2026-04')`))
-	rows := need(sqlrow.Pgx(pool, nil))
+	rows := sqlrow.Pgx(pool)
 	locks, keys := need(lockclient.New(need(pglock.New(pool, nil)), "w", nil)), []string{"tenant", "period"}
 	defer locks.Close(context.WithoutCancel(ctx))
 	claim, key := guard.Claim{Resource: "acme:billing-close:2026-04", Token: 3, LeaseID: "L"}, sqlrow.Key{"acme", "2026-04"}

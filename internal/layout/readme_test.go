@@ -44,7 +44,7 @@ var snippetImports = map[string]string{
 }
 
 // Each snippet is the body of a function wrapped in these.
-const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], rows *sqlrow.DB[pgx.Tx], body io.Reader,
+const snippetHead = `func snippet%d(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, db *sqlfence.DB[pgx.Tx], body io.Reader,
 	s3Client *s3.Client, csv []byte, client *lockclient.Client, name string, closes *guard.Template, opts *lockclient.AcquireOptions,
 	pause time.Duration, parts []string, work func(context.Context) error) any {
 `

@@ -59,6 +59,11 @@ var mistakes = []mistake{
 		by:    unitTest("sqlfence", "^TestRowsDecide$"),
 	},
 	{
+		name: "row's session not asked", wrong: "a session of another encoding writes the row of another key",
+		edits: []edit{{tableUpdateGo, `sessionSQL = sqlkit.EncodedSQL + " IS NOT NULL"`, `sessionSQL = "true"`}},
+		by:    unitTest("sqlfence", "^TestRowEncodingOfEveryExecutor$"),
+	},
+	{
 		name: "lease ID not compared", wrong: "two holders of one token look the same",
 		edits: []edit{{"guard/decide.go", "case claim.LeaseID != mark.LeaseID:", "case false:"}},
 		by:    unitTest("guard", "^TestDecideIsTheRule$"),

@@ -61,12 +61,12 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 	}
 	names := make([]string, len(v.Tables)+len(v.Triggers)) // with their schemas, as resolved by the caller's search_path
 	parts := make([]string, len(v.Triggers))
-	tables := make([]sqlrow.Layout, len(v.Tables))
+	tables := make([]sqlkit.RowTable, len(v.Tables))
 	for i, t := range v.Tables {
 		if t == nil {
 			return nil, guard.Invalid("Verification.Tables", "nil", "must not have a nil element")
 		}
-		tables[i] = t.Layout()
+		tables[i] = sqlkit.RowTableOf(t)
 		names[i] = tables[i].Name
 	}
 	for i, g := range v.Triggers {

@@ -1,6 +1,6 @@
 package sqladmin
 
-import "github.com/fencepost-go/fencepost/sqlfence/sqlrow"
+import "github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 
 // qualifiedSQL puts the schema before a table's name, $1, if the table exists. It
 // runs under the caller's search_path, and so names the schema of everything.
@@ -58,7 +58,7 @@ const verifyTableSQL = `
 // verifyFirstUseSQL reports what the first use of a table refuses: a relation that keeps no
 // marks, another type of the token, and key columns in which different values are equal
 // or have other texts than a resource's name is built from.
-const verifyFirstUseSQL = `SELECT $1::text, problem FROM (` + sqlrow.LookSQL + `) AS look(obstacle, there, unfit, inexact), LATERAL (VALUES
+const verifyFirstUseSQL = `SELECT $1::text, problem FROM (` + sqlkit.LookSQL + `) AS look(obstacle, there, unfit, inexact), LATERAL (VALUES
 	(CASE WHEN obstacle <> '' THEN 'the first use refuses it: it ' || obstacle END),
 	(CASE WHEN inexact <> '' THEN format('the first use refuses its token column %I, which is of type %s and must be bigint', $3::text, inexact) END),
 	(CASE WHEN unfit <> '' THEN format('the first use refuses its key: %s, which is not the type of the variable; {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation', unfit) END)) AS found(problem)

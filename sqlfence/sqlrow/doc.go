@@ -2,15 +2,14 @@
 //
 // The row is the resource, and one of its columns is its mark: the highest claim
 // that was admitted so far. A write compares its claim with it in the same statement.
-// pgx ([Pgx]) and database/sql ([Std]) run the same statements; nothing else of
-// sqlfence is needed, and nothing in the database but a column.
+// It runs on a pool, a connection or a transaction of pgx ([Pgx]) or database/sql ([Std]);
+// nothing else of sqlfence is needed, and nothing in the database but a column.
 //
 //	ALTER TABLE tenant_billing_close ADD last_fencing_token bigint NOT NULL DEFAULT 0;
 //
-//	rows, err := sqlrow.Pgx(pool, nil)
 //	name := guard.Must(guard.NewTemplate("{tenant_id}:billing-close:{period}"))
 //	closes, err := sqlrow.NewTable([]string{"tenant_billing_close"}, []string{"tenant_id", "period"}, name, nil)
-//	err = closes.Update(ctx, rows, claim, sqlrow.Key{"tenant_123", "2026-04"},
+//	err = closes.Update(ctx, sqlrow.Pgx(pool), claim, sqlrow.Key{"tenant_123", "2026-04"},
 //		sqlrow.Set{"status": "closed", "closed_at": sqlrow.Raw("now()")})
 //	if errors.Is(err, guard.ErrStale) {
 //		return err // superseded by a newer holder: stop
@@ -36,8 +35,11 @@
 //   - Marks do not survive a failover to a standby that lost them, and reads after a
 //     raise must not go to a replica. With synchronous_commit off a crash may lose an
 //     acknowledged update and its mark; it loses no [Table.Raise].
-//   - A table is looked at once for each [DB]. If several have its name, by a search_path
-//     that changes, name the schema.
+//   - A [Table] is looked at once. If several tables have its name, by a search_path that
+//     changes, name the schema; for another database make another Table.
+//   - A raise ends no session. A statement waits up to 20 s for a row that another
+//     transaction has locked, or as long as the session's lock_timeout says, and then names
+//     the session; in a transaction of yours that setting is yours.
 //   - If a person or a driver cancels a COMMIT that waits for a synchronous standby, the
 //     server reports success with a warning. A pool made with sqlfence.WatchWarnings
 //     turns it into ErrOutcomeUnknown.
@@ -51,9 +53,8 @@
 // Otherwise the old holder may write between the read and the write, and that write
 // would be lost. [Table.Where] adds a condition.
 //
-// [DB.In] runs the same statements in a transaction. A row's mark and
-// the mark that sqlfence's InTx and Raise use are different marks. This package has its
-// own DB type, so that the two cannot be confused.
+// sqlrow.Pgx(tx) runs the same statements in a transaction. A row's mark and the mark that
+// sqlfence's InTx and Raise use are different marks: a sqlfence.DB is no [Executor].
 //
 // # Errors
 //
@@ -66,7 +67,8 @@
 //
 // # Where to read on
 //
-// table.go describes a table, statement.go builds its statements, write.go sends one
-// and finds out why a row was not written, raise.go raises and reads, inspect.go
-// looks at a table once, when it is first used.
+// write.go has the path of a write: it checks the input, sends the statement, and finds
+// out why a row was not written; failure.go has the errors. statement.go builds the
+// statements, table.go describes a table and looks at it once, executor.go is where
+// statements go, key.go names the resource of a key, expr.go checks a user's SQL.
 package sqlrow

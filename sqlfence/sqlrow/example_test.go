@@ -24,11 +24,7 @@ func ExampleTable_Update() {
 		last_fencing_token bigint NOT NULL DEFAULT 0)`)
 	pool.Exec(ctx, `INSERT INTO closes (tenant) VALUES ('tenant_123')`)
 
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	rows := sqlrow.Pgx(pool)
 	name := guard.Must(guard.NewTemplate("{tenant}:close"))
 	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, name, nil)
 	if err != nil {
@@ -62,11 +58,7 @@ func ExampleTable_Raise() {
 		last_fencing_token bigint NOT NULL DEFAULT 0)`)
 	pool.Exec(ctx, `INSERT INTO cursors VALUES ('orders', 70, 10)`)
 
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	rows := sqlrow.Pgx(pool)
 	cursors, err := sqlrow.NewTable([]string{"cursors"}, []string{"feed"}, guard.Must(guard.NewTemplate("{feed}:cursor")), &sqlrow.TableOptions{Rule: guard.SameOrNewer})
 	if err != nil {
 		fmt.Println(err)
@@ -97,11 +89,7 @@ func ExampleTable_Upsert() {
 	pool.Exec(ctx, `CREATE TABLE sessions (id text PRIMARY KEY, node text, ended boolean NOT NULL DEFAULT false,
 		last_fencing_token bigint NOT NULL DEFAULT 0)`)
 
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	rows := sqlrow.Pgx(pool)
 	sessions, err := sqlrow.NewTable([]string{"sessions"}, []string{"id"}, guard.Must(guard.NewTemplate("session:{id}")), nil)
 	if err != nil {
 		fmt.Println(err)

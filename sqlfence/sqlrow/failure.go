@@ -15,6 +15,9 @@ func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) err
 	if sqlkit.Explained(err) {
 		return err
 	}
+	if sqlkit.NotEncoded(err) {
+		return sqlkit.ErrEncoding
+	}
 	var argument sqlkit.Unsendable
 	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {
 		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))

@@ -1,7 +1,6 @@
 package sqlrow
 
 import (
-	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"strings"
@@ -11,11 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // mocked returns a DB on a driver with configured answers. It shows how a
 // driver's errors are handled; the other tests ask PostgreSQL what it does.
-func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
+func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) Executor {
 	t.Helper()
 	pool, m, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
 	if err != nil {
@@ -31,12 +31,7 @@ func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) *DB[*sql.Tx] {
 		}
 		pool.Close()
 	})
-	db, err := Std(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	db.inspected.Store(tableID{`"jobs"`, "last_fencing_token", "null"}, true)
-	return db
+	return Std(pool)
 }
 
 func state(code string) error {
@@ -61,8 +56,8 @@ func anyTable(name, key []string, opts *TableOptions) (*Table, error) {
 }
 
 const (
-	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token"`
-	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, true FROM "jobs" WHERE ("id" = $1)`
+	mockUpdate  = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint, "v" = $3 WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>) "last_fencing_token" AND ` + sessionSQL + boundedSQL
+	mockVerdict = `SELECT "last_fencing_token", NULL::pg_catalog.text, true FROM "jobs" WHERE ("id" = $1) AND ` + sessionSQL
 )
 
 func mockTable(t *testing.T, rule guard.Rule) *Table {
@@ -70,6 +65,7 @@ func mockTable(t *testing.T, rule guard.Rule) *Table {
 	if err != nil {
 		t.Fatal(err)
 	}
+	table.looked.Store(true)
 	return table
 }
 
@@ -111,7 +107,7 @@ func TestFailureOfRows(t *testing.T) {
 // TestErrorBehindRows (P5): the error of a driver after the rows came when the statement
 // was committed.
 func TestErrorBehindRows(t *testing.T) {
-	const take = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token"` +
+	const take = `UPDATE "jobs" SET "last_fencing_token" = $2::bigint WHERE ("id" = $1) AND $2::bigint OPERATOR(pg_catalog.>=) "last_fencing_token" AND ` + sessionSQL + boundedSQL +
 		` RETURNING ` + liftCommit + `, "last_fencing_token" OPERATOR(pg_catalog.=) $2::bigint, "v"`
 	db := mocked(t, func(m sqlmock.Sqlmock) {
 		row := []driver.Value{nil, true, 1}
@@ -131,7 +127,7 @@ func TestFailureOfTheFirstLook(t *testing.T) {
 	}
 	for want, cause := range map[guard.Reason]error{guard.ReasonUnavailable: errInjected, guard.ReasonInvalid: state("42P01")} {
 		db := mocked(t, func(m sqlmock.Sqlmock) {
-			m.ExpectQuery(LookSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
+			m.ExpectQuery(sqlkit.LookSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
 		})
 		err := table.Update(t.Context(), db, claimOf("r", 5), Key{7}, Set{"v": 1})
 		if guard.ReasonOf(err) != want || !errors.Is(err, cause) || !strings.Contains(err.Error(), "look at fresh") {
@@ -196,7 +192,7 @@ func BenchmarkUpdateSQL(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil)
+		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil, true)
 		if err != nil || !strings.HasPrefix(s.sql, "UPDATE") {
 			b.Fatal(err)
 		}

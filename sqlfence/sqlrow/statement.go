@@ -13,6 +13,8 @@ type statement struct {
 	sql  string
 	args []any
 	dest []any
+	kept bool    // a raise's row has the claim as its mark
+	void *string // what a setting returns
 }
 
 // kind is what a statement on one row does.
@@ -47,10 +49,22 @@ func columnsOf[V any, M ~map[string]V](m M, into []string) []string {
 // statement returns a statement and its parameters: the key's come first, then
 // the claim's, then the set's in the order of their columns, then the
 // predicates', so that each list of columns gives one text, which the driver
-// prepares once. It returns the given columns of the row, if there are any.
-func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning []string) (statement, error) {
+// prepares once. bounded is for one that commits by itself.
+func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, dest []Dest, bounded bool) (*statement, error) {
+	returning, into, err := pointers(dest)
+	if err != nil {
+		return nil, err
+	}
 	if k == updates && len(set) == 0 {
-		return statement{}, guard.Invalid("set", "", "names no column")
+		return nil, guard.Invalid("set", "", "names no column")
+	}
+	s := &statement{dest: into}
+	if k == raises {
+		s.dest = append([]any{&s.void, &s.kept}, into...)
+	}
+	session := sessionSQL
+	if bounded {
+		session += boundedSQL
 	}
 	b := builder{args: make([]any, 0, len(key)+2+len(set))}
 	b.Grow(256)
@@ -58,15 +72,24 @@ func (t *Table) statement(k kind, claim guard.Claim, key Key, set Set, returning
 	if t.lease != "" {
 		b.args = append(b.args, claim.LeaseID)
 	}
-	if err := b.write(t, k, set, returning); err != nil {
-		return statement{}, err
+	if err := b.write(t, k, set, returning, session); err != nil {
+		return nil, err
 	}
-	return statement{sql: b.String(), args: b.args}, nil
+	s.sql, s.args = b.String(), b.args
+	return s, nil
 }
+
+// What every statement asks of its session, in the statement itself, so that it holds
+// behind any driver: that a key's bytes are taken for the characters that were meant, and,
+// if nothing else bounds it, that the wait for a locked row ends.
+const (
+	sessionSQL = sqlkit.EncodedSQL + " IS NOT NULL"
+	boundedSQL = " AND CASE WHEN pg_catalog.current_setting('lock_timeout') OPERATOR(pg_catalog.=) '0' THEN pg_catalog.set_config('lock_timeout', '20s', true) ELSE '' END IS NOT NULL"
+)
 
 // verdict returns the statement that reads why a row was not written: its
 // mark, and whether it satisfies the predicates.
-func (t *Table) verdict(key Key) (statement, error) {
+func (t *Table) verdict(key Key) (*statement, error) {
 	b := builder{args: slices.Clone([]any(key))}
 	lease := t.lease
 	if lease == "" {
@@ -74,15 +97,38 @@ func (t *Table) verdict(key Key) (statement, error) {
 	}
 	b.add("SELECT ", t.token, ", ", lease, ", ")
 	if err := b.predicates(t); err != nil {
-		return statement{}, err
+		return nil, err
 	}
-	b.add(" FROM ", t.name, " WHERE ", t.where)
-	return statement{sql: b.String(), args: b.args}, nil
+	b.add(" FROM ", t.name, " WHERE ", t.where, " AND ", sessionSQL)
+	return &statement{sql: b.String(), args: b.args}, nil
+}
+
+// liftCommit makes the commit of the statement that returns it wait for the
+// disk where the server's default would not: what counts is the setting at the
+// commit (PostgreSQL documentation, 20.5.1, synchronous_commit).
+const liftCommit = "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'local'])" +
+	" THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
+
+// raised is the condition that a written row has the claim as its mark.
+func (t *Table) raised() string {
+	raised := t.token + equals + t.offeredToken
+	if t.lease != "" {
+		raised += " AND " + t.lease + equals + t.offeredLease + ` COLLATE pg_catalog."C"`
+	}
+	return raised
+}
+
+// lockersSQL names the session whose transaction has locked the row with a key. One that
+// only shares a lock with others is not seen.
+func (t *Table) lockersSQL() string {
+	return `SELECT coalesce(pg_catalog.string_agg(pg_catalog.format('pid %s, application "%s", %s', a.pid, a.application_name, coalesce(a.state, 'not visible')), '; '), '') FROM ` +
+		t.name + ` AS r JOIN pg_catalog.pg_locks AS l ON l.locktype OPERATOR(pg_catalog.=) 'transactionid' AND l.granted AND l.transactionid OPERATOR(pg_catalog.=) r.xmax` +
+		` JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid WHERE ` + t.keysEqual("r.", func(i int) string { return placeholder(i + 1) })
 }
 
 // admits compares the token and lease that a statement offers with those of
-// the row, whose columns have the given prefix. The collation is explicit
-// because two lease IDs may be equal under the column's own.
+// the row, whose columns have the given prefix: guard.Decide in SQL, for both rules. The
+// collation is explicit because two lease IDs may be equal under the column's own.
 func (t *Table) admits(prefix, token, lease string) string {
 	mark := prefix + t.token
 	switch {
@@ -108,21 +154,20 @@ func (b *builder) add(texts ...string) {
 
 // write builds a statement for one row, after the key's parameters and the
 // claim's.
-func (b *builder) write(t *Table, k kind, set Set, returning []string) error {
+func (b *builder) write(t *Table, k kind, set Set, returning []string, session string) error {
 	var few [8]string // most sets fit
 	columns := columnsOf(set, few[:0])
-	admits := t.admitted
 	var err error
 	if k == upserts {
-		admits = t.admits(t.row+".", t.offeredToken, t.offeredLease) // EXCLUDED is there too
-		err = b.insert(t, columns, set)
+		err = b.insert(t, columns, set, session)
+		b.add(t.admits(t.row+".", t.offeredToken, t.offeredLease)) // EXCLUDED is there too
 	} else {
 		err = b.update(t, columns, set)
+		b.add(t.admits("", t.offeredToken, t.offeredLease), " AND ", session)
 	}
 	if err != nil {
 		return err
 	}
-	b.add(admits)
 	if len(t.predicates) > 0 {
 		b.add(" AND ")
 		if err := b.predicates(t); err != nil {
@@ -165,7 +210,7 @@ func (b *builder) update(t *Table, columns []string, set Set) error {
 // insert writes the statement up to the comparison. The row's own values come
 // from EXCLUDED, so that each parameter or expression occurs once; but not the
 // token and the lease, because a trigger may have changed the row to be inserted.
-func (b *builder) insert(t *Table, columns []string, set Set) error {
+func (b *builder) insert(t *Table, columns []string, set Set, session string) error {
 	keys, names, assigned := strings.Join(t.keyColumns, ", "), "", ""
 	for _, column := range columns {
 		quoted, err := t.settable(column)
@@ -183,7 +228,7 @@ func (b *builder) insert(t *Table, columns []string, set Set) error {
 	for i := range t.keys {
 		b.add(placeholder(i+1), ", ")
 	}
-	b.add(t.offeredToken)
+	b.add("CASE WHEN ", session, " THEN ", t.offeredToken, " END")
 	if t.lease != "" {
 		b.add(", ", t.offeredLease)
 	}

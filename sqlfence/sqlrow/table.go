@@ -5,8 +5,8 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
@@ -37,11 +37,14 @@ type TableOptions struct {
 	// resource can write any row, so a mistaken claim with a high token makes
 	// the row's true holder stale.
 	InsecureAnyResource bool
+	// Observer receives an event for every write and raise; nil means none.
+	Observer guard.Observer
 }
 
 // Table is a guarded table: each row is a resource, and one of its columns is
-// the row's mark. It is immutable and safe for concurrent use. The zero value
-// is not usable; call [NewTable].
+// the row's mark. It is immutable and safe for concurrent use. It is of one database,
+// where it is looked at once, when it is first used. The zero value is not usable; call
+// [NewTable].
 type Table struct {
 	name       string // quoted
 	row        string // quoted: the last part of the name, by which a statement refers to the row
@@ -55,15 +58,14 @@ type Table struct {
 	rule       guard.Rule
 	resource   *guard.Template
 	bound      []bound
-	layout     Layout
-	id         any // its tableID, boxed once
+	layout     sqlkit.RowTable
 	predicates []Expr
+	observer   guard.Observer
+	looked     *atomic.Bool // at the table, by it or one that Where made of it
 
-	// The claim as a statement offers it, after the key's parameters, and the
-	// comparison with the row's mark.
+	// The claim as a statement offers it, after the key's parameters.
 	offeredToken, offeredLease string // $2::bigint, $3::pg_catalog.text
 	offered                    string // "token" = $2::bigint, "lease" = ...
-	admitted                   string
 }
 
 // NewTable describes a guarded table. name is given in parts, {"billing",
@@ -95,7 +97,7 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		return nil, guard.Invalid("TableOptions.Rule", o.Rule.String(), "must be guard.OncePerToken or guard.SameOrNewer")
 	}
 	t := &Table{label: strings.Join(name, "."), keys: slices.Clone(key), rule: o.Rule, resource: resource,
-		reserved: map[string]string{}}
+		reserved: map[string]string{}, observer: o.Observer, looked: new(atomic.Bool)}
 	var err error
 	if t.name, err = sqlkit.QuoteName("table name", name); err != nil {
 		return nil, err
@@ -129,27 +131,11 @@ func NewTable(name []string, key []string, resource *guard.Template, opts *Table
 		t.offeredLease = placeholder(len(key)+2) + "::pg_catalog.text"
 		t.offered += ", " + t.lease + " = " + t.offeredLease
 	}
-	t.admitted = t.admits("", t.offeredToken, t.offeredLease)
-	t.layout = Layout{Name: t.name, Key: t.keys, Token: o.TokenColumn, Lease: o.LeaseColumn, Bound: sqlkit.JSON(t.bound)}
-	t.id = tableID{t.name, o.TokenColumn, t.layout.Bound}
+	t.layout = sqlkit.RowTable{Name: t.name, Key: t.keys, Token: o.TokenColumn, Lease: o.LeaseColumn, Bound: sqlkit.JSON(t.bound)}
 	return t, nil
 }
 
-// tableID identifies what a DB checks when a table is first used.
-type tableID struct{ name, token, bound string }
-
-// Layout is what the fence needs of a table, with names as in the catalog.
-type Layout struct {
-	Name string // quoted, as in SQL
-	Key  []string
-	// Token and Lease are columns; Lease is empty if there is none.
-	Token, Lease string
-	// Bound has the columns and types of the template's variables, as JSON.
-	Bound string
-}
-
-// Layout describes the table, for package sqladmin to verify.
-func (t *Table) Layout() Layout { return t.layout }
+func init() { sqlkit.RowTableOf = func(table any) sqlkit.RowTable { return table.(*Table).layout } }
 
 // bind finds the key column of each variable of the table's template.
 func (t *Table) bind(o TableOptions) error {
@@ -242,32 +228,32 @@ func (t *Table) reserve(what, column string) (string, error) {
 	return quoted, nil
 }
 
-// check validates the input of a write before anything is sent, and returns the
-// key to send.
-func (t *Table) check(ctx context.Context, claim guard.Claim, key Key) (Key, error) {
-	if err := claim.Validate(); err != nil {
-		return nil, err
+// look refuses, when a table is first used, a relation that does not keep a
+// mark as a table does: an INSTEAD OF trigger or a rule may write another row, or
+// another mark; next to a row of an inheritance child an upsert would insert one
+// without a mark. It also refuses key columns in which different values are
+// equal, or have texts other than those the resource's name is built from. A
+// table that does not exist is left to the statement.
+func (t *Table) look(ctx context.Context, on Executor) error {
+	if t.looked.Load() {
+		return nil
 	}
-	if len(key) != len(t.keys) {
-		return nil, guard.Invalid("key", t.label, "has "+strconv.Itoa(len(t.keys))+" columns, "+strconv.Itoa(len(key))+" values were given")
+	var obstacle, unfit, inexact string
+	var there bool
+	err := on.query(ctx, sqlkit.LookSQL, []any{t.layout.Name, t.layout.Bound, t.layout.Token}, func(scan func(dest ...any) error) error {
+		return scan(&obstacle, &there, &unfit, &inexact)
+	})
+	switch {
+	case err != nil:
+		return t.failure("look at "+t.label, guard.Claim{}, err, false)
+	case obstacle != "":
+		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
+	case inexact != "":
+		return guard.Invalid("token column "+t.layout.Token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
+	case unfit != "":
+		return guard.Invalid("template "+t.resource.String(), unfit,
+			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")
 	}
-	for i, v := range key {
-		if isNull(v) {
-			return nil, guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
-		}
-	}
-	if t.resource != nil {
-		guarded, sent, err := t.resourceOf(key)
-		if err != nil {
-			return nil, err
-		}
-		if guarded != claim.Resource {
-			return nil, &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
-		}
-		key = sent
-	}
-	if ctx.Err() != nil {
-		return nil, sqlkit.Ended(ctx, "write "+t.label, claim)
-	}
-	return key, nil
+	t.looked.Store(there)
+	return nil
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
@@ -19,118 +21,128 @@ type Set map[string]any
 // Key has the values of a table's key columns, in the order of [NewTable].
 type Key []any
 
+// Dest is where [Table.Raise], [Table.Update] and [Table.Upsert] put what they
+// read, by column: pointers that the driver's Scan takes. A column that may be
+// NULL needs a pointer to a pointer, or a type such as [database/sql.Null]. After an
+// error its contents are meaningless.
+type Dest map[string]any
+
+// Update writes set to the row with the given key, if the row's mark admits the claim,
+// and makes the claim the row's mark, in one statement.
+//
+// A claim is admitted if its token is above the mark's or, under [guard.SameOrNewer],
+// equal to it. If it is refused, a second statement reads why; the claim's reasons come
+// before that of [Table.Where].
+//
+// A dest reads columns of the row as written. Update fences one row: for a set, to which
+// an older holder may add a row, use sqlfence's InTx.
+//
+// Errors; where they say nothing else, nothing was written:
+//   - guard.ErrStale, guard.ErrSpent, guard.ErrConflict: the mark refuses the claim.
+//   - guard.ErrNotFound: no such row; with [ErrPredicate], one that Where excludes.
+//   - guard.ErrUnfenced: the token column is NULL.
+//   - guard.ErrMisdirected, guard.ErrInvalid: wrong input.
+//   - guard.ErrUnavailable: try again. A row that another transaction has locked for 20 s,
+//     or for the session's own lock_timeout, is one; the error names its session.
+//   - guard.ErrSetup: a right is missing, or a trigger or policy leaves the row out.
+//   - guard.ErrOutcomeUnknown: the response was lost, or a dest did not take its value (in
+//     a transaction its own error, and the row is written): the row's mark shows it.
+//   - errors of the statement, such as a violated constraint, with the driver's inside; or
+//     the key is not unique, and the error says how many rows were written.
+func (t *Table) Update(ctx context.Context, on Executor, claim guard.Claim, key Key, set Set, dest ...Dest) error {
+	return t.run(ctx, on, updates, claim, key, set, dest)
+}
+
+// Upsert writes set to the row with the given key as [Table.Update] does, or inserts the
+// row, with the claim as its mark, if there is none.
+//
+// The key must be the columns of a unique index, else the error is ErrInvalid. set applies
+// to both cases, so an [Expr] in it cannot refer to the row's columns; it may be empty. A
+// predicate of [Table.Where] is applied only to an existing row.
+//
+// A row that does not exist has no mark: whoever inserts it is admitted, under any token.
+// After a DELETE an older holder's Upsert brings the row back. Keep the row instead: say
+// in a column of your own that it is deleted, and let Where exclude it.
+//
+// The errors are those of Update.
+func (t *Table) Upsert(ctx context.Context, on Executor, claim guard.Claim, key Key, set Set, dest ...Dest) error {
+	return t.run(ctx, on, upserts, claim, key, set, dest)
+}
+
+// Raise makes the claim the mark of the row with the given key and reads the row as it is
+// under that mark, in one statement.
+//
+// From then on no older holder can write the row, so that what a holder computes from what
+// it read here overwrites no acknowledged update (P2); a comparison at write time only does
+// not give this. dest may be nil, to raise only. Raise is idempotent.
+//
+// The mark is durable once Raise has returned, whatever the server's synchronous_commit
+// is; in a transaction once that has committed.
+//
+// The errors are those of [Table.Update], and:
+//   - guard.ErrInvalid, nothing sent: the table's rule is not [guard.SameOrNewer]; a raise
+//     would use the token up.
+//   - guard.ErrUnfenced: a trigger puts another mark in the claim's place.
+func (t *Table) Raise(ctx context.Context, on Executor, claim guard.Claim, key Key, dest Dest) error {
+	return t.run(ctx, on, raises, claim, key, nil, []Dest{dest})
+}
+
+// run makes a fenced statement, and tells the observer.
+func (t *Table) run(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key, set Set, dest []Dest) error {
+	start := time.Now()
+	mark, err := t.write(ctx, on, k, claim, key, set, dest)
+	err = sqlkit.Interrupted(ctx, err)
+	if t.observer != nil {
+		op := guard.OpWrite
+		if k == raises {
+			op = guard.OpRaise
+		}
+		t.observer.Observe(ctx, guard.Event{Op: op, Surface: guard.SurfaceSQL, Claim: claim, Mark: mark, Duration: time.Since(start), Reason: guard.ReasonOf(err), Err: err})
+	}
+	return err
+}
+
 // maxReplaced bounds how often a write is repeated because the row that refused
 // it was gone, or replaced by a newer one, when its mark was read.
 const maxReplaced = 3
 
-// Update writes set to the row with the given key if, in the same statement,
-// the claim is above the row's mark (or equal to it, under
-// [guard.SameOrNewer]); the claim becomes the row's mark. q is a [DB], or a
-// transaction through [DB.In]. With a dest, at most one, it reads columns of
-// the row as written.
-//
-// An update that applies is one statement and costs what the same UPDATE
-// without a fence costs. Only an update that changed no row is followed by a
-// read to find out why.
-//
-// The errors: [*guard.RejectedError] with ErrStale, ErrSpent, ErrConflict,
-// ErrNotFound (no such row or, with [ErrPredicate], one that [Table.Where]
-// excludes), ErrUnfenced (the token column is NULL); ErrInvalid for malformed input, nothing sent;
-// ErrUnavailable, nothing written; ErrSetup if a right is missing, or a trigger or
-// policy leaves the row out; ErrOutcomeUnknown if the response was lost, or a
-// dest cannot take its column's value: the row's mark shows the outcome. Errors
-// of the statement itself, such as a violated constraint, are passed on with the
-// driver's error inside. An update that returns an error other than
-// ErrOutcomeUnknown has changed nothing, with two exceptions: if the key turns
-// out not to be unique, the error says how many rows were written; and in a
-// transaction, if a dest cannot take its value, the error is the driver's, and
-// the caller decides. After an error the contents of dest are meaningless.
-//
-// If several reasons apply, those of the claim come first: a stale holder gets
-// ErrStale even if the predicate excludes the row.
-//
-// Update fences one row. It cannot stop an older holder from adding another row
-// to a set: use sqlfence's InTx for sets.
-func (t *Table) Update(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
-	return t.write(ctx, q, updates, claim, key, set, dest)
-}
-
-// write is a fenced statement on one row.
-func (t *Table) write(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest []Dest) error {
-	return t.observed(ctx, q, claim, func() (guard.Mark, error) {
-		var into Dest
-		switch len(dest) {
-		case 0:
-		case 1:
-			into = dest[0]
-		default:
-			return guard.Mark{}, guard.Invalid("dest", strconv.Itoa(len(dest)), "must have at most one element")
-		}
-		s, key, err := t.prepare(ctx, q, k, claim, key, set, into)
-		if err != nil {
-			return guard.Mark{}, err
-		}
-		if len(into) == 0 {
-			return t.untilDecided(ctx, q, k, claim, key, func() (int64, error) { return q.exec(ctx, s.sql, s.args) })
-		}
-		return t.sendReturning(ctx, q, k, claim, key, s, func(scan func(dest ...any) error) error { return scan(s.dest...) })
-	})
-}
-
-// prepare checks the input of a statement on one row and returns the statement
-// and its key.
-func (t *Table) prepare(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, set Set, dest Dest) (s statement, sent Key, err error) {
-	if sent, err = t.check(ctx, claim, key); err != nil {
-		return s, sent, err
-	}
-	columns, into, err := dest.pointers()
+// write checks the input, sends the statement and, if it wrote nothing, asks for the
+// reason. It returns the row's mark as far as it is known.
+func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key, set Set, dest []Dest) (guard.Mark, error) {
+	key, err := t.check(ctx, k, claim, key)
 	if err != nil {
-		return s, sent, err
+		return guard.Mark{}, err
 	}
-	if s, err = t.statement(k, claim, sent, set, columns); err != nil {
-		return s, sent, err
+	if on == nil {
+		on = executor{}
 	}
-	s.dest = into
-	return s, sent, q.usable(ctx, t)
-}
-
-// sendReturning is untilDecided for a statement that returns the row.
-func (t *Table) sendReturning(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, s statement, each sqlkit.EachRow) (guard.Mark, error) {
-	mark, err := t.untilDecided(ctx, q, k, claim, key, func() (n int64, err error) {
-		err = q.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error { n++; return each(scan) })
-		return n, err
-	})
-	if misread := (sqlkit.Unreadable{}); errors.As(err, &misread) && !q.autocommit() {
-		return guard.Mark{}, fmt.Errorf("sqlfence: %s: %w", t.op(k), misread)
+	if err := on.usable(ctx); err != nil {
+		return guard.Mark{}, err
 	}
-	return mark, err
-}
-
-func (t *Table) observed(ctx context.Context, q Querier, claim guard.Claim, write func() (guard.Mark, error)) error {
-	start := time.Now()
-	mark, err := write()
-	err = sqlkit.Interrupted(ctx, err)
-	q.observe(ctx, guard.Event{Op: guard.OpWrite, Claim: claim, Mark: mark, Duration: time.Since(start), Err: err})
-	return err
-}
-
-// untilDecided repeats send, which writes the row and returns how many rows it
-// wrote, until the row is written or its mark says why not.
-func (t *Table) untilDecided(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key, send func() (int64, error)) (guard.Mark, error) {
+	s, err := t.statement(k, claim, key, set, dest, on.commits())
+	if err != nil {
+		return guard.Mark{}, err
+	}
+	if err := t.look(ctx, on); err != nil {
+		return guard.Mark{}, err
+	}
 	var marks []guard.Mark
 	for range maxReplaced {
-		n, err := send()
+		n, err := s.send(ctx, on)
 		switch {
 		case err != nil:
-			return guard.Mark{}, t.failure(t.op(k), claim, err, q.autocommit())
+			return guard.Mark{}, t.failed(ctx, on, k, claim, key, err)
+		case n > 1:
+			return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
+		case n == 1 && k == raises && !s.kept:
+			return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
+				Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
 		case n == 1:
 			return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
-		case n > 1:
-			return guard.Mark{}, t.notUnique(k, n)
 		}
 		// If the row as it is now admits the claim, the row that refused it was
 		// replaced since. Nothing was written, so it may be sent again.
-		mark, err := t.refusal(ctx, q, k, claim, key)
+		mark, err := t.refusal(ctx, on, k, claim, key)
 		if err != nil {
 			return mark, err
 		}
@@ -147,19 +159,84 @@ var (
 	errHeldBack = fmt.Errorf("the row admits the claim and was not written in %d attempts: a trigger leaves it out (as suppress_redundant_updates_trigger does) or changes its key, or a row-level security policy keeps it", maxReplaced)
 )
 
-func (t *Table) notUnique(k kind, n int64) error {
-	return fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
+// check validates the input of a write before anything is sent, and returns the
+// key to send.
+func (t *Table) check(ctx context.Context, k kind, claim guard.Claim, key Key) (Key, error) {
+	if k == raises && t.rule != guard.SameOrNewer {
+		return nil, guard.Invalid("TableOptions.Rule", t.rule.String(), "must be guard.SameOrNewer for a raise, which would use the token up")
+	}
+	if err := claim.Validate(); err != nil {
+		return nil, err
+	}
+	if len(key) != len(t.keys) {
+		return nil, guard.Invalid("key", t.label, "has "+strconv.Itoa(len(t.keys))+" columns, "+strconv.Itoa(len(key))+" values were given")
+	}
+	for i, v := range key {
+		if isNull(v) {
+			return nil, guard.Invalid("key column "+t.keys[i], "NULL", "must not be NULL")
+		}
+	}
+	if t.resource != nil {
+		guarded, sent, err := t.resourceOf(key)
+		if err != nil {
+			return nil, err
+		}
+		if guarded != claim.Resource {
+			return nil, &guard.MisdirectedError{Claimed: claim.Resource, Guarded: guarded}
+		}
+		key = sent
+	}
+	return key, sqlkit.Ended(ctx, "write "+t.label, claim)
+}
+
+// send sends the statement and returns how many rows it wrote.
+func (s *statement) send(ctx context.Context, on Executor) (n int64, err error) {
+	if len(s.dest) == 0 {
+		return on.exec(ctx, s.sql, s.args)
+	}
+	err = on.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error { n++; return scan(s.dest...) })
+	return n, err
+}
+
+// failed turns the error of a statement that writes into one of guard's.
+func (t *Table) failed(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key, err error) error {
+	misread := sqlkit.Unreadable{}
+	switch unread := errors.As(err, &misread); {
+	case unread && on.commits(): // whatever the dest's error says, the row may be written
+		return guard.OutcomeUnknown(t.op(k), claim, err)
+	case unread && sqlkit.Explained(misread): // its promises are not this write's
+		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %v", t.op(k), misread)
+	case unread:
+		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %w", t.op(k), misread)
+	case pgerr.State(err) == pgerr.LockTimeout && on.commits():
+		err = t.lockedBy(ctx, on, key, err)
+	}
+	return t.failure(t.op(k), claim, err, on.commits())
+}
+
+// lockedBy adds to the error of a statement that waited in vain for the row who has it.
+func (t *Table) lockedBy(ctx context.Context, on Executor, key Key, err error) error {
+	var who string
+	each := func(scan func(dest ...any) error) error { return scan(&who) }
+	if look := on.query(ctx, t.lockersSQL(), key, each); look != nil || who == "" {
+		return err
+	}
+	return fmt.Errorf("%w; the row is locked by %s, until its transaction ends", err, who)
 }
 
 // refusal reads why a statement changed nothing. The error is nil if the row as
 // it is now would be written.
-func (t *Table) refusal(ctx context.Context, q Querier, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
+func (t *Table) refusal(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
 	s, err := t.verdict(key)
 	if err != nil {
 		return guard.Mark{}, err
 	}
 	var r rowState
-	found, err := row(ctx, q, s.sql, s.args, &r.token, &r.lease, &r.satisfied)
+	found := false
+	err = on.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error {
+		found = true
+		return scan(&r.token, &r.lease, &r.satisfied)
+	})
 	switch {
 	case err != nil:
 		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
@@ -202,19 +279,15 @@ func (t *Table) decide(r rowState, claim guard.Claim) (guard.Mark, error) {
 	return mark, nil
 }
 
-// Upsert writes set to the row with the given key as [Table.Update] does, or
-// inserts the row, with the claim as its mark, if there is none. It is one
-// statement, INSERT ... ON CONFLICT DO UPDATE, with the dest and the errors of
-// Update; the key must be the columns of a unique index, else the error is
-// ErrInvalid. set applies to both cases, so an [Expr] in it cannot refer to the
-// row's columns; it may be empty. Columns that set does not name get their
-// default in an inserted row and keep their value in an existing row.
-//
-// A row that does not exist has no mark: whoever inserts it is admitted, under
-// any token. So P1 holds from the row's first insert until a DELETE, after which
-// an older holder's Upsert brings the row back. Keep the row instead, with its mark:
-// say in a column of your own that it is deleted, and let [Table.Where] exclude it.
-// A predicate of Where is applied only to an existing row.
-func (t *Table) Upsert(ctx context.Context, q Querier, claim guard.Claim, key Key, set Set, dest ...Dest) error {
-	return t.write(ctx, q, upserts, claim, key, set, dest)
+// pointers returns the columns of dests in order and their destinations.
+func pointers(dests []Dest) (columns []string, into []any, err error) {
+	for _, d := range dests {
+		for _, column := range columnsOf(d, nil) {
+			if v := reflect.ValueOf(d[column]); v.Kind() != reflect.Pointer || v.IsNil() {
+				return nil, nil, guard.Invalid("dest column "+column, fmt.Sprintf("%T", d[column]), "must be a pointer that is not nil")
+			}
+			columns, into = append(columns, column), append(into, d[column])
+		}
+	}
+	return columns, into, nil
 }

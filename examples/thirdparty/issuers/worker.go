@@ -82,10 +82,7 @@ func work(ctx context.Context, encoded string) error {
 		return err
 	}
 	defer pool.Close()
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		return err
-	}
+	rows := sqlrow.Pgx(pool)
 	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")), nil)
 	if err != nil {
 		return err

@@ -71,15 +71,12 @@ func writeDoc(ctx context.Context, q querier, guards string, claim guard.Claim, 
 type row struct {
 	guards string
 	pool   *pgxpool.Pool
-	rows   *sqlrow.DB[pgx.Tx]
+	rows   sqlrow.Executor
 	table  *sqlrow.Table
 }
 
 func newRow(guards string, pool *pgxpool.Pool) (*row, error) {
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		return nil, err
-	}
+	rows := sqlrow.Pgx(pool)
 	table, err := sqlrow.NewTable([]string{"campaign", "docs"}, []string{"resource"}, nil,
 		&sqlrow.TableOptions{InsecureAnyResource: true, LeaseColumn: "lease_id", Rule: guard.SameOrNewer})
 	return &row{guards, pool, rows, table}, err

@@ -55,7 +55,7 @@ func PgxSent(c *pgx.Conn, err error) error {
 	switch {
 	case errors.Is(err, pgx.ErrTxClosed): // and then c may be nil
 		return pgerr.NotSent(err)
-	case err == nil || Explained(err) || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(Unreadable)):
+	case c == nil, err == nil || Explained(err) || pgerr.State(err) != "" || c.IsClosed() || pgconn.SafeToRetry(err) || errors.As(err, new(Unreadable)):
 		return err
 	}
 	return Unsendable{err}

@@ -82,9 +82,9 @@ END $$;
 
 -- ==== The rule ====
 
--- verdict is guard.Decide under the rule SameOrNewer, and the only place in SQL
+-- verdict is guard.Decide under the rule SameOrNewer, and the only place in this schema
 -- that compares a claim with a mark, but for the statements in enter, enter_row and reset
--- that look for the row that has it:
+-- that look for the row that has it (package sqlrow compares in statements of its own):
 -- 'stale', 'conflict', 'current' (the claim is the mark) or 'newer' (it may be
 -- raised). A NULL mark means none. A floor has no lease: a token that equals it
 -- is stale.

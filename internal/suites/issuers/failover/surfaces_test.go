@@ -136,10 +136,7 @@ func newSurfaces(t *testing.T) *surfaces {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := sqlrow.Pgx(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := sqlrow.Pgx(pool)
 	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")),
 		&sqlrow.TableOptions{Rule: guard.SameOrNewer})
 	if err != nil {

@@ -1,22 +1,27 @@
-package sqlrow
+package sqlkit
 
-import (
-	"context"
+// RowTable is what the fence needs of a table of package sqlrow, with names as in the
+// catalog.
+type RowTable struct {
+	Name string // quoted, as in SQL
+	Key  []string
+	// Token and Lease are columns; Lease is empty if there is none.
+	Token, Lease string
+	// Bound has the columns and types of the template's variables, as JSON.
+	Bound string
+}
 
-	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
-)
-
-// otherEncoding is the obstacle of a session that takes a key for other characters.
-const otherEncoding = "is used in a session whose client_encoding is not UTF8"
+// RowTableOf describes a *sqlrow.Table. Package sqlrow sets it, so that sqladmin can
+// verify tables and users do not see how.
+var RowTableOf func(table any) RowTable
 
 // LookSQL says what a table, $1, is, whether it has rules or inheritance children,
 // and whether one of its partitions or children is a foreign table. It names
 // the schema of everything: it runs in the caller's transactions, whose
 // search_path is not changed and may lead to functions and operators of another
-// role. It also says which columns of $2, [Layout].Bound, have a type that does not
+// role. It also says which columns of $2, [RowTable].Bound, have a type that does not
 // keep a resource's name exactly, and the type of the token column, $3, if that is
-// another one than bigint. Package sqladmin verifies tables with it.
+// another one than bigint.
 const LookSQL = `WITH RECURSIVE tree AS (
 	SELECT pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid AS oid
 	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
@@ -26,8 +31,7 @@ const LookSQL = `WITH RECURSIVE tree AS (
 		NOT c.relispartition AND c.oid OPERATOR(pg_catalog.<>) pg_catalog.to_regclass($1::pg_catalog.text) AS inherits
 	FROM tree JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) tree.oid
 )
-SELECT CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.<>) ALL (ARRAY['UTF8', 'SQL_ASCII']) THEN '` + otherEncoding + `'
-		WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
+SELECT CASE WHEN pg_catalog.bool_and(keeps) IS FALSE THEN 'is or has a view or foreign table'
 		WHEN pg_catalog.bool_or(ruled) THEN 'has rules'
 		WHEN pg_catalog.bool_or(inherits) THEN 'has inheritance children, across which no index keeps the key unique' ELSE '' END,
 	pg_catalog.count(*) OPERATOR(pg_catalog.>) 0,
@@ -46,34 +50,3 @@ SELECT CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catal
 		WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text) AND a.attname OPERATOR(pg_catalog.=) $3::pg_catalog.text AND NOT a.attisdropped
 			AND CASE WHEN t.typtype OPERATOR(pg_catalog.=) 'd' THEN t.typbasetype ELSE t.oid END OPERATOR(pg_catalog.<>) 'pg_catalog.int8'::pg_catalog.regtype::pg_catalog.oid)
 FROM kinds`
-
-// guardable refuses, when a table is first used, a relation that does not keep a
-// mark as a table does: an INSTEAD OF trigger or a rule may write another row, or
-// another mark; next to a row of an inheritance child an upsert would insert one
-// without a mark. It also refuses key columns in which different values are
-// equal, or have texts other than those the resource's name is built from. A
-// table that does not exist is left to the statement.
-func (d *DB[Tx]) guardable(ctx context.Context, q Querier, t *Table) error {
-	if _, known := d.inspected.Load(t.id); known {
-		return nil
-	}
-	var obstacle, unfit, inexact string
-	var there bool
-	_, err := row(ctx, q, LookSQL, []any{t.layout.Name, t.layout.Bound, t.layout.Token}, &obstacle, &there, &unfit, &inexact)
-	switch {
-	case err != nil:
-		return t.failure("look at "+t.label, guard.Claim{}, err, false)
-	case obstacle == otherEncoding:
-		return sqlkit.ErrEncoding
-	case obstacle != "":
-		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
-	case inexact != "":
-		return guard.Invalid("token column "+t.layout.Token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
-	case unfit != "":
-		return guard.Invalid("template "+t.resource.String(), unfit,
-			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")
-	case there:
-		d.inspected.Store(t.id, true)
-	}
-	return nil
-}
