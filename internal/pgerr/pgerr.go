@@ -10,6 +10,7 @@ package pgerr
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -185,8 +186,17 @@ func (e notSent) Unwrap() error { return e.error }
 func Unsent(err error) bool {
 	var connect *pgconn.ConnectError
 	var unsent notSent
-	return errors.As(err, &unsent) || errors.As(err, &connect) ||
+	return errors.As(err, &unsent) || errors.As(err, &connect) || queued(err) ||
 		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+}
+
+// queued reports whether PgBouncer ended a client that waited for a connection to the
+// server, to which it had passed on nothing of what the client sent last. The server's own
+// errors of this class say where in its code they come from.
+func queued(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "08P01" && pg.File == "" &&
+		(strings.HasPrefix(pg.Message, "server login has been failing") || pg.Message == "query_wait_timeout")
 }
 
 // replanned reports whether a table changed under a statement that the driver

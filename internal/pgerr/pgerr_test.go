@@ -163,3 +163,24 @@ func TestReasonOfErrors(t *testing.T) {
 		t.Error("a predicate is wrong")
 	}
 }
+
+// TestQueuedInPgBouncer: what PgBouncer says to a client that waited for a connection was
+// not passed on. Any other error of that class, and the server's own with those words,
+// leaves the outcome unknown.
+func TestQueuedInPgBouncer(t *testing.T) {
+	for _, c := range []struct {
+		message, file string
+		want          guard.Reason
+	}{
+		{"server login has been failing, cached error: connect failed (server_login_retry)", "", guard.ReasonUnavailable},
+		{"server login has been failing, try again later (server_login_retry)", "", guard.ReasonUnavailable},
+		{"query_wait_timeout", "", guard.ReasonUnavailable},
+		{"server login has been failing, try again later", "postgres.c", guard.ReasonOutcomeUnknown},
+		{"server conn crashed?", "", guard.ReasonOutcomeUnknown},
+	} {
+		err := &pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: c.message, File: c.file}
+		if got := Reason(err, Commit); got != c.want {
+			t.Errorf("%q: %s, want %s", c.message, got, c.want)
+		}
+	}
+}

@@ -54,7 +54,9 @@ type Finding struct {
 func (o *Operator) Inspect(ctx context.Context) (found []Finding, err error) {
 	var in inspection
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
-		in, err = inspect(ctx, conn)
+		if in, err = inspect(ctx, conn); err == nil && in.schema == pglease.Schema().Version() {
+			in.objects, err = wrongObjects(ctx, conn)
+		}
 		return pglease.Harmless(err)
 	})
 	if err != nil {
@@ -72,7 +74,8 @@ type inspection struct {
 	isolation, readOnly    string // the defaults
 	fsync, fullPageWrites  string
 	schema                 int
-	usable                 int // the version by which this build judges the schema
+	usable                 int    // the version by which this build judges the schema
+	objects                string // what is wrong with those of the schema
 	timeline, epochBase    int64
 	hidden                 string // why the timeline or the system identifier could not be read
 	blocker                int    // process whose open transaction has a lock that keeps the exclusive calls out
@@ -80,6 +83,7 @@ type inspection struct {
 	lockerWaitsFor         []int32
 	snapshot               int // process with the oldest snapshot
 	snapshotAge            time.Duration
+	unseen                 int      // sessions of which the role may not see since when they have a snapshot
 	rowSecurity            []string // tables that have it
 	ahead                  int64    // leases granted later than the server's clock shows
 }
@@ -107,7 +111,9 @@ ORDER BY s.xact_start LIMIT 1`
 WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
   AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') ORDER BY k.granted DESC, k.pid LIMIT 1`
 	snapshotSQL = `SELECT s.pid, (extract(epoch FROM clock_timestamp() - s.xact_start) * 1000000)::bigint FROM pg_stat_activity s
-WHERE s.backend_xmin IS NOT NULL AND s.datname = current_database() AND s.pid <> pg_backend_pid() ORDER BY s.xact_start LIMIT 1`
+WHERE s.backend_xmin IS NOT NULL AND s.datname = current_database() AND s.pid <> pg_backend_pid() AND s.xact_start IS NOT NULL ORDER BY s.xact_start LIMIT 1`
+	unseenSQL = `SELECT count(*) FROM pg_stat_activity s
+WHERE s.backend_xmin IS NOT NULL AND s.datname = current_database() AND s.pid <> pg_backend_pid() AND s.xact_start IS NULL`
 	rowSecuritySQL = `SELECT array_agg(c.relname::text ORDER BY c.relname) FROM pg_class c
 WHERE c.oid IN (to_regclass('fencepost.leases'), to_regclass('fencepost.spent'), to_regclass('fencepost.epoch')) AND c.relrowsecurity`
 )
@@ -160,6 +166,7 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 		see(false, blockerSQL, &in.blocker),
 		see(false, lockerSQL, &in.locker, &in.lockerWaitsFor),
 		see(false, snapshotSQL, &in.snapshot, &age),
+		see(false, unseenSQL, &in.unseen),
 		see(false, rowSecuritySQL, &in.rowSecurity),
 		see(false, aheadSQL, &in.ahead),
 	)
@@ -180,6 +187,12 @@ func (in *inspection) findings() (found []Finding) {
 	}
 	check("server", in.server+", database "+in.database+", role "+in.user, SeverityOK, false, "", "")
 	in.checkSchema(check)
+	objects := "all there, as this build has them"
+	if in.schema != pglease.Schema().Version() {
+		objects = "not looked at, since the schema has another version"
+	}
+	check("schema objects", objects, SeverityError, in.objects != "", in.objects,
+		"run as the schema's owner what fencectl migrate --print has for them")
 	check("standby", "no", SeverityError, in.standby,
 		"the server is a standby: nothing can be granted or renewed there",
 		"connect to the primary (target_session_attrs=read-write)")
@@ -213,7 +226,11 @@ func (in *inspection) findings() (found []Finding) {
 	check("row-level security", "off", SeverityError, len(in.rowSecurity) > 0,
 		"is on for "+strings.Join(in.rowSecurity, ", ")+": the statements of issuers to which it applies are refused",
 		"ALTER TABLE fencepost.... DISABLE ROW LEVEL SECURITY; rights per column (roles) are what is needed")
-	check("old snapshot", "none", SeverityWarning, in.snapshotAge > snapshotWorthTelling,
+	snapshots := "none"
+	if in.unseen > 0 {
+		snapshots = fmt.Sprintf("none of those that this role may see; it does not see those of %d sessions, for which it needs pg_read_all_stats", in.unseen)
+	}
+	check("old snapshot", snapshots, SeverityWarning, in.snapshotAge > snapshotWorthTelling,
 		fmt.Sprintf("server process %d has a snapshot for %s: until it ends no dead version of a row is cleaned, and busy leases become slow", in.snapshot, in.snapshotAge.Round(time.Second)),
 		"end the transaction if it is forgotten; let long reports and dumps run on a standby")
 	check("clock set back", "no", SeverityWarning, in.ahead > 0,

@@ -126,7 +126,7 @@ func TestBadDatabase(t *testing.T) {
 	}{
 		{without, refusal{"no schema", nil, opcmd.ExitSetup, "schema_missing", "run fencectl migrate"}},
 		{newer, refusal{"a newer schema", nil, opcmd.ExitSetup, "schema_newer", "use a newer fencectl"}},
-		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, opcmd.ExitNoRights, "no_rights", "permission denied"}},
+		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, opcmd.ExitNoRights, "no_rights", "it is role " + role + ": fencectl roles"}},
 		{withUser(role, "lion-lion"), refusal{"a wrong password", nil, opcmd.ExitNoRights, "no_rights", "password authentication failed"}},
 		{gone, refusal{"no connection", nil, opcmd.ExitUnavailable, "unavailable", "connect"}},
 		{"postgres://nobody:tiger-tiger@127.0.0.1:port/db", refusal{"a malformed URL", nil, opcmd.ExitUsage, "usage", "not a PostgreSQL URL"}},

@@ -44,10 +44,13 @@ func (a *app) on(needed []string, act action, names ...string) cli.ActionFunc {
 			return err
 		}
 		defer c.pool.Close()
-		if err := c.need(ctx, needed...); err != nil {
-			return err
+		if err = c.need(ctx, needed...); err == nil {
+			err = act(c, ctx)
 		}
-		return act(c, ctx)
+		if sqlState(err) == "42501" {
+			err = fmt.Errorf("%w; it is role %s: fencectl roles prints the roles that may, and it needs to be a member of one", err, shown(c.pool.Config().ConnConfig.User))
+		}
+		return err
 	}
 }
 
