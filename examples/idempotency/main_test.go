@@ -167,7 +167,7 @@ func TestRejectionsAreNotStored(t *testing.T) {
 		}
 	}
 	f.tax = func(context.Context, int64) (int64, error) { return 0, guard.Unavailable("tax", guard.Claim{}, nil) }
-	if status, _ := f.ask(token, "11"); status != 503 || f.count(keys) != 1 {
+	if status, _ := f.ask(token, "11"); status != 500 || f.count(keys) != 1 {
 		t.Errorf("%d, %d keys", status, f.count(keys))
 	}
 	f.tax = func(context.Context, int64) (int64, error) { return 0, nil }

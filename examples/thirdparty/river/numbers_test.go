@@ -18,6 +18,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
 
@@ -93,18 +94,12 @@ func (s *scene) start() *river.Client[pgx.Tx] {
 // next waits for the next attempt.
 func (s *scene) next() attempt {
 	s.Helper()
-	select {
-	case a := <-s.script.begun:
-		return a
-	case <-time.After(time.Minute):
-		s.Fatal("no attempt begins")
-		return attempt{}
-	}
+	return testkit.Receive(s.T, "an attempt", s.script.begun)
 }
 
 func (s *scene) await(query string, id int64) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(s.Context(), testkit.Patience)
 	defer cancel()
 	if err := poll(ctx, s.pool, query, id); err != nil {
 		s.Fatal(err)
