@@ -1,55 +1,51 @@
-// Command quickstart does the same work under two leases, then again under the first.
+// Command quickstart does a job under a lease, and shows what a worker gets whose own lease
+// ended before.
 package main
 
 import (
 	"context"
 	"fmt"
 	"log"
-	"net/http"
-	"net/http/httptest"
 	"os"
-	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
-
 func main() {
-	ctx, name := context.Background(), must(closes.Name("acme", "2026-04"))
+	ctx := context.Background()
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
+	must(0, lockadmin.Migrate(ctx, pool)) // schema fencepost
+	must(pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS billing AS SELECT 'acme' AS tenant, 'open' AS status"))
+	client := must(lockclient.New(must(pglock.New(pool, nil)), "worker-7", nil))
 	db := must(sqlfence.Pgx(pool, nil))
-	must(0, lockadmin.Migrate(ctx, pool))
-	must(pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS postings (tenant text, cents bigint)"))
-	// A ledger: another service, with marks in its own memory.
-	fence := must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return name, nil }, nil))
-	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
-	web := &http.Client{Transport: must(httpfence.NewTransport(nil, []string{ledger.URL}, nil))}
-	work := func(ctx context.Context) error {
-		claim, _ := guard.ClaimFrom(ctx)
-		err := db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "INSERT INTO postings VALUES ('acme', 21250)")
+
+	// A worker is paused here, with token 1, and its lease ends.
+	lease := must(client.Acquire(ctx, "acme:billing-close:2026-04", nil))
+	paused := lease.Claim()
+	must(0, lease.Release(ctx))
+
+	err := client.Hold(ctx, "acme:billing-close:2026-04", nil, func(ctx context.Context) error {
+		claim, _ := guard.ClaimFrom(ctx) // carries the lease's token, 2
+		return db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "UPDATE billing SET status = 'closed' WHERE tenant = 'acme'")
 			return err
 		})
-		_, refused := httpfence.Do(web, must(http.NewRequestWithContext(ctx, "POST", ledger.URL, nil)))
-		fmt.Printf("token %v  database: %v\ntoken %v  ledger:   %v\n", claim.Token, err, claim.Token, refused)
-		return nil
-	}
-	client, hold := must(lockclient.New(must(pglock.New(pool, nil)), "worker-7", nil)), &lockclient.HoldOptions{TTL: time.Minute}
-	var first guard.Claim
-	must(0, client.Hold(ctx, name, hold, func(ctx context.Context) error {
-		first, _ = guard.ClaimFrom(ctx)
-		return work(ctx)
-	}))
-	must(0, client.Hold(ctx, name, hold, work))
-	must(0, work(guard.WithClaim(ctx, first))) // as a process does that was paused
+	})
+	fmt.Println("the holder:       ", err)
+
+	// The worker that was paused with token 1 wakes up and writes.
+	err = db.InTx(ctx, paused, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "UPDATE billing SET status = 'open' WHERE tenant = 'acme'")
+		return err
+	})
+	fmt.Println("the paused worker:", err) // guard.ErrStale
 }
 
 func must[T any](v T, err error) T {

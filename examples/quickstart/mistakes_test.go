@@ -98,8 +98,6 @@ func TestMistakes(t *testing.T) {
 			return err
 		}, "lease lost"},
 		"TTL without a unit":    {func() any { return second(locks.Acquire(ctx, "r", &lockclient.AcquireOptions{TTL: 30})) }, `"30ns": must be 100ms to`},
-		"nil AcquireOptions":    {func() any { return second(locks.Acquire(ctx, "r", nil)) }, "AcquireOptions.TTL is missing"},
-		"nil HoldOptions":       {func() any { return locks.Hold(ctx, "r", nil, func(context.Context) error { return nil }) }, "HoldOptions.TTL is missing"},
 		"nil pool: leases":      {func() any { return second(pglock.New((*pgxpool.Pool)(nil), nil)) }, "pool"},
 		"nil pool: fence":       {func() any { return second(sqlfence.Pgx(nil, nil)) }, "pool"},
 		"nil store":             {func() any { return second(httpfence.New(nil, resource, nil)) }, "store"},
@@ -130,6 +128,8 @@ func TestMistakes(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // need is must for tests: a panic names the test that it ends.
+var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+
 func need[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
