@@ -3,6 +3,20 @@
 // was refused, and a store of marks in memory. It depends only on the standard
 // library.
 //
+//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
+//	resource, err := closes.Name("tenant_123", "2026-04")
+//	if err != nil {
+//		return err
+//	}
+//	store := guard.NewMemory(nil)
+//	if _, err := store.Admit(ctx, guard.Claim{Resource: resource, Token: 11, LeaseID: "b"}); err != nil {
+//		var rejected *guard.RejectedError
+//		if errors.As(err, &rejected) {
+//			log.Printf("%s: offered %v, mark %v", rejected.Reason, rejected.Claim.Token, rejected.Mark.Token)
+//		}
+//		return err
+//	}
+//
 // # The problem
 //
 // A worker takes a lease with token 10 and is paused past its expiry. Another
@@ -51,19 +65,8 @@
 //
 // # Use
 //
-//	closes := guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
-//	resource, err := closes.Name("tenant_123", "2026-04")
-//	if err != nil {
-//		return err
-//	}
-//	store := guard.NewMemory(nil)
-//	if _, err := store.Admit(ctx, guard.Claim{Resource: resource, Token: 11, LeaseID: "b"}); err != nil {
-//		var rejected *guard.RejectedError
-//		if errors.As(err, &rejected) {
-//			log.Printf("%s: offered %v, mark %v", rejected.Reason, rejected.Claim.Token, rejected.Mark.Token)
-//		}
-//		return err
-//	}
+// A service compares claims with a [Store], a client carries its claim in the context
+// ([WithLease], [ClaimFrom]), and a message in its headers ([Inject], [Extract]).
 //
 // # Failure by failure
 //
@@ -72,7 +75,8 @@
 // has written already. Conflict: two holders have one token; stop both and
 // raise an alarm. Unavailable: nothing was written, a retry is safe. Outcome
 // unknown: the write may have taken effect; read before you write again.
-// Invalid, missing and misdirected: nothing was sent; correct the caller.
+// Invalid, missing and misdirected: nothing was sent; correct the caller. An error speaks
+// of the claim that it names: [ReasonFor] says what it means for another.
 // FAILURES.md says what each part of the module does when an issuer or a store
 // is down, and shows how to fail fast, wait, or continue without it.
 //
@@ -81,6 +85,16 @@
 // [Mark] has a Floor flag, so that a comparison with "no mark of its own, but
 // the store has retired marks up to here" is the same call to [Decide] as any
 // other, even for a caller that only reads.
+//
+// # Where to read on
+//
+// token.go and claim.go are what is compared, decide.go is how, template.go and validate.go
+// are the names. reason.go has the sentinels, errors.go and lost.go the errors with their
+// facts. store.go is for implementers, with memory.go as the shortest store and package
+// guardtest as its judge. context.go and carrier.go carry a claim, raiseall.go takes over
+// several places, observer.go and observers.go report. Implementers of stores and issuers
+// make their errors by [Invalid], [Missing], [Unavailable], [Setup] and [OutcomeUnknown];
+// programs that only use the fences need none of these.
 //
 // # Compatibility
 //

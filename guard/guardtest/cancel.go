@@ -8,13 +8,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// cancelCases are about calls whose context ends.
-var cancelCases = []testCase{
-	{name: "P5/ended-context-is-never-success", promise: P5, run: endedContext},
-	{name: "P5/unavailable-means-unchanged", promise: P5, run: unavailableUnchanged},
-	{name: "P5/call-cut-halfway-tells-the-truth", promise: P5, run: cutHalfway},
-}
-
 // failed reports whether a call whose context has ended may return err. A call
 // that only reads cannot have an unknown outcome.
 func failed(call string, err error, reads bool) error {
@@ -32,7 +25,7 @@ func failed(call string, err error, reads bool) error {
 
 func endedContext(ctx context.Context, e *env) error {
 	s := e.store()
-	if err := admitted(ctx, s, claim(10, "a")); err != nil {
+	if err := admittedBy(ctx, s, claim(10, "a")); err != nil {
 		return err
 	}
 	for _, ended := range endedContexts(ctx) {
@@ -48,7 +41,7 @@ func endedContext(ctx context.Context, e *env) error {
 		if err := failed("Mark", err, true); err != nil {
 			return err
 		}
-		_, err = s.Retire(ended, future())
+		_, err = s.Retire(ended, future(e))
 		if err := failed("Retire", err, false); err != nil {
 			return err
 		}
@@ -69,19 +62,19 @@ func endedContexts(ctx context.Context) []context.Context {
 // unavailableUnchanged checks that nothing was written when a store says so.
 func unavailableUnchanged(ctx context.Context, e *env) error {
 	s := e.store()
-	if err := admitted(ctx, s, claim(10, "a")); err != nil {
+	if err := admittedBy(ctx, s, claim(10, "a")); err != nil {
 		return err
 	}
 	for _, ended := range endedContexts(ctx) {
-		if _, err := s.Retire(ended, future()); guard.ReasonOf(err) == guard.ReasonUnavailable {
-			if err := hasMark(ctx, s, resource, guard.Mark{Token: 10, LeaseID: "a"}); err != nil {
+		if _, err := s.Retire(ended, future(e)); guard.ReasonOf(err) == guard.ReasonUnavailable {
+			if err := hasMarkBy(ctx, s, resource, guard.Mark{Token: 10, LeaseID: "a"}); err != nil {
 				return fmt.Errorf("after Retire = %s: %w", guard.ReasonUnavailable, err)
 			}
 		} else {
 			return nil // the outcome is unknown, and so are the marks from here on
 		}
 		if _, err := s.Admit(ended, claim(11, "b")); guard.ReasonOf(err) == guard.ReasonUnavailable {
-			if err := hasMark(ctx, s, resource, guard.Mark{Token: 10, LeaseID: "a"}); err != nil {
+			if err := hasMarkBy(ctx, s, resource, guard.Mark{Token: 10, LeaseID: "a"}); err != nil {
 				return fmt.Errorf("after Admit(%s) = %s: %w", show(claim(11, "b")), guard.ReasonUnavailable, err)
 			}
 		} else {
@@ -99,7 +92,7 @@ func cutHalfway(ctx context.Context, e *env) error {
 	usual := time.Second
 	for i := range 3 { // the first call may also have opened a connection
 		started := time.Now()
-		if err := admitted(ctx, s, claim(guard.Token(i+1), "a")); err != nil {
+		if err := admittedBy(ctx, s, claim(guard.Token(i+1), "a")); err != nil {
 			return err
 		}
 		usual = min(usual, time.Since(started))
@@ -133,7 +126,7 @@ func cutHalfway(ctx context.Context, e *env) error {
 		case guard.ReasonUnavailable:
 			want = guard.Mark{}
 		}
-		if err := hasMark(ctx, s, at(i).Resource, want); err != nil {
+		if err := hasMarkBy(ctx, s, at(i).Resource, want); err != nil {
 			return fmt.Errorf("Admit(%s) said %q (none is success): %w", show(at(i)), r, err)
 		}
 	}

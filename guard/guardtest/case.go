@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,10 +18,9 @@ import (
 // testCase is one case. It returns its finding instead of failing a
 // testing.T, so that the suite itself can be tested on broken stores.
 type testCase struct {
-	name    string // promise/what-is-so
-	promise Promise
-	needs   capability
-	run     func(ctx context.Context, e *env) error
+	name  string // promise/what-is-so
+	needs capability
+	run   step
 }
 
 type capability uint8
@@ -31,12 +31,14 @@ const (
 	reopen
 )
 
-// cases returns the suite. The simple cases come first: their findings explain
-// those of the later ones.
-func cases() []testCase {
-	return slices.Concat(admitCases, leaseCases, nameCases, invalidCases, cancelCases,
-		retireCases, floorCases, replicaCases, reopenCases, raceCases, retireRaceCases, modelCases)
+// promise is what the name of c begins with.
+func (c testCase) promise() Promise {
+	promise, _, _ := strings.Cut(c.name, "/")
+	return Promise(promise)
 }
+
+// cases returns the suite.
+func cases() []testCase { return slices.Concat(sequences, races, modelCases) }
 
 // lacks returns the field of Harness that c needs and h does not set.
 func (c testCase) lacks(h Harness) string {
@@ -69,7 +71,7 @@ func (c testCase) check(ctx context.Context, h Harness) *Failure {
 	if err == nil {
 		return nil
 	}
-	return &Failure{Case: c.name, Promise: c.promise, Seed: h.Seed, Err: err}
+	return &Failure{Case: c.name, Promise: c.promise(), Seed: h.Seed, Err: err}
 }
 
 func (c testCase) checked(ctx context.Context, h Harness) error {
@@ -88,6 +90,8 @@ type env struct {
 	Harness
 	stream  uint64
 	handles []guard.Store // the store from New or Reopen, then its replica
+	first   int           // which of them is store
+	before  time.Time     // the latest cut
 }
 
 // open opens the store and, unless the case reopens it, its replica.
@@ -108,18 +112,6 @@ func (e *env) open(ctx context.Context, replicas bool) error {
 	return nil
 }
 
-// restart replaces the store with the one that a restart gives.
-func (e *env) restart(ctx context.Context) error {
-	old := e.handles[0]
-	e.handles = nil
-	s, err := e.Reopen(ctx, old)
-	if err != nil {
-		return fmt.Errorf("Harness.Reopen: %w", err)
-	}
-	e.handles = []guard.Store{s}
-	return nil
-}
-
 func (e *env) close() error {
 	if e.Close == nil {
 		return nil
@@ -134,7 +126,7 @@ func (e *env) close() error {
 }
 
 // store returns the first handle, for cases with a single caller.
-func (e *env) store() guard.Store { return e.handle(0) }
+func (e *env) store() guard.Store { return e.handle(e.first) }
 
 // handle deals the handles out to racing callers in turn.
 func (e *env) handle(i int) guard.Store {
@@ -221,17 +213,3 @@ func sleep(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	}
 }
-
-// cut returns a time that is, by any clock within Margin of this one, after
-// everything done before the call and before everything done after it.
-func (e *env) cut(ctx context.Context) (time.Time, error) {
-	if err := sleep(ctx, e.Margin); err != nil {
-		return time.Time{}, err
-	}
-	t := time.Now()
-	return t, sleep(ctx, e.Margin)
-}
-
-// future returns a time after everything that the case will do, by any
-// reasonable clock.
-func future() time.Time { return time.Now().Add(time.Hour) }

@@ -7,13 +7,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 var modelCases = []testCase{
-	{name: "P6/agrees-with-the-model", promise: P6, run: agreesWithModel},
+	{name: "P6/agrees-with-the-model", run: agreesWithModel},
 }
 
 // model is what a store is to one caller: guard.Decide over a map. Its clock
@@ -66,11 +65,10 @@ func (m *model) retire(before int) guard.Retired {
 // modelRun is one random sequence on the model and the store.
 type modelRun struct {
 	*env
-	model  model
-	rng    *rand.Rand
-	before time.Time // the latest cut, on the clock
-	tick   int       // and in the model
-	log    []string
+	model model
+	rng   *rand.Rand
+	tick  int // of the model at the latest cut
+	log   []string
 }
 
 func agreesWithModel(ctx context.Context, e *env) error {
@@ -85,28 +83,27 @@ func agreesWithModel(ctx context.Context, e *env) error {
 }
 
 func (r *modelRun) step(ctx context.Context, i int) error {
-	s := r.handle(i)
+	r.first = i % len(r.handles)
 	switch n := r.rng.IntN(100); {
 	case n < 78:
-		return r.admit(ctx, s)
+		return r.admit(ctx, r.store())
 	case n < 92:
 		name := r.name()
 		r.note("Mark(%s)", quote(name))
-		return hasMark(ctx, s, name, r.model.mark(name))
+		return hasMark(name, r.model.mark(name))(ctx, r.env)
 	case n < 96:
 		r.note("cut")
-		before, err := r.cut(ctx)
 		r.model.tick++
-		r.before, r.tick = before, r.model.tick
-		return err
+		r.tick = r.model.tick
+		return cut(ctx, r.env)
 	case n < 99:
 		want := r.model.retire(r.tick)
 		r.note("Retire(before the latest cut)")
-		return retires(ctx, s, r.before, want.Count, want.Floor)
+		return retires(atCut, want.Count, want.Floor)(ctx, r.env)
 	default:
 		want := r.model.retire(r.model.tick + 1)
 		r.note("Retire(all)")
-		return retires(ctx, s, future(), want.Count, want.Floor)
+		return retires(future, want.Count, want.Floor)(ctx, r.env)
 	}
 }
 

@@ -10,13 +10,16 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// raceCases are about many callers on one resource, on every handle.
-var raceCases = []testCase{
-	{name: "P1/no-stale-admission-among-racing-raises", promise: P1, run: racingRaises},
-	{name: "P3/no-reader-sees-the-mark-fall", promise: P3, run: racingReaders},
-	{name: "P4/racing-leases-of-one-token-have-one-winner", promise: P4, run: racingLeases},
-	{name: "P6/one-claim-from-many-callers-is-admitted", promise: P6, run: racingSameClaim},
-	{name: "P1/no-mark-is-forgotten-among-many", promise: P1, run: manyMarks},
+// races are about many callers, on every handle: on one resource, and of Retire among
+// callers that raise.
+var races = []testCase{
+	{name: "P1/no-stale-admission-among-racing-raises", run: racingRaises},
+	{name: "P3/no-reader-sees-the-mark-fall", run: racingReaders},
+	{name: "P4/racing-leases-of-one-token-have-one-winner", run: racingLeases},
+	{name: "P6/one-claim-from-many-callers-is-admitted", run: racingSameClaim},
+	{name: "P1/no-mark-is-forgotten-among-many", run: manyMarks},
+	{name: "P1/no-stale-admission-while-retiring", run: racingRetire},
+	{name: "P3/floor-never-lowers-while-raising", run: racingFloor},
 }
 
 // highest is the highest token that is known to have been admitted.
@@ -73,7 +76,7 @@ func racingRaises(ctx context.Context, e *env) error {
 	}
 	// The mark is the highest of all: no raise was lost, none was invented.
 	for i := range e.handles {
-		if err := hasMark(ctx, e.handle(i), resource, markOf(shared(resource, acked.load()))); err != nil {
+		if err := hasMarkBy(ctx, e.handle(i), resource, markOf(shared(resource, acked.load()))); err != nil {
 			return err
 		}
 	}
@@ -167,7 +170,7 @@ func oneWinner(ctx context.Context, e *env, c guard.Claim) error {
 		return fmt.Errorf("%d leases were admitted under token %d of %s; want one", n, c.Token, quote(c.Resource))
 	}
 	won := under(int(winner.Load()))
-	if err := hasMark(ctx, e.store(), c.Resource, markOf(won)); err != nil {
+	if err := hasMarkBy(ctx, e.store(), c.Resource, markOf(won)); err != nil {
 		return fmt.Errorf("%s was admitted: %w", show(won), err)
 	}
 	return nil
@@ -179,7 +182,7 @@ func racingSameClaim(ctx context.Context, e *env) error {
 			named(fmt.Sprint("new ", round), 1), claim(guard.Token(round+1), "a"),
 		} {
 			err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-				return admitted(ctx, e.handle(i), c)
+				return admittedBy(ctx, e.handle(i), c)
 			})
 			if err != nil {
 				return err
@@ -196,7 +199,7 @@ func manyMarks(ctx context.Context, e *env) error {
 	const early = 4
 	name := func(i int) string { return fmt.Sprint(resource, " ", i) }
 	for i := range early {
-		if err := admitted(ctx, e.handle(i), guard.Claim{Resource: name(i), Token: 10, LeaseID: "a"}); err != nil {
+		if err := admittedBy(ctx, e.handle(i), guard.Claim{Resource: name(i), Token: 10, LeaseID: "a"}); err != nil {
 			return err
 		}
 	}
@@ -204,7 +207,7 @@ func manyMarks(ctx context.Context, e *env) error {
 	if err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
 		for n := range each {
 			c := guard.Claim{Resource: name(early + i*each + n/2*2), Token: guard.Token(10 + n%2), LeaseID: "a"}
-			if err := admitted(ctx, e.handle(i), c); err != nil {
+			if err := admittedBy(ctx, e.handle(i), c); err != nil {
 				return err
 			}
 		}
@@ -215,12 +218,99 @@ func manyMarks(ctx context.Context, e *env) error {
 	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
 		s := e.handle(i + 1)
 		for n := i; n < early; n += e.Goroutines {
-			if err := refused(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(n), Token: 9, LeaseID: "a"}); err != nil {
+			if err := refusedBy(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(n), Token: 9, LeaseID: "a"}); err != nil {
 				return err
 			}
 		}
 		for n := 0; n < each; n += 20 {
-			if err := refused(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(early + i*each + n), Token: 9, LeaseID: "a"}); err != nil {
+			if err := refusedBy(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(early + i*each + n), Token: 9, LeaseID: "a"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// racingRetire repeatedly deletes every mark while callers offer new tokens and
+// tokens a little older than those acknowledged. A mark that is deleted before
+// the floor is raised admits one of the older tokens, and so does a mark that
+// was raised between being chosen and being deleted.
+func racingRetire(ctx context.Context, e *env) error {
+	var (
+		acked       [3]highest
+		next, floor highest // one issuer for all, as there is one floor for all
+		name        = func(r int) string { return fmt.Sprint("resource ", r) }
+	)
+	err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
+		s, rng := e.handle(i), e.rand(i)
+		for n := range e.Operations {
+			pause(rng)
+			if n%24 == i*3%24 { // each caller at its own steps
+				if err := retireAll(ctx, s, &floor); err != nil {
+					return err
+				}
+			}
+			r := rng.IntN(len(acked))
+			t := next.load() - guard.Token(rng.IntN(8))
+			if rng.IntN(3) == 0 {
+				t = guard.Token(next.n.Add(1))
+			}
+			if err := attempt(ctx, s, &acked[r], shared(name(r), max(1, t))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for r := range acked {
+		if t := acked[r].load(); t > 1 {
+			if err := refusedBy(ctx, e.handle(r), guard.ReasonStale, shared(name(r), t-1)); err != nil {
+				return fmt.Errorf("token %d had been admitted: %w", t, err)
+			}
+		}
+	}
+	return nil
+}
+
+// retireAll retires every mark. A floor that was returned before the call
+// began is not lowered.
+func retireAll(ctx context.Context, s guard.Store, told *highest) error {
+	low := told.load()
+	got, err := s.Retire(ctx, future(nil))
+	switch {
+	case err != nil:
+		return fmt.Errorf("retiring: %w", err)
+	case got.Floor < low:
+		return fmt.Errorf("retiring returned the floor %d, though %d had been returned before the call began", got.Floor, low)
+	}
+	told.raise(got.Floor)
+	return nil
+}
+
+// racingFloor retires from several callers at once. A floor that one of them
+// got holds for every call that begins afterwards.
+func racingFloor(ctx context.Context, e *env) error {
+	var told, next highest
+	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
+		s, rng, name := e.handle(i), e.rand(i), fmt.Sprint("resource ", i)
+		for range max(e.Operations/4, 1) {
+			pause(rng)
+			// This caller's own mark is retired by now, so only the floor
+			// stands between the resource and a token at the floor.
+			if low := told.load(); low > guard.NoToken {
+				if err := refusedBy(ctx, s, guard.ReasonStale, shared(name, low)); err != nil {
+					return fmt.Errorf("the floor was %d before the call began: %w", low, err)
+				}
+			}
+			c := shared(name, guard.Token(next.n.Add(1)))
+			switch _, err := s.Admit(ctx, c); guard.ReasonOf(err) {
+			case guard.ReasonNone, guard.ReasonStale: // another's Retire may have overtaken the token
+			default:
+				return fmt.Errorf("Admit(%s) = %w (%s); want it admitted or stale", show(c), err, guard.ReasonOf(err))
+			}
+			if err := retireAll(ctx, s, &told); err != nil {
 				return err
 			}
 		}

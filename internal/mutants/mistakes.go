@@ -268,6 +268,16 @@ var mistakes = []mistake{
 		by:    unitTest("httpfence", "^TestMisdirected$"),
 	},
 	{
+		name: "joined lease is another lease", wrong: "a proxy that joins two lines makes the true holder a conflict",
+		edits: []edit{{"httpfence/claim.go", "c < 0x7f && c != ',' && c", "c < 0x7f && c"}},
+		by:    unitTest("httpfence", "^TestBadInputNeverReachesTheHandler$"),
+	},
+	{
+		name: "another service's word", wrong: "a holder whose token is current is told that it is stale, and stops",
+		edits: []edit{{"guard/reason.go", "case errors.As(err, &elsewhere), reason == ReasonMissing", "case elsewhere != nil, reason == ReasonMissing"}},
+		by:    unitTest("httpfence", "^TestVotes$"),
+	},
+	{
 		name: "COMMIT behind a 4xx", wrong: "what the handler refused is written",
 		edits: []edit{{"httpfence/intx.go", "case h.response.status >= 400:", "case h.response.status >= 500:"}},
 		by:    unitTest("httpfence", "^TestInTx$"),
