@@ -55,11 +55,11 @@ func (e elected) Close() error { return nil }
 // Bring your own token: Hold, its deadline and the fences work as with any
 // issuer. Whether tokens grow is the other system's promise.
 func ExampleNew_issuer() {
-	term := elected{resource: "tenant_123:billing-close", token: 41, leads: func() (time.Time, bool) { return time.Now().Add(10 * time.Second), true }}
+	term := elected{resource: "tenant_123:billing-close", token: 41, leads: func() (time.Time, bool) { return time.Now().Add(time.Hour), true }}
 	locks := guard.Must(lockclient.New(term, "pod-7", nil))
 	marks := guard.NewMemory(nil)
 	marks.Admit(context.Background(), guard.Claim{Resource: term.resource, Token: 42}) // a later leader was here
-	err := locks.Hold(context.Background(), term.resource, &lockclient.HoldOptions{TTL: 5 * time.Second}, func(ctx context.Context) error {
+	err := locks.Hold(context.Background(), term.resource, &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		fmt.Println("holding under token", claim.Token)
 		_, err := marks.Admit(ctx, claim)

@@ -110,7 +110,7 @@ func ExampleClient_Hold_leaderElection() {
 	}
 	campaign := func(ctx context.Context, client *lockclient.Client, lead func(context.Context) error) {
 		for ctx.Err() == nil {
-			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: 10 * time.Second}, lead)
+			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: time.Minute}, lead)
 			if err != nil && ctx.Err() == nil {
 				log.Print(err) // lost, or the server is down
 				time.Sleep(time.Second)

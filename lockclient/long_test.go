@@ -9,7 +9,7 @@ import (
 
 // TestLongRenewalsGoOutTogether is TestRenewalsGoOutTogether on a server.
 func TestLongRenewalsGoOutTogether(t *testing.T) {
-	together(t, newTestClient(t, migrated(t), nil), 2000, 6*time.Second, 6*time.Second, 10)
+	together(t, newTestClient(t, migrated(t), nil), 2000, 30*time.Second, 30*time.Second, 10)
 }
 
 // TestLongCrowd: forty processes that wait are all granted the lease.

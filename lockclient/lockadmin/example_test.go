@@ -53,7 +53,7 @@ func ExampleOperator_Advance() {
 	}
 	defer client.Close(ctx)
 	acquire := func() {
-		lease, err := client.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: 10 * time.Second})
+		lease, err := client.TryAcquire(ctx, "billing-close", &lockclient.AcquireOptions{TTL: time.Minute})
 		if err != nil {
 			panic(err)
 		}
