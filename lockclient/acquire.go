@@ -27,35 +27,33 @@ type request struct {
 	lostAt time.Duration
 }
 
-// TryAcquire asks once for the lease on resource. With PostgreSQL, a grant
-// costs one round trip; the client's first call, and the first after the server
-// was restarted or failed over, costs some more, for the schema's version, the
-// server's epoch and its time. A refusal costs the same and writes nothing.
+// TryAcquire asks once for the lease on resource.
 //
-// An attempt whose response is lost is repeated under the same lease ID, until
-// ctx ends or Options.OpTimeout has passed, and finds its own grant. When ctx
-// ends, an attempt in flight may take a tenth of a second more, so that its
-// outcome is known, and longer if the pool's BuildContextWatcherHandler lets a
-// statement go on. A grant that cannot be returned, or that may have been or
-// may yet be made unnoticed, is released in the background, which invalidates its
-// lease ID: an attempt that arrives later is refused. This is not done if the
-// caller chose the lease ID: the caller may present it again, and the release
-// could arrive after that. Then an attempt whose response was lost makes the outcome
-// unknown for as long as it may arrive, whatever became of the others.
+// If somebody else has it, nothing is written and the error is [ErrHeld]. An attempt whose
+// response is lost is repeated under the same lease ID, until ctx ends or
+// Options.OpTimeout has passed, and finds its own grant. When ctx ends, an attempt in
+// flight may take a tenth of a second more, so that its outcome is known.
 //
-// Errors: [ErrHeld] (a [*HeldError]); [ErrLeaseIDSpent] (the lease ID was released or
-// abandoned before); guard.ErrInvalid (nothing was granted; also for the ID of
-// another owner's running lease); guard.ErrUnavailable
-// (nothing is held; also for a cancelled context and a closed pool, whose errors
-// are wrapped); guard.ErrOutcomeUnknown (the lease may have been granted: the
-// [guard.FailedError] has its ID in the claim; at the latest the TTL frees it.
-// Repeat it under the same ID if that was yours).
+// Release the lease, or let it run out. Renew it with [Lease.KeepAlive]. opts may be nil.
+//
+// Errors:
+//   - ErrHeld, a [*HeldError]: somebody else has the lease.
+//   - guard.ErrInvalid: an argument is refused, or the lease ID is that of another owner's
+//     running lease. Nothing was granted.
+//   - ErrLeaseIDSpent: the lease ID was released or abandoned before.
+//   - guard.ErrSetup: no retry helps, for example without a schema, or with a closed client.
+//   - guard.ErrUnavailable: nothing is held. It wraps the cause of an ended context.
+//   - guard.ErrOutcomeUnknown: the lease may have been granted. The [guard.FailedError] has
+//     its ID in the claim. At the latest the TTL frees it. If the ID was yours, repeat
+//     the call under it.
 func (c *Client) TryAcquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	return c.acquire(ctx, resource, opts, false)
 }
 
-// acquire ends by releasing what an attempt whose response was lost may have left or
-// may yet leave; that is the last use of the lease ID.
+// acquire ends by releasing in the background what an attempt whose response was lost may
+// have left or may yet leave. That invalidates the lease ID, so it is its last use. It is
+// not done under an ID that the caller chose: the caller may present it again, and the
+// release could arrive after that.
 func (c *Client) acquire(ctx context.Context, resource string, opts *AcquireOptions, waiting bool) (lease *Lease, err error) {
 	r, err := c.request(resource, opts)
 	if err != nil {

@@ -80,9 +80,9 @@ func TestRepeatedAcquireIsRenewed(t *testing.T) {
 	})
 }
 
-// TestDoneIsNotLate: a lease of a second ends on time, even while one of a day, of
+// TestEndedLeaseIsKnownInTime: a lease of a second ends on time, even while one of a day, of
 // which the interval is longer, is about to be renewed.
-func TestDoneIsNotLate(t *testing.T) {
+func TestEndedLeaseIsKnownInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := (&answering{limits: driver.Limits{Batch: 10}}).client(t, nil)
 		long := mustTry(t, client, "long", 24*time.Hour)

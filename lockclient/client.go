@@ -48,8 +48,8 @@ const grace = 100 * time.Millisecond
 
 // New returns a client of an issuer whose leases are owned by owner: 1 to 128 bytes
 // of UTF-8 without control characters, by which people recognise the holder, such
-// as a host name with a process ID. It does not distinguish holders: lease IDs do
-// that. opts may be nil. New sends nothing, and the client closes the issuer.
+// as a host name with a process ID. Holders of one name are told apart by their lease
+// IDs. opts may be nil. New sends nothing, and the client closes the issuer.
 //
 // Package pglock has the issuer of PostgreSQL; etcdlock, zklock, redislock and
 // lockhttp have others.
@@ -88,19 +88,19 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 	return c, nil
 }
 
-// Close ends every [Client.Hold], whose contexts end with [ErrClosed] as their
-// cause, waits until their functions have returned and their leases are
-// released, and closes the client's own connections; the caller's pool stays
-// open. Another request that is in flight gets its response, or ends by its own
-// timeout; a lease that it is granted is given back. A lease that is not in a Hold
-// is neither renewed nor released: it runs out at its deadline. A waiting
-// [Client.Acquire] returns [ErrClosed] with guard.ErrSetup, and so does every later
-// call. A release of a grant that nobody got is tried for Options.OpTimeout more. If
-// ctx ends first, Close stops waiting: what is left can neither renew nor release,
-// and Close returns an error that wraps the cause of ctx. If ctx has no deadline, Close
-// gives up after ten minutes: a Hold's function that calls it waits for itself.
-// Closing again waits for what is left. With PostgreSQL, [Lease.Release] also works
-// after Close, since the caller's pool is open.
+// Close ends every [Client.Hold], waits until their functions have returned and their
+// leases are released, and closes the issuer; the caller's pool stays open.
+//
+// The contexts of the functions end with [ErrClosed] as their cause. A request in flight
+// gets its response, or ends by its own timeout, and a lease that it is granted is given back. A
+// lease that is not in a Hold is neither renewed nor released: release it before. With
+// PostgreSQL, [Lease.Release] also works after Close.
+//
+// If ctx ends first, Close stops waiting, and what is left can neither renew nor release.
+// Without a deadline it gives up after ten minutes: a Hold's function that calls it
+// waits for itself. Closing again waits for what is left.
+//
+// Errors: guard.ErrUnavailable, which wraps the cause of ctx, and the issuer's own.
 func (c *Client) Close(ctx context.Context) error {
 	c.shut()
 	if _, bounded := ctx.Deadline(); !bounded {

@@ -40,7 +40,7 @@ type (
 var (
 	errLate     = errors.New("the response came after the lease's own deadline")
 	errDeadline = errors.New("the lease expired before a renewal")
-	errUnkept   = fmt.Errorf("%w: it was never renewed; call Lease.KeepAlive, or use Client.Hold", errDeadline)
+	errUnkept   = fmt.Errorf("%w: nothing renews it by itself; call Lease.KeepAlive, or use Client.Hold", errDeadline)
 	errGone     = errors.New("the server no longer has it")
 	errRaced    = errors.New("the holder changed with every attempt")
 )

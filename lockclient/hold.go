@@ -8,27 +8,27 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Hold waits for the lease on resource as [Client.Acquire] does, runs fn while
-// renewing it, and releases it when fn has returned, panicked or ended its
-// goroutine. Leader election is Hold in a loop.
+// Hold waits for the lease on resource as [Client.Acquire] does, renews it while fn runs,
+// and releases it when fn has returned, panicked or ended its goroutine.
+//
+// If the lease is not granted, fn is not called and the error is Acquire's. A Hold or
+// Acquire of the same resource on the context that fn got is refused with
+// guard.ErrInvalid: it would wait for this one.
 //
 // The context that fn gets carries the lease ([guard.WithLease]), so that the
-// fences further down find the claim. It ends when ctx ends, when the lease is
-// lost (its cause is then [ErrLeaseLost]), and when the client is closed
-// ([ErrClosed]); fn should return soon after. One failed renewal does not lose
-// the lease: it is repeated until the deadline. The lease is renewed until fn
-// returns, even if its context has ended. The event lock_margin_low says that
-// the TTL is too short for how long renewals take; see [RecommendTTL].
+// fences further down find the claim. It ends with ctx, when the lease is lost, and when
+// the client is closed; fn should return soon after. The lease is renewed until fn has
+// returned. One failed renewal does not lose it: it is repeated until the deadline.
 //
-// Hold returns fn's error. If the lease was lost before fn returned, the error
-// wraps [ErrLeaseLost] and fn's error, if any: fn may have run concurrently
-// with the next holder, and the fences decide whether its writes since then
-// took effect. If the lease was not granted, fn is not called and the error is
-// Acquire's. A failed release is logged and observed but is not an error: the
-// TTL frees the lease. Hold starts no goroutine.
+// Leader election is Hold in a loop: while the issuer is down, Hold waits. opts may be nil.
 //
-// A Hold or Acquire of the same resource on the context that fn got is refused with
-// guard.ErrInvalid while the lease is valid: it would wait for this one.
+// Errors, besides Acquire's:
+//   - fn's own.
+//   - ErrLeaseLost, which wraps fn's error, if any: the lease was lost before fn returned,
+//     and fn may have run concurrently with the next holder. The fences decide whether its
+//     writes since then took effect.
+//
+// A failed release is reported and is no error: the TTL frees the lease.
 func (c *Client) Hold(ctx context.Context, resource string, opts *AcquireOptions, fn func(ctx context.Context) error) error {
 	return c.holdWith(ctx, resource, opts, true, fn)
 }

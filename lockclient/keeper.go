@@ -173,7 +173,7 @@ func (w withValues) Value(key any) any {
 }
 
 // send renews one batch. It takes at most half the time left to the first
-// deadline in it, so that another attempt fits.
+// deadline in it, and the issuer's grace, so that another attempt fits.
 func (k *keeper) send(batch []*Lease) {
 	began, timeout := k.c.clock(), k.c.set.OpTimeout
 	batch = slices.DeleteFunc(batch, func(l *Lease) (ended bool) {

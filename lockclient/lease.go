@@ -212,12 +212,14 @@ func (l *Lease) whenEnded(f func(error)) {
 // age is how long the lease has been held.
 func (l *Lease) age() time.Duration { return l.client.clock() - l.granted }
 
-// KeepAlive makes the client renew the lease at the given interval until it
-// ends; 0 means AcquireOptions.RenewInterval, more than a third of the TTL is refused. Failed renewals are
-// repeated until the deadline; Done and Err report the end. It starts no
-// goroutine and cannot be undone: release the lease. The error is an
-// InvalidError, Err's if the lease has ended, or [ErrClosed] with guard.ErrSetup
-// if the client is closed.
+// KeepAlive makes the client renew the lease at the given interval until it ends.
+//
+// 0 means AcquireOptions.RenewInterval; more than a third of the TTL is refused. Failed
+// renewals are repeated until the deadline; Done, Err and [Lease.Context] say when the
+// lease has ended. It keeps no goroutine, and cannot be undone: release the lease.
+//
+// Errors: guard.ErrInvalid, [Lease.Err] if the lease has ended, and [ErrClosed] with
+// guard.ErrSetup.
 func (l *Lease) KeepAlive(every time.Duration) error {
 	return cmp.Or(l.keepAlive(every), l.Err())
 }
@@ -283,17 +285,18 @@ func (l *Lease) renewTimeout() time.Duration {
 	return min(l.client.set.OpTimeout, max(left/2, min(left, MinTTL/4)))
 }
 
-// Renew extends the lease to its TTL from now. [Client.Hold] and
-// [Lease.KeepAlive] do this automatically. The new deadline counts from before
-// the request was sent. An attempt whose response is lost is repeated, which is
-// harmless, until ctx ends, the lease's deadline passes or Options.OpTimeout
-// has passed.
+// Renew extends the lease to its TTL from now. [Client.Hold] and [Lease.KeepAlive] do this
+// by themselves.
 //
-// Errors: [ErrLeaseLost] (final: the deadline has passed, or the issuer no
-// longer has the lease; a renewal never brings one back), [ErrReleased],
-// guard.ErrUnavailable (not renewed) and guard.ErrOutcomeUnknown (perhaps
-// renewed); after the last two the lease is held up to the deadline that it
-// had, and Renew may be called again.
+// The new deadline counts from before the request was sent. An attempt whose response is
+// lost is repeated, which is harmless, until ctx ends, the lease's deadline passes or
+// Options.OpTimeout has passed.
+//
+// Errors:
+//   - ErrLeaseLost, ErrReleased: final. A renewal never brings a lease back.
+//   - guard.ErrUnavailable: not renewed.
+//   - guard.ErrOutcomeUnknown: perhaps renewed. After these two the lease is held up to the
+//     deadline that it had, and Renew may be called again.
 func (l *Lease) Renew(ctx context.Context) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -343,22 +346,19 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 	return l.Err()
 }
 
-// Release gives the lease back. From the first call on the lease has ended for
-// its holder, whatever happens to the request: Valid is false, Done is closed,
-// Err is [ErrReleased] unless the lease was lost before.
+// Release gives the lease back. It may be deferred with any context: it uses only the
+// values of ctx, and Options.OpTimeout bounds it.
 //
-// It compares the lease ID and the token, so it never frees a successor's
-// lease, however late or often it arrives. An attempt that the network delayed
-// is not granted afterwards, and a lease ID that you chose is not granted again
-// for an hour. It uses only the values of ctx and does not end with it, so it
-// may be deferred with the caller's context; Options.OpTimeout bounds it,
-// and within that it repeats what was lost.
+// From the first call on the lease has ended for its holder, whatever becomes of the
+// request: Valid is false, Done is closed, and Err is [ErrReleased] unless the lease
+// was lost before. A release frees no successor's lease, however late or often it arrives,
+// and an attempt to acquire that the network delayed is not granted after it. A lease ID
+// that you chose is not granted again for an hour.
 //
-// Errors: guard.ErrUnavailable and guard.ErrOutcomeUnknown (the lease may
-// still be there, at most until its TTL has passed; Release may be called
-// again), and [ErrLeaseLost] if the holder believed that it held the lease and
-// the issuer no longer had it. If the lease was released or lost before,
-// Release returns nil.
+// If the lease was released or lost before, Release returns nil. Otherwise its errors are:
+//   - ErrLeaseLost: its holder believed that it had the lease, and the issuer did not.
+//   - guard.ErrUnavailable, guard.ErrOutcomeUnknown: the lease may still be there, at most
+//     for its TTL. Release may be called again.
 func (l *Lease) Release(ctx context.Context) error {
 	return l.release(ctx, l.endReleased())
 }

@@ -1,8 +1,12 @@
 package lockclient
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -80,5 +84,78 @@ func TestPlansUseTheIndex(t *testing.T) {
 		if _, read := scans(t, control, true); read < 10000 {
 			t.Errorf("%s, the control, reads %d rows", control, read)
 		}
+	}
+}
+
+// TestSpentIDsAreNotRead: a release under a lease ID of the caller's own reads none of the
+// IDs spent on its resource in the last hour, and deletes a bounded number of those whose
+// hour has passed. The control has no index of their ends.
+func TestSpentIDsAreNotRead(t *testing.T) {
+	t.Parallel()
+	read := func(t *testing.T, control bool) (rows, left int64) {
+		pool := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
+		if control {
+			mustExec(t, pool, "DROP INDEX fencepost.spent_until")
+		}
+		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'r', 'job-' || i FROM generate_series(1, 10000) i")
+		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id, until) SELECT 'r', 'old-' || i, now() FROM generate_series(1, 150) i")
+		mustSimple(t, pool, "VACUUM ANALYZE fencepost.spent")
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(t.Context())
+		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.spend('r', 'mine', 'x', '1000')"); err != nil {
+			t.Fatal(err)
+		}
+		err = tx.QueryRow(t.Context(), `SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid)),
+			(SELECT count(*) FROM fencepost.spent WHERE lease_id LIKE 'old-%')
+			FROM pg_class WHERE oid = 'fencepost.spent'::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'fencepost.spent'::regclass)`).Scan(&rows, &left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rows, left
+	}
+	if rows, left := read(t, false); rows > 1000 || left != 50 {
+		t.Errorf("%d rows and entries read, %d of 150 that are over are left, want 50", rows, left)
+	}
+	if rows, _ := read(t, true); rows < 10000 {
+		t.Errorf("the control reads %d rows and entries", rows)
+	}
+}
+
+// TestPollingWaiter: a waiter that polls asks about once a second, and takes its process
+// out of no queue, in which it never was.
+func TestPollingWaiter(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	mustExec(t, pool, "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET track_functions = ''all''', current_database()); END $$")
+	pool.Reset()
+	calls := func(function string) (n int) {
+		err := pool.QueryRow(t.Context(), `SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions
+			WHERE schemaname = 'fencepost' AND funcname = $1`, function).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	mustTry(t, newTestClient(t, pool, nil), "r", time.Hour)
+	client := newTuned(t, pool, pglock.Options{Poll: true}, nil)
+	count := &counting{Issuer: client.issuer}
+	client.issuer = count
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() { _, err := client.Acquire(ctx, "r", nil); over <- err }()
+	testkit.Eventually(t, "twelve tries", func() bool { return count.attempts.Load() >= 12 })
+	cancel()
+	<-over
+	time.Sleep(300 * time.Millisecond) // it would leave a queue by then
+	if err := client.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset() // sessions say what they called when they end
+	testkit.Eventually(t, "the counts of the sessions", func() bool { return calls("acquire") >= 12 })
+	if n := calls("unwatch") + calls("watch"); n != 0 {
+		t.Errorf("%d calls for a queue in which it is not", n)
 	}
 }

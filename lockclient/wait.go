@@ -11,21 +11,22 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
 
-// Acquire waits until the lease on resource is granted or ctx ends. It asks
-// under one lease ID, and asks again when the issuer notifies it of a release
-// and when the holder's lease runs out. The waiters of one client queue
-// per resource and only the first asks. Among clients the issuer wakes the one
-// that has waited longest, if it can; PostgreSQL does. Where releases are not
-// notified, as behind a pooler in transaction mode, it polls, with jittered
-// pauses that grow to a second.
+// Acquire waits until the lease on resource is granted or ctx ends.
 //
-// Acquire goes on over guard.ErrUnavailable and guard.ErrOutcomeUnknown, such as a refused
-// connection; the first is logged as lock_acquire_retried. Give ctx a deadline if you
-// do not want to wait for a server that is down.
+// It asks when the issuer notifies it of a release, when the holder's lease runs out, and
+// now and then on its own. The waiters of one client queue for each resource, and one of
+// them asks. Among clients the issuer wakes the one that has waited longest, if it
+// can. Where releases are not notified, as behind a pooler in transaction mode, Acquire
+// polls, with jittered pauses that grow to a second.
 //
-// The errors are those of [Client.TryAcquire]. A held lease or an issuer that fails is an
-// error when ctx ends or the client is closed: it wraps the cause of ctx, or [ErrClosed],
-// and the last [*HeldError], or, if nobody is known to have the lease, the last failure.
+// Acquire goes on while the issuer is down: give ctx a deadline if you do not want to wait
+// for that. The first failure is logged as lock_acquire_retried. opts may be nil.
+//
+// Errors, besides those of [Client.TryAcquire]: when ctx ends or the client is closed, the
+// error wraps the cause of ctx, or [ErrClosed], and what is known:
+//   - ErrHeld: the holder was seen.
+//   - guard.ErrUnavailable: the issuer failed, or gave no response yet.
+//   - guard.ErrOutcomeUnknown: the response to an attempt was lost.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
 	return c.acquire(ctx, resource, opts, true)
 }

@@ -60,7 +60,7 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 				t.Fatalf("no lease ID in %v", err)
 			}
 			continue
-		case errors.Is(err, guard.ErrUnavailable) && errors.Is(err, context.DeadlineExceeded):
+		case errors.Is(err, guard.ErrUnavailable) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, driver.ErrLate)):
 			refused++
 		default:
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -33,12 +34,12 @@ func lead(ctx context.Context, client *lockclient.Client, name string, work func
 				return err
 			}
 		case errors.Is(err, guard.ErrUnavailable), errors.Is(err, guard.ErrOutcomeUnknown):
-			// The issuer or the database is unavailable.
+			// What work needs is unavailable. While the issuer is, Hold waits.
 		default:
 			return err
 		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(pause + rand.N(pause/2)): // not all workers at once
 		case <-ctx.Done():
 			return nil
 		}

@@ -5,8 +5,10 @@
 package testkit
 
 import (
+	"io"
 	"log"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 )
@@ -41,9 +43,33 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 	}
 }
 
-// Logger returns a logger whose lines are shown under the test, if it fails.
+// Logger returns a logger whose lines are shown under the test, if it fails. What is logged
+// after the test, such as the end of a lease that it did not release, is dropped.
 func Logger(t testing.TB) *slog.Logger {
-	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	w := &output{to: t.Output()}
+	t.Cleanup(w.end)
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// output is a test's output until the test has ended; to write to it later panics.
+type output struct {
+	mu sync.Mutex
+	to io.Writer // nil after the test
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.to == nil {
+		return len(p), nil
+	}
+	return o.to.Write(p)
+}
+
+func (o *output) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.to = nil
 }
 
 // CaptureDefault has the default loggers of log and slog write to the test's output until

@@ -39,3 +39,9 @@ func TestCaptureDefault(t *testing.T) {
 		t.Error("the default loggers were not put back")
 	}
 }
+
+func TestLoggerAfterTheTest(t *testing.T) {
+	var logger *slog.Logger
+	t.Run("inside", func(t *testing.T) { logger = testkit.Logger(t) })
+	logger.Info("dropped") // else it would panic, or show up under another test
+}

@@ -83,8 +83,8 @@ type Issuer interface {
 
 	// Renew extends leases in one exchange and fills in results[i] for
 	// renewals[i]; the slices have the same length, at most Limits.Batch, and
-	// no claim is in it twice. An item that fails or blocks does not delay the
-	// others.
+	// no claim is in it twice. A lease that somebody else has locked
+	// fails by itself; one that is renewed alone may wait for that.
 	Renew(ctx context.Context, renewals []Renewal, results []Renewed)
 
 	// Release frees the lease of the claim; freed is false, with no error, if
@@ -96,9 +96,9 @@ type Issuer interface {
 	// guard.ErrOutcomeUnknown. Repeating it is harmless.
 	Release(ctx context.Context, claim guard.Claim) (freed bool, err error)
 
-	// Watch returns who has the lease and calls wake, at most once, when it is
+	// Watch returns who has the lease and calls wake when it is
 	// worth asking again: the lease was released, or that is not known. wake
-	// may be called spuriously, late or never, from any goroutine, and must not
+	// may be called spuriously, late, again or never, from any goroutine, and must not
 	// block; lockclient also asks on its own. ctx is that of the call: the watch
 	// goes on when it ends, until Stop. An error means that this issuer cannot
 	// watch for now: the waiter polls.

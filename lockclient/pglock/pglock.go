@@ -24,7 +24,8 @@
 //
 // # Use
 //
-// Leases are acquired on the caller's pool. Renewals and releases have a small
+// Leases are acquired on the caller's pool, or, if the server has a synchronous standby, on
+// connections that note its warnings. Renewals and releases have a small
 // pool of their own, so that a caller that uses up all connections of its pool
 // does not lose its leases. Each statement is a transaction of its own, never
 // part of a caller's. Connections must have READ COMMITTED as their default
@@ -32,8 +33,8 @@
 // connection, so poolers in transaction mode work if pgx uses an exec mode that
 // needs no named prepared statements.
 //
-// Acquires that arrive while one is in flight are sent as one statement, and so are
-// releases; none waits for a stuck one while the pool has room. For the listening
+// Acquires that arrive while one is in flight are sent as one statement after it, and so are
+// releases; they wait 25 ms for one that is stuck. For the listening
 // connection it logs lock_listen_failed and lock_listen_restored, and for the server
 // lock_epoch_raised and lock_epoch_hidden.
 //

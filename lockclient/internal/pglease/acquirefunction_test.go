@@ -27,7 +27,7 @@ const (
 	others     = "5, 'theirs', 'x', 'T-1m', "
 	mine       = "5, 'mine', 'o', 'T-1m', "
 	free       = "5, NULL, 'x', 'T-1m', "
-	ended      = "55P03 fencepost: the attempt ended while it waited for its row"
+	ended      = "FL001 fencepost: the attempt ended while it waited for its row"
 	grantOf6   = "acquired_at=T granted=true now=T"
 	grantedRow = "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o"
 	rowOf6     = grantedRow + " resource=r token=6"

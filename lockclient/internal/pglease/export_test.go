@@ -39,18 +39,9 @@ func (i *Issuer) Look(ctx context.Context, w driver.Watch) (held *driver.HeldErr
 	return i.watch(ctx, i.Pool, driver.Watch{Resource: w.Resource}, "60000")
 }
 
-// Listener sets how long the listening connection stays when nobody waits, is
-// trusted while it is silent, and may take for a notification to itself. It is
-// called before the first watch.
-func (i *Issuer) Listener(idle, quiet, test time.Duration) {
-	i.listener.idle, i.listener.quiet, i.listener.test = idle, quiet, test
-}
-
-// Within sets what limits each wait for a notification. It is called before the first
-// watch.
-func (i *Issuer) Within(f func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)) {
-	i.listener.within = f
-}
+// Listener sets how long the listening connection stays when nobody waits. It is called
+// before the first watch.
+func (i *Issuer) Listener(idle time.Duration) { i.listener.idle = idle }
 
 // BeforeListen makes f be called before every listening connection is opened;
 // its error is that of opening it. It is called before the first watch.

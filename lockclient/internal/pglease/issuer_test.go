@@ -149,7 +149,7 @@ func TestListenerConnectsAsThePool(t *testing.T) {
 	for _, fails := range []*atomic.Pointer[error]{&before, &after} {
 		var log leasetest.Text
 		i := newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
-		i.Listener(testkit.Patience, testkit.Patience, testkit.Patience)
+		i.Listener(testkit.Patience)
 		acquire(t, i, "r", input.NewLeaseID()) // the pool has its connections
 		err := errors.New("refused by the pool")
 		fails.Store(&err)

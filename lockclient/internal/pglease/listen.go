@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
@@ -36,7 +35,8 @@ import (
 // set, existed before the row version that was read; a release after that
 // version saw it. If the connection breaks after step 1, every watch is woken.
 // A mark that ran out unnoticed, or a connection that died silently, costs the
-// waiter at most the time until it asks again on its own.
+// waiter at most the time until it asks again on its own: no notification to oneself is
+// sent from time to time to find out earlier.
 //
 // A named process that does not come, because it has died or no longer wants
 // the lease, costs the tenth of a second for which the lease is kept: the next
@@ -52,12 +52,8 @@ type listener struct {
 	// connect opens a connection.
 	connect func(ctx context.Context) (*pgx.Conn, error)
 
-	stay  time.Duration // how long the place in the queue is kept when nobody waits
-	idle  time.Duration // how long to stay when nobody waits
-	quiet time.Duration // how long to trust a silent connection
-	test  time.Duration // how long a notification to oneself may take
-	// within limits the wait for a notification.
-	within func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)
+	stay time.Duration // how long the place in the queue is kept when nobody waits
+	idle time.Duration // how long to stay when nobody waits
 	// held returns who has a lease and joins the queue of waiters.
 	held func(ctx context.Context, w driver.Watch) (*driver.HeldError, error)
 
@@ -87,19 +83,14 @@ type subscription struct {
 }
 
 const (
-	stayInLine  = 250 * time.Millisecond
-	listenIdle  = 30 * time.Second
-	listenQuiet = 10 * time.Second
-	listenTest  = 2 * time.Second
+	stayInLine = 250 * time.Millisecond
+	listenIdle = 30 * time.Second
 	// lastListenPause is the longest pause between two tries to listen. Behind a
 	// pooler each try costs a connection.
 	lastListenPause = 30 * time.Second
 )
 
 var (
-	// errUndelivered: what a pooler in transaction mode makes of LISTEN, which
-	// it confirms as if it had worked.
-	errUndelivered = errors.New("LISTEN was accepted, but a test notification did not arrive; waiters poll (a pooler in transaction mode?)")
 	// errPooler: a pooler may give the connection's server process to another
 	// client with its next transaction, which would then be the one that listens.
 	errPooler = errors.New("the backend PID differs from the handshake's (a pooler): the connection does not listen, and waiters poll")
@@ -108,7 +99,7 @@ var (
 func newListener(i *Issuer, poll bool) *listener {
 	l := &listener{
 		issuer: i, poll: poll, subs: map[*subscription]struct{}{}, leaving: map[string]*time.Timer{},
-		stay: stayInLine, idle: listenIdle, quiet: listenQuiet, test: listenTest, within: context.WithTimeout,
+		stay: stayInLine, idle: listenIdle,
 	}
 	l.values = &borrowed{Context: context.Background()}
 	l.ctx, l.cancel = context.WithCancel(l.values)
@@ -334,28 +325,24 @@ func (l *listener) session() (worked bool, err error) {
 	if _, err := conn.PgConn().Exec(connecting, listen).ReadAll(); err != nil {
 		return false, fmt.Errorf("listening: %w", err)
 	}
-	if err := l.selfTest(conn); err != nil {
-		return false, err
-	}
 	l.mu.Lock()
 	l.settle(true)
 	l.mu.Unlock()
 	l.report(nil)
 	defer l.lost()
-	for {
-		heard, err := l.receive(conn, l.quiet, "")
-		if err != nil || l.unused() {
-			return true, err
-		}
-		if heard {
-			continue
-		}
-		// Silence: the server has nothing to send, or the connection died
-		// silently.
-		if err := l.selfTest(conn); err != nil {
-			return true, err
+	for !l.unused() {
+		ctx, cancel := context.WithTimeout(l.ctx, l.idle) // then it looks whether somebody waits
+		n, err := conn.WaitForNotification(ctx)
+		late := ctx.Err() != nil && l.ctx.Err() == nil && !conn.IsClosed()
+		cancel()
+		switch {
+		case err == nil:
+			l.heard(n.Payload)
+		case !late:
+			return true, fmt.Errorf("the listening connection: %w", err)
 		}
 	}
+	return true, nil
 }
 
 // isPooled compares the server process with the one that the handshake named,
@@ -376,52 +363,6 @@ func (l *listener) lost() {
 	l.up, l.opening = false, make(chan struct{})
 	for s := range l.subs {
 		s.wake()
-	}
-}
-
-// selfTest makes another connection notify this one. It must be another one: a
-// connection that notifies itself gets the notification with the response, which
-// even a pooler in transaction mode passes on.
-func (l *listener) selfTest(conn *pgx.Conn) error {
-	ctx, cancel := context.WithTimeout(l.ctx, l.issuer.OpTimeout)
-	defer cancel()
-	nonce := "test " + input.NewLeaseID()
-	err := l.issuer.aside(ctx, func(ctx context.Context, other *pgx.Conn, _ string) error {
-		_, err := other.Exec(ctx, notifySQL, processChannel(l.issuer.process), nonce)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("notifying oneself: %w", err)
-	}
-	heard, err := l.receive(conn, l.test, nonce)
-	if err == nil && !heard {
-		err = errUndelivered
-	}
-	return err
-}
-
-// receive passes on one notification, or all up to the payload until; heard is
-// false if the time passed first.
-func (l *listener) receive(conn *pgx.Conn, atMost time.Duration, until string) (heard bool, err error) {
-	ctx, cancel := l.within(l.ctx, atMost)
-	defer cancel()
-	for {
-		n, err := conn.WaitForNotification(ctx)
-		switch {
-		case err == nil:
-		case l.ctx.Err() != nil:
-			return false, l.ctx.Err()
-		case ctx.Err() != nil && !conn.IsClosed():
-			return false, nil
-		default:
-			return false, fmt.Errorf("the listening connection: %w", err)
-		}
-		if n.Payload != until {
-			l.heard(n.Payload)
-		}
-		if n.Payload == until || until == "" {
-			return true, nil
-		}
 	}
 }
 

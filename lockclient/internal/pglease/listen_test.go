@@ -2,14 +2,10 @@ package pglease_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -283,7 +279,7 @@ func TestListenerIdle(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	holder, waiter := newIssuer(t, pool, nil), newIssuer(t, pool, nil)
-	waiter.Listener(100*time.Millisecond, 50*time.Millisecond, testkit.Patience)
+	waiter.Listener(100 * time.Millisecond)
 	acquire(t, holder, "r0", "holder's")
 	for range 2 {
 		if pids := listenerPIDs(t, pool); len(pids) != 0 {
@@ -306,101 +302,6 @@ func TestListenerIdle(t *testing.T) {
 		wg.Wait()
 		testkit.Eventually(t, "the connection is closed", func() bool { return len(listenerPIDs(t, pool)) == 0 && !waiter.Listening() })
 	}
-}
-
-// mute is a connection that can lose the server's notifications and nothing
-// else, which is what a pooler in transaction mode does.
-type mute struct {
-	net.Conn
-	silent *atomic.Bool
-	lost   func()
-	rest   []byte // of the frame before
-}
-
-func (m *mute) Read(p []byte) (int, error) {
-	for len(m.rest) == 0 {
-		var head [5]byte
-		if _, err := io.ReadFull(m.Conn, head[:]); err != nil {
-			return 0, err
-		}
-		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
-		if _, err := io.ReadFull(m.Conn, body); err != nil {
-			return 0, err
-		}
-		if head[0] == 'A' && m.silent.Load() {
-			m.lost()
-			continue
-		}
-		m.rest = append(head[:], body...)
-	}
-	n := copy(p, m.rest)
-	m.rest = m.rest[n:]
-	return n, nil
-}
-
-// TestListenerSilent: if LISTEN is accepted and nothing is delivered, from the
-// beginning as behind a pooler or from some time on, the issuer notices, wakes
-// everybody, reports it once, and reports when it listens again.
-func TestListenerSilent(t *testing.T) {
-	t.Parallel()
-	direct := migrated(t)
-	var silent atomic.Bool
-	// A self-test fails because its notification was lost, and not because of the time
-	// that it takes.
-	var lost, tests atomic.Int64
-	var fails atomic.Pointer[context.CancelFunc]
-	pool := dial(t, direct, func(c *pgxpool.Config) {
-		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil // frames can be told apart
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-			return &mute{Conn: conn, silent: &silent, lost: func() { lost.Add(1); (*fails.Load())() }}, err
-		}
-	})
-	var log leasetest.Text
-	holder, waiter := newIssuer(t, direct, nil), newIssuer(t, pool, slog.New(slog.NewTextHandler(&log, nil)))
-	waiter.Listener(testkit.Patience, 50*time.Millisecond, testkit.Patience)
-	waiter.Within(func(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-		if d == testkit.Patience {
-			tests.Add(1)
-		}
-		ctx, cancel := context.WithTimeout(ctx, d)
-		fails.Store(&cancel)
-		return ctx, cancel
-	})
-	acquire(t, holder, "r", "holder's")
-	watch := driver.Watch{Resource: "r", LeaseID: "waiter's"}
-
-	silent.Store(true)
-	var wakes wakes
-	stop := waiter.Subscribe("r", wakes.wake)
-	testkit.Eventually(t, "the self-test has failed twice", func() bool { return lost.Load() >= 2 && strings.Count(log.String(), "lock_listen_failed") > 0 })
-	if _, err := waiter.Watch(t.Context(), watch, wakes.wake); waiter.Listening() || !errors.Is(err, driver.ErrNoWatch) {
-		t.Errorf("the issuer believes that it listens: %v", err)
-	}
-	if failed, restored := strings.Count(log.String(), "lock_listen_failed"), strings.Count(log.String(), "lock_listen_restored"); failed != 1 || restored != 0 || strings.Count(log.String(), "did not arrive") != 1 {
-		t.Errorf("%d failures and %d recoveries are told", failed, restored)
-	}
-	silent.Store(false)
-	testkit.Eventually(t, "it listens", waiter.Listening)
-	testkit.Eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_restored") == 1 })
-	stop()
-
-	wakes.n.Store(0)
-	watching, err := waiter.Watch(t.Context(), watch, wakes.wake)
-	if err != nil || watching.Held == nil {
-		t.Fatal(watching, err)
-	}
-	before := tests.Load()
-	testkit.Eventually(t, "a few self-tests", func() bool { return tests.Load() > before+3 })
-	if wakes.woken() {
-		t.Error("a connection that only has nothing to say is given up")
-	}
-	silent.Store(true)
-	testkit.Eventually(t, "the waiter is woken", wakes.woken)
-	testkit.Eventually(t, "it says so", func() bool { return strings.Count(log.String(), "lock_listen_failed") == 2 })
-	silent.Store(false)
-	testkit.Eventually(t, "it listens again", waiter.Listening)
-	watching.Stop()
 }
 
 // TestNotifyRefused: a role that may not notify, or one on a server whose

@@ -2,6 +2,7 @@ package pglease
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -120,4 +121,99 @@ func (s *Server) onWatched(ctx context.Context, pool *pgxpool.Pool, timeout time
 	defer conn.Close(context.WithoutCancel(ctx))
 	_, err = s.use(ctx, conn, timeout, run)
 	return err
+}
+
+// grant runs a statement that grants: on the caller's pool, unless its commit waits
+// for a synchronous standby. A wait that is cancelled shows only in a warning, which
+// the issuer's own connections note.
+func (i *Issuer) grant(ctx context.Context, timeout time.Duration, run Statement) error {
+	if !i.standby.Load() {
+		return i.On(ctx, i.Pool, timeout, run)
+	}
+	if err := take(ctx, i.grants, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.grants }()
+	return i.onOwnFor(ctx, timeout, run)
+}
+
+// forIdle is how long aside waits for a connection that was idle a moment ago.
+const forIdle = 10 * time.Millisecond
+
+// aside runs a statement that must not wait for the caller's connections: on one
+// of the issuer's own, or, until it has opened one for renewals, on an idle one of
+// the caller's. Otherwise a holder would make everybody wait while it connects to
+// release. Half of its own are left to renewals: statements that wait for locked
+// rows would hold them up.
+func (i *Issuer) aside(ctx context.Context, run Statement) error {
+	if stat := i.own.Stat(); stat.TotalConns() == stat.ConstructingConns() {
+		if done, err := i.onIdle(ctx, forIdle, i.OpTimeout, run); done {
+			return err
+		}
+	}
+	if err := take(ctx, i.others, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.others }()
+	return i.onOwn(ctx, run)
+}
+
+// onOwn runs a statement on one of the issuer's own connections, or, if none can be
+// opened for whatever reason (the server has no room, the password is another one, the
+// network hangs), on an idle one of the caller's.
+func (i *Issuer) onOwn(ctx context.Context, run Statement) error {
+	if err := take(ctx, i.slots, i.OpTimeout); err != nil {
+		return err
+	}
+	defer func() { <-i.slots }()
+	return i.onOwnFor(ctx, i.OpTimeout, run)
+}
+
+// onOwnFor is onOwn without the limit on how many run at once.
+func (i *Issuer) onOwnFor(ctx context.Context, timeout time.Duration, run Statement) error {
+	wait, idle := i.OpTimeout, i.Pool.Stat().IdleConns() > 0
+	if end, ok := ctx.Deadline(); ok && idle && i.own.Stat().IdleConns() == 0 {
+		wait = min(wait, time.Until(end)/2) // it has to be opened, and the rest is for an idle one
+	}
+	err := i.onPool(ctx, i.own, wait, timeout, run)
+	if errors.As(err, new(noConnection)) && ctx.Err() == nil {
+		if done, err := i.onIdle(ctx, i.OpTimeout, timeout, run); done {
+			return err
+		}
+	}
+	return err
+}
+
+// onIdle runs a statement on an idle connection of the caller's; not done if there
+// is none, or it broke before anything was written.
+func (i *Issuer) onIdle(ctx context.Context, wait, timeout time.Duration, run Statement) (done bool, err error) {
+	if i.Pool.Stat().IdleConns() == 0 {
+		return false, nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	conn, err := i.Pool.Acquire(waiting)
+	cancel()
+	if err != nil {
+		return false, err
+	}
+	broken, err := i.use(ctx, conn.Conn(), timeout, run)
+	conn.Release()
+	return !broken || ctx.Err() != nil || !NothingWritten(err), err
+}
+
+// take waits for room in slots, for timeout at most.
+func take(ctx context.Context, slots chan struct{}, timeout time.Duration) error {
+	select {
+	case slots <- struct{}{}:
+		return nil
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return Harmless(context.Cause(ctx))
+	}
 }

@@ -25,7 +25,6 @@ const (
 	// forceUnlockedSQL returns who ended a lease; no row, or a refusal, if nobody
 	// is known to have ended it.
 	forceUnlockedSQL = `SELECT *, ` + settings + ` FROM fencepost.force_unlocked($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint) AS f WHERE f.o_actor IS NOT NULL`
-	notifySQL        = `SELECT pg_catalog.pg_notify($1::pg_catalog.text, $2::pg_catalog.text)`
 	// timeSQL returns the server's time.
 	timeSQL = `SELECT pg_catalog.clock_timestamp(), ` + settings
 )

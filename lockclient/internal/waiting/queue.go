@@ -1,6 +1,6 @@
 // Package waiting is how acquires wait for a lease, in a client and in the lock
-// server: those for one resource queue, and only the first asks the issuer. So a
-// release wakes one waiter of a process and not all, and a process keeps one
+// server: those for one resource queue, and only the first asks the issuer, and after a
+// failure two more. So a release wakes one waiter of a process and not all, and a process keeps one
 // request busy however many wait in it.
 package waiting
 

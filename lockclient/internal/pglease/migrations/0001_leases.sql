@@ -44,7 +44,7 @@ CREATE TABLE fencepost.spent (
   CONSTRAINT spent_pkey PRIMARY KEY (resource, lease_id)
 );
 CREATE INDEX spent_until ON fencepost.spent (resource, until);
-COMMENT ON TABLE fencepost.spent IS 'Lease IDs that were abandoned, for an hour.';
+COMMENT ON TABLE fencepost.spent IS 'Lease IDs that were abandoned. They are refused for an hour, and deleted some time after.';
 
 -- is_spent is volatile, so that it sees what was committed while an acquire
 -- waited for the row.
@@ -58,7 +58,7 @@ END $$;
 CREATE FUNCTION fencepost.late()
 RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'fencepost: the attempt ended while it waited for its row';
+  RAISE EXCEPTION USING ERRCODE = 'FL001', MESSAGE = 'fencepost: the attempt ended while it waited for its row';
 END $$;
 
 -- The functions that an issuer calls. Each call is a transaction of its own and
