@@ -108,6 +108,9 @@ func TestInTx(t *testing.T) {
 			f := s.work
 			f.commitErr = c.commitErr
 			a := s.post(t, "acme", "5", "b")
+			if got := s.claim.Load(); got == nil || *got != (guard.Claim{Resource: "acme", Token: 5, LeaseID: "b"}) {
+				t.Errorf("the handler's claim is %+v, though the Transactor sets none", got)
+			}
 			if a.status != c.status || a.body != c.body && c.body != "" || a.reason() != c.reason {
 				t.Errorf("%d %q, want %d %q %s", a.status, a.body, c.status, c.body, c.reason)
 			}

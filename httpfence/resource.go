@@ -159,39 +159,52 @@ var (
 	errUnknown = errors.New("httpfence: the rest of the route belongs to a router other than chi: put the middleware around its handler")
 )
 
-// finished returns the context of r's whole route. In a router's Use, chi has matched only
-// the routers above, and the rest of the path is in RoutePath.
+// finished returns the context of r's whole route. Where a router is mounted, chi has
+// matched only the routers above.
 func finished(r *http.Request, rctx *chi.Context) (*chi.Context, error) {
-	switch {
-	case rctx == nil || rctx.Routes == nil:
+	if rctx == nil || rctx.Routes == nil {
 		return nil, errors.New("httpfence: the request did not come through a chi router")
-	case rctx.RoutePath == "" && len(rctx.RoutePatterns) > 0 || arrived(rctx):
-		return rctx, nil
 	}
-	router, path := rctx.Routes, rctx.RoutePath
+	n, last, rest := len(rctx.RoutePatterns), "", ""
+	if n > 0 {
+		last = rctx.RoutePatterns[n-1]
+	}
+	mounts := strings.HasSuffix(last, "*")
+	if n > 0 && !mounts && (rctx.RoutePath != "/" || last == "/") {
+		return rctx, nil // the endpoint's own pattern
+	}
+	if values := rctx.URLParams.Values; mounts && len(values) > 0 {
+		rest = values[len(values)-1] // which the Use of the router that is mounted no longer has
+	}
+	router := rctx.Routes
 	for _, pattern := range rctx.RoutePatterns {
 		routes := router.Routes()
 		at := slices.IndexFunc(routes, func(route chi.Route) bool {
 			return route.SubRoutes != nil && strings.TrimRight(route.Pattern, "/*") == strings.TrimRight(pattern, "/*")
 		})
-		if at < 0 {
+		switch {
+		case at >= 0:
+			router = routes[at].SubRoutes
+		case rest != "" || rctx.RoutePath == "":
+			return rctx, nil // an endpoint for the rest of a path
+		default:
 			return nil, errUnknown
 		}
-		router = routes[at].SubRoutes
 	}
-	if path == "" {
-		path = cmp.Or(r.URL.RawPath, r.URL.Path, "/")
+	path := cmp.Or(rctx.RoutePath, r.URL.RawPath, r.URL.Path, "/")
+	if n > 0 && (rest != "" || rctx.RoutePath == "") {
+		path = "/" + rest // With, in front of a Route
 	}
-	rest := chi.NewRouteContext()
-	if !router.Match(rest, cmp.Or(rctx.RouteMethod, r.Method), path) {
+	below := chi.NewRouteContext()
+	if !router.Match(below, cmp.Or(rctx.RouteMethod, r.Method), path) {
 		return nil, errNoRoute
 	}
 	return &chi.Context{
-		RoutePatterns: slices.Concat(rctx.RoutePatterns, rest.RoutePatterns),
-		RoutePath:     cmp.Or(rest.RoutePath, rctx.RoutePath),
+		RoutePatterns: slices.Concat(rctx.RoutePatterns, below.RoutePatterns),
+		RoutePath:     cmp.Or(below.RoutePath, path),
 		URLParams: chi.RouteParams{
-			Keys:   slices.Concat(rctx.URLParams.Keys, rest.URLParams.Keys),
-			Values: slices.Concat(rctx.URLParams.Values, rest.URLParams.Values),
+			Keys:   slices.Concat(rctx.URLParams.Keys, below.URLParams.Keys),
+			Values: slices.Concat(rctx.URLParams.Values, below.URLParams.Values),
 		},
 	}, nil
 }
@@ -215,26 +228,6 @@ func chiParam(rctx *chi.Context, name string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// arrived reports whether chi has found the endpoint: then its last pattern
-// matches the path that it routed last. In a mounted router's Use, the path is
-// already the one that is still to be routed.
-func arrived(rctx *chi.Context) bool {
-	n := len(rctx.RoutePatterns)
-	if n == 0 {
-		return false
-	}
-	values := rctx.URLParams.Values
-	own := 0 // of the last pattern
-	for p := rctx.RoutePatterns[n-1]; p != ""; own++ {
-		at := strings.IndexAny(p, "{*")
-		if at < 0 {
-			break
-		}
-		p = p[at+variableLen(p[at:]):]
-	}
-	return own <= len(values) && spells(rctx.RoutePatterns[n-1:], values[len(values)-own:], rctx.RoutePath)
 }
 
 // unescapeOnce returns the value of a chi parameter of a finished route, unescaped

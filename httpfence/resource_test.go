@@ -339,6 +339,12 @@ func TestChiUse(t *testing.T) {
 			r.Post("/acct/{id}", h)
 			r.Post("/acct/{id}/", h)
 		},
+		"With and Route": func(r chi.Router, fence guarded, h http.HandlerFunc) {
+			r.With(fence).Route("/acct/{id}", func(r chi.Router) {
+				r.Post("/close", h)
+				r.Post("/", h)
+			})
+		},
 		"two Routes": func(r chi.Router, fence guarded, h http.HandlerFunc) {
 			r.Route("/acct", func(r chi.Router) {
 				r.Use(fence)

@@ -5,7 +5,7 @@
 //	guarded, err := grpcfence.New(fence, nil)
 //	server := grpc.NewServer(grpc.UnaryInterceptor(guarded.UnaryServer()), grpc.StreamInterceptor(guarded.StreamServer()))
 //	... // register the services
-//	err = guarded.Verify(server)
+//	err = guarded.Covers(server)
 //
 //	ledgerv1connect.NewLedgerHandler(ledger, connect.WithInterceptors(guarded.Connect()))
 //

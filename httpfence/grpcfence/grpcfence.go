@@ -61,13 +61,13 @@ func (f *Fence) passes(method string) bool {
 	return slices.Contains(f.unguarded, method) || slices.ContainsFunc(standard, func(service string) bool { return strings.HasPrefix(method, service) })
 }
 
-// Verify reports what is wrong with how f is put around a server of grpc-go:
+// Covers reports what is wrong with how f is put around a server of grpc-go:
 // methods that none of the interceptors guards, and names in
 // [Options.Unguarded] that no service has. Call it when all services are
 // registered. It cannot see whether the server was given the interceptors, nor
 // calls that are made past them. The error is a *guard.InvalidError
 // (guard.ErrInvalid).
-func (f *Fence) Verify(server interface {
+func (f *Fence) Covers(server interface {
 	GetServiceInfo() map[string]grpc.ServiceInfo
 }) error {
 	registered := map[string]bool{}

@@ -83,9 +83,9 @@ func TestRetryPolicies(t *testing.T) {
 	}
 }
 
-// TestVerify: registrations that guard less than they seem to; the last is the
+// TestCovers: registrations that guard less than they seem to; the last is the
 // control.
-func TestVerify(t *testing.T) {
+func TestCovers(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		unguarded []string
@@ -108,7 +108,7 @@ func TestVerify(t *testing.T) {
 			ServiceName: "ledger.v1.Ledger", HandlerType: (*any)(nil),
 			Methods: []grpc.MethodDesc{unaryMethod(unary, seen)}, Streams: []grpc.StreamDesc{{StreamName: "Post", ClientStreams: true}},
 		}, struct{}{})
-		if err := f.Verify(server); (err == nil) != (c.want == "") || err != nil && (!errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.want)) {
+		if err := f.Covers(server); (err == nil) != (c.want == "") || err != nil && (!errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

@@ -78,7 +78,7 @@ func newServer(marks guard.Store, kv pb.KVServer) (*grpc.Server, *httpfence.Midd
 	server := grpc.NewServer(grpc.UnaryInterceptor(guarded.UnaryServer()), grpc.StreamInterceptor(guarded.StreamServer()))
 	pb.RegisterKVServer(server, kv)
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer()) // passes without a claim
-	return server, fence, guarded.Verify(server)
+	return server, fence, guarded.Covers(server)
 }
 
 // newGateway returns the gateway in front of server, in the same process.
