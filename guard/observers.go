@@ -5,32 +5,6 @@ import (
 	"log/slog"
 )
 
-// Observers returns an observer that calls each of the given ones in turn; nil
-// ones are skipped. It returns nil if none remains.
-func Observers(observers ...Observer) Observer {
-	var all manyObservers
-	for _, o := range observers {
-		if o != nil {
-			all = append(all, o)
-		}
-	}
-	switch len(all) {
-	case 0:
-		return nil
-	case 1:
-		return all[0]
-	}
-	return all
-}
-
-type manyObservers []Observer
-
-func (m manyObservers) Observe(ctx context.Context, e Event) {
-	for _, o := range m {
-		o.Observe(ctx, e)
-	}
-}
-
 // LogObserver returns an observer that logs what a fence did not let through; nil
 // for a nil logger. There is one line for each [Outcome]:
 //

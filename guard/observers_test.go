@@ -2,7 +2,6 @@ package guard_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"log/slog"
 	"testing"
@@ -10,26 +9,14 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-func TestObservers(t *testing.T) {
-	if guard.Observers() != nil || guard.Observers(nil, nil) != nil || guard.LogObserver(nil) != nil {
-		t.Error("nothing to tell must be nil, which costs nothing")
-	}
-	var told []string
-	as := func(name string) guard.Observer {
-		return guard.ObserverFunc(func(context.Context, guard.Event) { told = append(told, name) })
-	}
-	guard.Observers(nil, as("one")).Observe(t.Context(), guard.Event{})
-	guard.Observers(as("two"), nil, as("three")).Observe(t.Context(), guard.Event{})
-	if len(told) != 3 || told[0] != "one" || told[1] != "two" || told[2] != "three" {
-		t.Errorf("told %v", told)
-	}
-}
-
 func TestLogObserver(t *testing.T) {
 	var out bytes.Buffer
 	o := guard.LogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
 	claim := guard.Claim{Resource: "r", Token: 4, LeaseID: "a"}
 	mark := guard.Mark{Token: 5, LeaseID: "b"}
+	if guard.LogObserver(nil) != nil {
+		t.Error("an observer that logs nowhere is not nil")
+	}
 	refusal := guard.Decide(guard.SameOrNewer, mark, claim)
 	o.Observe(t.Context(), guard.Event{Op: guard.OpWrite, Surface: "sql", Claim: claim, Mark: mark, Reason: guard.ReasonStale, Err: refusal})
 	var line map[string]any
@@ -50,9 +37,21 @@ func TestLogObserver(t *testing.T) {
 		t.Errorf("a conflict: %s", &out)
 	}
 	out.Reset()
+	for reason, want := range map[guard.Reason]string{
+		guard.ReasonUnavailable: "fencing_failed", guard.ReasonSetup: "fencing_failed", guard.ReasonOther: "fencing_failed", "novel": "fencing_failed",
+		guard.ReasonMissing: "fencing_rejected", guard.ReasonNotFound: "fencing_rejected", guard.ReasonLeaseLost: "fencing_lost",
+	} {
+		out.Reset()
+		o.Observe(t.Context(), guard.Event{Op: guard.OpWrite, Surface: "sql", Reason: reason, Err: guard.ErrInvalid})
+		if !bytes.Contains(out.Bytes(), []byte(want+`"`)) || bytes.Contains(out.Bytes(), []byte("mark")) {
+			t.Errorf("%s: %s", reason, &out)
+		}
+	}
+	out.Reset()
+	o.Observe(t.Context(), guard.Event{Op: guard.OpContend, Surface: "sql", Reason: guard.ReasonOther, Err: guard.ErrUnavailable})
 	o.Observe(t.Context(), guard.Event{Op: guard.OpWrite, Surface: "sql"})
 	o.Observe(t.Context(), guard.Event{Op: guard.OpRenew, Surface: "lock", Reason: guard.ReasonUnavailable, Err: guard.ErrUnavailable})
 	if out.Len() != 0 {
-		t.Errorf("logged a success, or what the lease client logs itself: %s", &out)
+		t.Errorf("logged a success, a raise that waits, or what the lease client logs itself: %s", &out)
 	}
 }

@@ -12,34 +12,22 @@ import (
 // it for a name, a table binds its variables to key columns, a route binds them
 // to parameters, and all of them produce the same bytes.
 //
-// # Syntax
-//
-// A template has components, separated by ":". Each is either literal text or
-// one variable. A literal is not empty and contains no "{", "}", "%" or control
-// character. A variable is a name in braces: an ASCII letter or "_" followed by
-// letters, digits and "_". No name occurs twice. There must be at least one
-// component; a template without variables names one resource.
-//
-// A variable may have a type, which restricts its values to one spelling:
+// It has components, separated by ":". Each is either literal text, which is not empty and
+// has no "{", "}", "%" or control character, or one variable: a name in braces, an ASCII
+// letter or "_" followed by letters, digits and "_", which occurs once. A variable may have
+// a type, which restricts its values to one spelling:
 //
 //	{period}        any text of at least one byte
 //	{invoice:int}   a decimal int64: 7, -7, 0; not 07, +7, -0
 //	{account:uuid}  a UUID in lower case: 67e55044-10b1-426f-9247-bb680e5fe0c8
 //
-// # Equality
+// Two names are equal if their bytes are: in an untyped variable "a" and "A", "7" and "07",
+// and the two Unicode forms of "é" are different resources. In a value, "%" becomes "%25"
+// and ":" becomes "%3A", so different values never give the same name. Two different
+// templates can: "{a}:{b}" and "{a}:x" both name "1:x". Give each kind a literal of its own.
 //
-// Two names are equal if their bytes are. In an untyped variable "a" and "A",
-// "7" and "07", and the two Unicode forms of "é" are different values and
-// therefore different resources. Use a type where a database or a router
-// treats several spellings as one value.
-//
-// In a value, "%" becomes "%25" and ":" becomes "%3A", as [JoinResource] does,
-// so different lists of values never give the same name. Two different
-// templates can: "{a}:{b}" and "{a}:x" both name "1:x". Give each kind of
-// resource a literal of its own.
-//
-// A Template is immutable and safe for concurrent use. The zero value is not
-// usable; call [NewTemplate].
+// It is immutable and safe for concurrent use. The zero value is not usable; call
+// [NewTemplate].
 type Template struct {
 	text  string
 	parts []TemplatePart

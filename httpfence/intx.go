@@ -25,9 +25,8 @@ type TxMiddleware struct {
 	transactor Transactor
 }
 
-// InTx runs the handler of each request in a transaction of the Transactor that only the
-// current holder of the resource can commit. The response is held back until the
-// transaction has been committed. A newer holder's raise waits for it, or it is refused.
+// InTx runs each request's handler in a transaction of the Transactor that only the current
+// holder can commit, and sends the response after COMMIT. A newer holder's raise waits.
 //
 // A request that is refused never reaches next, as with [Middleware.Admit], and methods in
 // [Options.UnguardedMethods] pass without a claim and without a transaction. The body is

@@ -77,14 +77,10 @@ func NewTransport(base http.RoundTripper, origins []string, opts *TransportOptio
 // in its context. It never retries, and does not turn a response into an error, as
 // net/http requires; [Do] and [ErrorFrom] do that.
 //
-// A request for another origin is sent without the fields, even if its header has them,
-// and so is one that another origin has redirected: a server that receives no tokens must
-// not choose what one is used for. A redirect within an origin carries the claim to the
-// new path; see [http.Client.CheckRedirect] if that may name another resource.
-//
-// base does not repeat a write either, which a server would admit again under a live
-// token: it gets no body that it could send again. A RoundTripper that keeps a copy of
-// the body and repeats by itself is not stopped.
+// A request for another origin is sent without the fields, and so is one that another
+// origin has redirected: a server that receives no tokens must not choose what one is used
+// for. A redirect within an origin carries the claim to the new path. base does not repeat
+// a write: it gets no body that it could send again, unless it keeps a copy itself.
 //
 // The lease is checked once, at the beginning: use the context of lockclient's Hold, which
 // ends with the lease. [http.Client.Timeout] puts an error of its own in place of these;
