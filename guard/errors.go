@@ -227,7 +227,7 @@ func (e *maskedError) Is(target error) bool {
 // As hides the types of this package.
 func (e *maskedError) As(target any) bool {
 	switch target.(type) {
-	case **RejectedError, **LostError, **InvalidError, **MisdirectedError, **FailedError, **maskedError:
+	case **RejectedError, **LostError, **InvalidError, **MisdirectedError, **FailedError, **ElsewhereError, **maskedError:
 		return false
 	}
 	if t := reflect.TypeOf(target); t == nil || t.Kind() != reflect.Pointer || t.Elem() == errorType {

@@ -94,3 +94,71 @@ func TestUnknownOutcomeWins(t *testing.T) {
 		t.Errorf("ReasonOf(unknown outcome because of stale) = %s", got)
 	}
 }
+
+// TestReasonFor: an error counts as far as it speaks of the claim at hand. ReasonOf, which
+// does not ask, is the control.
+func TestReasonFor(t *testing.T) {
+	own := guard.Claim{Resource: "r", Token: 5, LeaseID: "l"}
+	for _, other := range []guard.Claim{own, {Resource: "other", Token: 5, LeaseID: "l"}, {Resource: "r", Token: 6, LeaseID: "l"}, {Resource: "r", Token: 5}, {}} {
+		for _, reason := range guard.Reasons() {
+			said := map[string]error{"rejected": &guard.RejectedError{Reason: reason, Claim: other}, "failed": &guard.FailedError{Reason: reason, Claim: other}}
+			if reason == guard.ReasonLeaseLost {
+				said = map[string]error{"lost": &guard.LostError{Claim: other}}
+			}
+			want := guard.ReasonOther
+			if other == own && reason != guard.ReasonMissing && reason != guard.ReasonMisdirected {
+				want = reason
+			}
+			for kind, err := range said {
+				for _, err := range []error{err, fmt.Errorf("saving: %w", err), errors.Join(errors.New("x"), err)} {
+					if got := guard.ReasonFor(own, err); got != want || guard.ReasonOf(err) != reason {
+						t.Errorf("%s as %s of %+v is %s, want %s; control %s", reason, kind, other, got, want, guard.ReasonOf(err))
+					}
+				}
+				elsewhere := fmt.Errorf("saving: %w", &guard.ElsewhereError{Err: err})
+				if got := guard.ReasonFor(own, elsewhere); got != guard.ReasonOther || guard.ReasonOf(elsewhere) != reason {
+					t.Errorf("%s, said elsewhere, is %s; control %s", reason, got, guard.ReasonOf(elsewhere))
+				}
+			}
+		}
+	}
+	for err, want := range map[error]guard.Reason{
+		nil: guard.ReasonNone, guard.ErrStale: guard.ReasonStale, guard.ErrNotFound: guard.ReasonNotFound, guard.Missing("tenant"): guard.ReasonOther,
+		guard.Unavailable("read mark", guard.Claim{Resource: "r"}, nil):                                             guard.ReasonUnavailable,
+		guard.OutcomeUnknown("commit", own, &guard.ElsewhereError{Err: guard.ErrStale}):                             guard.ReasonOutcomeUnknown,
+		guard.Unavailable("admit", own, &guard.LostError{Claim: own, Cause: errors.New("the deadline has passed")}): guard.ReasonLeaseLost,
+	} {
+		if got := guard.ReasonFor(own, err); got != want {
+			t.Errorf("%v is %q, want %q", err, got, want)
+		}
+	}
+	// A lease that was over before anything was sent has one text.
+	lost := &guard.LostError{Claim: own}
+	if err := guard.Unavailable("admit", own, fmt.Errorf("context: %w", lost)); err != error(lost) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestOutcomesAreTotal: every reason has one outcome, and only success is admitted.
+func TestOutcomesAreTotal(t *testing.T) {
+	counts := map[guard.Outcome]int{}
+	for _, reason := range append(guard.Reasons(), guard.ReasonOther, guard.ReasonNone, "novel") {
+		counts[reason.Outcome()]++
+	}
+	if counts[guard.Admitted] != 1 || counts[guard.LostLease] != 1 || counts[guard.Rejected] != 9 || counts[guard.Failed] != 5 {
+		t.Errorf("%v", counts)
+	}
+}
+
+// TestCurrentClaim: a context's claim may change, and be none.
+func TestCurrentClaim(t *testing.T) {
+	claim, ok := guard.Claim{}, false
+	ctx := guard.WithCurrentClaim(guard.WithClaim(t.Context(), guard.Claim{Resource: "outer", Token: 1}), func() (guard.Claim, bool) { return claim, ok })
+	if got, found := guard.ClaimFrom(ctx); found || got != (guard.Claim{}) {
+		t.Errorf("before the first: %+v, %v", got, found)
+	}
+	claim, ok = guard.Claim{Resource: "r", Token: 5}, true
+	if got, found := guard.ClaimFrom(ctx); !found || got != claim {
+		t.Errorf("%+v, %v", got, found)
+	}
+}
