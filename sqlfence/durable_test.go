@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -36,7 +37,7 @@ func mortalServer(t *testing.T) *pgtest.Server {
 	t.Cleanup(mortal.Unlock)
 	if mortal.server == nil {
 		s, err := pgtest.Start(context.Background(), &pgtest.Options{Settings: map[string]string{
-			"max_prepared_transactions": "4", "wal_level": "logical", "wal_writer_delay": "10s",
+			"max_prepared_transactions": "4", "wal_level": "logical", "wal_writer_delay": "10s", "wal_retrieve_retry_interval": "100ms",
 		}})
 		must(t, err)
 		mortal.server = s // it ends with this process
@@ -338,45 +339,101 @@ func (e *env) givesUpTheStandby(t *testing.T) {
 	noError(t, e.serverDefault("synchronous_commit", "local").fencedAll(t.Context(), claims, opts, write5), "the control")
 }
 
-// TestSubscription: what the documentation of triggers says about logical
-// replication. On a subscriber replicated changes pass, local writers are
-// refused, and Verify reports it; the initial copy of a guarded table is
-// refused.
+// subscriptionSQL is tables that a publisher and its subscriber have.
+const subscriptionSQL = `CREATE TABLE copied (id int PRIMARY KEY, tenant text NOT NULL, v int NOT NULL);
+	CREATE TABLE ledger (id int PRIMARY KEY);
+	CREATE TABLE split (id int, tenant text NOT NULL, state text, PRIMARY KEY (id, state)) PARTITION BY LIST (state);
+	CREATE TABLE split_open PARTITION OF split FOR VALUES IN ('open'); CREATE TABLE split_done PARTITION OF split FOR VALUES IN ('done');
+	CREATE TABLE local (id int PRIMARY KEY, tenant text NOT NULL)`
+
+// TestSubscription: what a logical subscription writes was checked on the publisher and
+// passes the triggers of the subscriber, whatever way it is written: the initial copy
+// into a guarded table, every kind of change, a TRUNCATE that was legal under its claim,
+// partitions by themselves or through their root, and a transaction in two phases. Local
+// writers are refused, also those that only claim to be replicas, and Verify reports the
+// subscription. The control does not tell the workers from others: a change never arrives.
 func TestSubscription(t *testing.T) {
 	server := mortalServer(t)
-	side := func() *env {
-		e := newEnvOn(t, 0, server)
-		e.exec(writersSQL)
-		return e
+	for what, root := range map[string]bool{"through the root": true, "by partition": false} {
+		t.Run(what, func(t *testing.T) {
+			publisher, subscriber := newEnvOn(t, 0, server), newEnvOn(t, 0, server)
+			for _, e := range []*env{publisher, subscriber} {
+				e.exec(subscriptionSQL)
+				e.guardBy("copied", "{tenant}")
+				e.guardBy("split", "{tenant}")
+				e.guardBy("ledger", "ledger")
+				e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) SELECT unnest(ARRAY['a', 'b', 'ledger']), 5, 'lease-5'")
+			}
+			local := subscriber.guardBy("local", "{tenant}")
+			claims := formClaims("a", "b", "ledger")
+			write := func(sql string) {
+				t.Helper()
+				noError(t, publisher.presenting(sql, claims...), "%s", sql)
+			}
+			arrives := func(what, sql string) {
+				t.Helper()
+				subscriber.waitFor(what, "SELECT ("+sql+")")
+			}
+			write("INSERT INTO copied VALUES (1, 'a', 0), (2, 'b', 0); INSERT INTO ledger VALUES (1); INSERT INTO split VALUES (1, 'a', 'open'), (2, 'b', 'done')")
+			publisher.exec(fmt.Sprintf("CREATE PUBLICATION p FOR TABLE copied, ledger, split WITH (publish_via_partition_root = %t)", root))
+			slot, twoPhase, inTwo := publisher.roleName("slot"), "", server15(publisher)
+			if inTwo {
+				twoPhase = ", two_phase = true"
+				publisher.exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)", slot)
+			} else {
+				publisher.exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+			}
+			// The same server would wait for itself while it makes the slot.
+			subscriber.exec("CREATE SUBSCRIPTION " + slot + " CONNECTION " + quoteText(publisher.url) + " PUBLICATION p WITH (create_slot = false, slot_name = " + slot + twoPhase + ")")
+			t.Cleanup(func() {
+				subscriber.exec("ALTER SUBSCRIPTION " + slot + " DISABLE")
+				subscriber.exec("ALTER SUBSCRIPTION " + slot + " SET (slot_name = NONE)")
+				subscriber.exec("DROP SUBSCRIPTION " + slot)
+				publisher.waitFor("the slots to be free", "SELECT NOT bool_or(active) FROM pg_replication_slots WHERE database = current_database()")
+				publisher.exec("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()")
+			})
+			arrives("the initial copy", "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
+			arrives("its rows", "SELECT (SELECT count(*) FROM copied) + (SELECT count(*) FROM ledger) + (SELECT count(*) FROM split) = 5")
+			write("UPDATE copied SET tenant = 'a', v = 7 WHERE id = 2; DELETE FROM copied WHERE id = 1; INSERT INTO copied VALUES (3, 'b', 3)")
+			arrives("changes", "SELECT coalesce(string_agg(concat_ws(' ', id, tenant, v), ', ' ORDER BY id), '') = '2 a 7, 3 b 3' FROM copied")
+			write("UPDATE split SET state = 'done' WHERE id = 1; DELETE FROM split WHERE id = 2; INSERT INTO split VALUES (3, 'b', 'open')")
+			arrives("changes of partitions", "SELECT coalesce(string_agg(concat_ws(' ', id, state), ', ' ORDER BY id), '') = '1 done, 3 open' FROM split")
+			write("TRUNCATE ledger")
+			write("INSERT INTO ledger VALUES (2)")
+			arrives("a truncation and what came after it", "SELECT coalesce(string_agg(id::text, ' '), '') = '2' FROM ledger")
+			if inTwo {
+				publisher.exec("BEGIN; SELECT fencepost.present('a', 5, 'lease-5'); UPDATE copied SET v = 8 WHERE id = 2; PREPARE TRANSACTION '" + slot + "'")
+				arrives("a prepared transaction", "SELECT count(*) = 1 FROM pg_prepared_xacts WHERE database = current_database()")
+				publisher.exec("COMMIT PREPARED '" + slot + "'")
+				arrives("its commit", "SELECT v = 8 FROM copied WHERE id = 2")
+			}
+			for _, sql := range []string{"UPDATE copied SET v = 78", "TRUNCATE ledger", "UPDATE split SET tenant = 'b' WHERE id = 1", "INSERT INTO ledger VALUES (9)"} {
+				wantReason(t, subscriber.presenting(sql), guard.ReasonMissing, "a local writer: %s", sql)
+			}
+			// Not every session in replica mode is a worker.
+			err := pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {
+					return err
+				}
+				_, err := tx.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("9\ta\t9\n"), "COPY copied FROM STDIN")
+				return err
+			})
+			wantReason(t, ErrorFrom(err), guard.ReasonMissing, "a copy in replica mode")
+			subscriber.wantFindings("a subscriber", Verification{Triggers: []Trigger{triggerOn([]string{"copied"}, "{tenant}")}}, "a logical subscription writes it")
+			subscriber.wantFindings("a table that is not replicated", Verification{Triggers: []Trigger{local}})
+			undo := subscriber.mutate("replicated", "pid = pg_backend_pid()", "false")
+			write("UPDATE copied SET v = 9 WHERE id = 2")
+			if server15(subscriber) {
+				arrives("the control's failure", "SELECT apply_error_count > 0 FROM pg_stat_subscription_stats WHERE subname = '"+slot+"'")
+			}
+			undo()
+			arrives("a change that was refused before", "SELECT v = 9 FROM copied WHERE id = 2")
+		})
 	}
-	publisher, subscriber := side(), side()
-	subscriber.guardBy("items", `{tenant}`)
-	local := subscriber.guardBy("parts", `{tenant}`)
-	publisher.exec("CREATE PUBLICATION items FOR TABLE items")
-	publisher.exec("SELECT pg_create_logical_replication_slot('items', 'pgoutput')") // the same server would wait for itself
-	subscriber.exec("CREATE SUBSCRIPTION items CONNECTION " + quoteText(publisher.url) + " PUBLICATION items WITH (create_slot = false, slot_name = 'items', copy_data = false)")
-	t.Cleanup(func() {
-		subscriber.exec("ALTER SUBSCRIPTION items DISABLE")
-		subscriber.exec("ALTER SUBSCRIPTION items SET (slot_name = NONE)")
-		subscriber.exec("DROP SUBSCRIPTION items")
-		publisher.waitFor("the slot to be free", "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'items'")
-		publisher.exec("SELECT pg_drop_replication_slot('items')")
-	})
-	publisher.exec("UPDATE items SET v = 77 WHERE id = 1")
-	subscriber.waitFor("the change", "SELECT v = 77 FROM items WHERE id = 1")
-	wantReason(t, subscriber.presenting("UPDATE items SET v = 78 WHERE id = 1"), guard.ReasonMissing, "a local writer")
-	subscriber.wantFindings("a subscriber", Verification{Triggers: []Trigger{triggerOn([]string{"items"}, `{tenant}`)}},
-		"a logical subscription writes it")
-	subscriber.wantFindings("a table that is not replicated", Verification{Triggers: []Trigger{local}})
-	// The initial copy is a COPY.
-	err := pgx.BeginFunc(t.Context(), subscriber.admin, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica"); err != nil {
-			return err
-		}
-		_, err := tx.Conn().PgConn().CopyFrom(t.Context(), strings.NewReader("9\ta\t9\n"), "COPY items FROM STDIN")
-		return err
-	})
-	if guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
-		t.Errorf("a copy: %v", err)
-	}
+}
+
+// server15 reports that the server is PostgreSQL 15 or newer.
+func server15(e *env) bool {
+	e.Helper()
+	return e.int("SELECT current_setting('server_version_num')::int") >= 150000
 }

@@ -25,8 +25,9 @@
 //     it, as by GRANT ALL: the application's role must be neither. A session that sets
 //     fencepost.guard_... or makes up claims gets past them: triggers protect against
 //     mistakes, not against attackers.
-//   - Writes of a logical subscription and of pg_restore --disable-triggers fire no
-//     triggers.
+//   - What a logical subscription copies, applies and truncates was checked on the
+//     publisher, and nothing checks it again: guard the publisher. pg_restore
+//     --disable-triggers fires no triggers.
 //   - [Admin.Verify] says what it does not look at.
 //   - A Go program only migrates the schema forward; [DownSQL] is for people.
 //

@@ -71,7 +71,7 @@ const verifyGuardSQL = `
 	UNION ALL
 	SELECT $1::text, 'the triggers are in report-only mode and refuse nobody' WHERE $3::boolean AND to_regclass($1::text) IS NOT NULL
 	UNION ALL
-	SELECT srrelid::regclass::text, 'a logical subscription writes it, whose changes fire no statement trigger: guard the publisher' FROM pg_subscription_rel
+	SELECT srrelid::regclass::text, 'a logical subscription writes it, whose changes nothing checks here: guard the publisher' FROM pg_subscription_rel
 		WHERE srrelid IN (SELECT to_regclass($1::text) UNION ALL SELECT relid FROM pg_partition_tree(to_regclass($1::text)))`
 
 // verifyRoleSQL checks what a role may do: $1 its name, $2 the tables, a JSON

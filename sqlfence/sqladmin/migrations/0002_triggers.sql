@@ -144,11 +144,12 @@ RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   END, 'fencepost.' || p_guard)
 $$;
 
--- replicated reports whether a logical subscription's worker is writing: what it
--- applies was checked on the publisher.
+-- replicated reports whether a logical subscription's worker is writing: what it copies
+-- at first (statement triggers fire), applies (row triggers) and truncates (statement
+-- triggers) was checked on the publisher.
 CREATE FUNCTION fencepost.replicated()
 RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT current_setting('session_replication_role') = 'replica' AND EXISTS (SELECT FROM pg_stat_get_subscription(NULL) WHERE pid = pg_backend_pid())
+  SELECT EXISTS (SELECT FROM pg_stat_get_subscription(NULL) WHERE pid = pg_backend_pid())
 $$;
 
 -- guard_body is the text of a trigger function. It is specific to the resource,
@@ -191,15 +192,16 @@ BEGIN
     RETURN NULL;
   ELSIF TG_LEVEL = 'STATEMENT' AND TG_OP <> 'TRUNCATE' THEN
     PERFORM set_config(%9$L, '', true);
+  END IF;
+  IF current_setting('session_replication_role') = 'replica' AND fencepost.replicated() THEN
+    RETURN NULL;
   END IF;%6$s
   IF TG_LEVEL = 'ROW' THEN
-    IF NOT fencepost.replicated() THEN
-      IF TG_OP <> 'INSERT' THEN
-        %4$s
-      END IF;
-      IF TG_OP <> 'DELETE' THEN
-        %5$s
-      END IF;
+    IF TG_OP <> 'INSERT' THEN
+      %4$s
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+      %5$s
     END IF;
   ELSIF TG_OP = 'TRUNCATE' THEN
     %2$s
