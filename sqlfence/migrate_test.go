@@ -70,21 +70,35 @@ func TestMigrateRefusesNewer(t *testing.T) {
 	pgtest.CheckSchema(t, e.admin, "fencepost", "testdata/schema.txt", false)
 }
 
-// TestMigrateCancelled: Migrate waits for another migration and gives
-// the connection back when its context ends meanwhile.
-func TestMigrateCancelled(t *testing.T) {
+// TestMigrateBehindAnother (P6): where nothing is to be done, Migrate waits for nobody, also
+// not for a migration whose client has stopped. Where it has to wait, the end of its
+// context is unavailable, since nothing was sent that could have an effect, names the
+// session that has the lock, and gives the connection back.
+func TestMigrateBehindAnother(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	const key = int64(0x66656e6365707374)
-	e.begin("SELECT pg_advisory_xact_lock($1)", key)
+	stopped := e.begin("SELECT pg_advisory_xact_lock($1)", key)
+	noError(t, e.db.Migrate(t.Context()), "with nothing to do")
+	e.exec("DROP SCHEMA fencepost CASCADE")
+	waits := func() {
+		t.Helper()
+		e.waitFor("the migration to try the lock", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, 'pg_try_advisory_xact_lock(' || $1::bigint) > 0", key)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.db.Migrate(ctx) }()
-	// The probe before it waits for locks of its own.
-	e.waitFor("the migration to wait", "SELECT ("+waitersSQL+" AND classid::bigint << 32 | objid::bigint = $1) = 1", key)
+	waits()
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
+	err := <-done
+	wantSays(t, err, guard.ReasonUnavailable, fmt.Sprintf("pg_terminate_backend(%d)", stopped.Conn().PgConn().PID()))
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
+	go func() { done <- e.db.Migrate(t.Context()) }()
+	waits()
+	must(t, stopped.Rollback(t.Context()))
+	noError(t, <-done, "once the other has ended")
+	e.asMigrated(t)
 }
 
 var update = flag.Bool("update", false, "write testdata/schema.txt in place of comparing with it")

@@ -52,7 +52,7 @@ var allowed = map[string][]string{
 	"lockclient/cmd/fencectl":       {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/internal/opcmd", "lockclient/internal/pglease", "sqlfence", "sqlfence/sqladmin", "github.com/jackc/pgx/v5", "github.com/urfave/cli/v3"},
 	"internal/explore":              {"guard"},
 	"internal/mutants":              {"internal/pgtest"},
-	"internal/migrate":              {"github.com/jackc/pgx/v5"},
+	"internal/migrate":              {"guard", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"internal/faultproxy":           {},
 	"internal/pgerr":                {"guard", "github.com/jackc/pgx/v5"},
 	"internal/pgtest":               {"internal/faultproxy", "internal/testkit", "github.com/jackc/pgx/v5"},

@@ -7,9 +7,12 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 )
@@ -60,6 +63,44 @@ func TestUpTogether(t *testing.T) {
 		}
 		if applied != "alpha1one alpha2two beta1one beta2two" {
 			t.Errorf("applied: %s", applied)
+		}
+	})
+}
+
+// TestUpIsBounded: a migration that has something to do waits for another one for a
+// bounded time, then names its session, and has changed nothing; it goes on as soon as
+// the other has done its work.
+func TestUpIsBounded(t *testing.T) {
+	onConnections(t, func(t *testing.T, admin *pgxpool.Pool, with func(func(Conn) error) error) {
+		c := tables("alpha")
+		bound := lockWait
+		t.Cleanup(func() { lockWait = bound })
+		lockWait = 20 * time.Millisecond
+		other, err := admin.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Rollback(context.Background())
+		if _, err := other.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(lockKey)); err != nil {
+			t.Fatal(err)
+		}
+		var busy *BusyError
+		if err := with(func(conn Conn) error { return c.Up(t.Context(), conn) }); !errors.As(err, &busy) || busy.PID != int64(other.Conn().PgConn().PID()) || pgerr.Reason(err, pgerr.Commit) != guard.ReasonUnavailable {
+			t.Errorf("got %v, want that process %d has the lock", err, other.Conn().PgConn().PID())
+		}
+		lockWait = testkit.Patience
+		done := make(chan error, 1)
+		go func() { done <- with(func(conn Conn) error { return c.Up(context.Background(), conn) }) }()
+		testkit.Eventually(t, "a migration that tries the lock", func() bool {
+			var tries bool
+			err := admin.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, 'pg_try_advisory_xact_lock') > 0").Scan(&tries)
+			return err == nil && tries
+		})
+		if err := other.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := testkit.Receive(t, "the migration", done); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -31,10 +31,27 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 )
 
 // lockKey serialises the migrations of all components; it spells "fencepst".
 const lockKey = 0x66656e6365707374
+
+// lockWait bounds how long a migration waits for another one. Most take a second.
+var lockWait = 30 * time.Second
+
+// BusyError says that another session has the lock of migrations. Nothing was changed.
+type BusyError struct {
+	PID    int64 // of the session's server process; 0 if it ended meanwhile
+	Waited time.Duration
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("another migration has the lock for %v or longer, in the session of process %d: it is at work, or its client is stopped or cut off; then end it with SELECT pg_terminate_backend(%[2]d)",
+		e.Waited.Round(time.Millisecond), e.PID)
+}
 
 // rollbackTimeout bounds how long a failed migration waits to be rolled back.
 const rollbackTimeout = 5 * time.Second
@@ -252,7 +269,9 @@ func (e *NewerError) Error() string {
 // Up applies what is missing, in one transaction that it begins and ends on
 // conn. On an error the transaction is rolled back, if conn still works.
 // A schema newer than c is not touched; it is a [*NewerError] unless it allows this
-// build.
+// build. Where there is nothing to do it waits for nobody; else it waits for another
+// migration for 30 s, or as long as ctx lasts, and then is a [*BusyError]. An error from
+// before the COMMIT is a [pgerr.NotSent] if the server did not say what happened.
 func (c Component) Up(ctx context.Context, conn Conn) error { return c.UpTo(ctx, conn, c.Version()) }
 
 // UpTo is [Component.Up] but stops at version, for tests of upgrades.
@@ -262,8 +281,12 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	if err := conn.Exec(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"); err != nil {
 		return err
 	}
+	committing := false
 	defer func() {
 		if err != nil {
+			if !committing && pgerr.Reason(err, pgerr.Commit) == guard.ReasonOutcomeUnknown {
+				err = pgerr.NotSent(err)
+			}
 			// The caller's context may be why it failed, but a silent network
 			// must not block the caller either. A connection that does not
 			// respond is closed by its driver, and the server rolls back.
@@ -272,12 +295,11 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 			conn.Exec(ctx, "ROLLBACK")
 		}
 	}()
-	// The lock is a separate statement: what is read after it is newer than the
-	// lock. For the search_path see Pin.
-	if err := conn.Exec(ctx, fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SELECT pg_advisory_xact_lock(%d)", int64(lockKey))); err != nil {
+	// For the search_path see Pin.
+	if err := conn.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {
 		return err
 	}
-	have, err := c.version(ctx, conn)
+	have, err := c.locked(ctx, conn, int64(version))
 	if err != nil {
 		return err
 	}
@@ -309,7 +331,57 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 			return err
 		}
 	}
+	committing = true
 	return conn.Exec(ctx, "COMMIT")
+}
+
+// locked returns the applied version: at once if there is nothing to do up to version,
+// else under the lock of migrations. The lock is a statement of its own, so that what is
+// read after it is newer; it is tried rather than waited for, so that the wait ends when
+// somebody else has done the work, and when its time is over.
+func (c Component) locked(ctx context.Context, conn Conn, version int64) (int64, error) {
+	start := time.Now()
+	for {
+		have, err := c.version(ctx, conn)
+		if err != nil || have >= version {
+			return have, err
+		}
+		got, err := conn.QueryInt(ctx, fmt.Sprintf("SELECT pg_catalog.pg_try_advisory_xact_lock(%d)::integer", int64(lockKey)))
+		if err != nil {
+			return 0, err
+		}
+		if got == 1 {
+			return c.version(ctx, conn)
+		}
+		pause := time.NewTimer(lockEvery)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
+		if waited := time.Since(start); waited >= lockWait || ctx.Err() != nil {
+			return 0, c.busy(ctx, conn, waited)
+		}
+	}
+}
+
+const lockEvery = 50 * time.Millisecond
+
+// busy says who has the lock of migrations.
+func (c Component) busy(ctx context.Context, conn Conn, waited time.Duration) error {
+	busy := &BusyError{Waited: waited}
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	var err error
+	if busy.PID, err = conn.QueryInt(look, fmt.Sprintf(`SELECT coalesce(max(pid), 0)::bigint FROM pg_catalog.pg_locks
+		WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+		AND classid::bigint << 32 | objid::bigint = %d AND objsubid = 1`, int64(lockKey))); err != nil {
+		return fmt.Errorf("%w: %w", busy, err)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), busy)
+	}
+	return busy
 }
 
 // Needs says what a role needs for [Component.Up].

@@ -26,19 +26,25 @@ func schema() migrate.Component {
 	return c
 }
 
-// Migrate creates or upgrades the part of schema fencepost that fenced
-// transactions and the mark store need: table marks and its functions. It is
-// idempotent and safe when several replicas start at once, and runs in one
-// transaction. Package sqlrow needs none of it.
+// Migrate creates or upgrades the part of schema fencepost that fenced transactions and
+// the mark store need, in one transaction.
 //
-// Only the role that migrates owns the schema and may use it: [RolesSQL] gives
-// the rights that each use needs to roles, which are then granted to login
-// roles. Calling Migrate when there is nothing to do needs RoleNames.Reader.
+// It is idempotent, and safe when several replicas start at once. Where nothing is to be
+// done it waits for nobody; else for another migration for up to 30 s. Leases have a part
+// of their own: pglock.Migrate makes that, lockadmin.Migrate both. Package sqlrow needs
+// none of it.
 //
-// The server is probed first, see [Admin.Probe].
+// Only the role that migrates owns the schema and may use it: [RolesSQL] gives the rights
+// that each use needs to roles, which are then granted to login roles. Calling Migrate when
+// there is nothing to do needs RoleNames.Reader. The server is probed first, see
+// [Admin.Probe].
 //
-// A database whose schema is newer and does not allow this build is refused with
-// guard.ErrSetup and not touched, and so is a role that may not do it.
+// Errors:
+//   - guard.ErrSetup: the schema is newer and does not allow this build; the role may not
+//     do it; the server was refused. Nothing was changed.
+//   - guard.ErrUnavailable: nothing was changed. If another migration is in the way, the
+//     error names its session.
+//   - guard.ErrOutcomeUnknown: the response to COMMIT was lost; call it again.
 func (a *Admin) Migrate(ctx context.Context) error {
 	const op = "migrate"
 	if err := a.Probe(ctx); err != nil {
