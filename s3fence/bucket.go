@@ -98,7 +98,7 @@ func newBucket(client S3, bucket string, opts *Options) (*Bucket, error) {
 }
 
 func newRegister(d driver, o *Options) *register {
-	return &register{driver: d, maxBody: o.MaxBody, delay: 20 * time.Millisecond, cache: map[string]version{}, capacity: o.CacheSize}
+	return &register{driver: d, maxBody: o.MaxBody, delay: 20 * time.Millisecond, cache: map[string]version{}, capacity: 1024}
 }
 
 // Report is what is known of the store: what Open has found, or Options.Report if that
@@ -150,11 +150,6 @@ type Options struct {
 	// readers only: no pointer loses its data because of a wrong clock.
 	GracePeriod time.Duration
 
-	// CacheSize is how many objects' states are remembered, about 1 KiB each,
-	// so that the next write takes one request instead of two. 0 means 1024;
-	// negative remembers none. An outdated state costs a request and is never
-	// trusted for a refusal.
-	CacheSize int
 	// RequestTimeout is how long a request may make no progress: no byte of its body goes
 	// out, or of the response comes in. So a long body on a slow line takes as long as it
 	// takes. 0 means one minute.
@@ -194,7 +189,6 @@ const (
 func (o Options) resolve() (Options, error) {
 	o.MaxBody = cmp.Or(o.MaxBody, DefaultMaxBody)
 	o.GracePeriod = cmp.Or(o.GracePeriod, DefaultGracePeriod)
-	o.CacheSize = cmp.Or(o.CacheSize, 1024)
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, time.Minute)
 	switch size := o.MaxBody + tailSize; {
 	case o.MaxBody < 1 || size > maxSinglePut || int64(int(size)) != size:

@@ -2,15 +2,9 @@ package s3fence_test
 
 import (
 	"bytes"
-	"fmt"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/s3fence"
@@ -69,87 +63,4 @@ func refusedWrites(server *s3test.Server) *atomic.Int64 {
 		}
 	}}})
 	return n
-}
-
-// Each benchmark writes in turn with the fence, the same stored bytes and
-// metadata by a bare PUT, and only the body by a bare PUT, so that the
-// machine's load affects all alike. Metrics: "ratio" is the throughput of the
-// fenced write over that of the same bytes, by the sums; "p50-ratio" by the
-// medians; "p50-body-ratio" is over only the body.
-func BenchmarkPut(b *testing.B) {
-	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Plain, s3fence.Pointer} {
-		for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {
-			b.Run(fmt.Sprintf("%s/%dKiB", mode, size>>10), func(b *testing.B) { benchPut(b, mode, size, 0) })
-		}
-	}
-	// A request over loopback to a store in memory takes a quarter of a
-	// millisecond, most of it in the SDK; a store with disks takes some.
-	b.Run("sealed/1KiB/2ms", func(b *testing.B) { benchPut(b, s3fence.Sealed, 1<<10, 2*time.Millisecond) })
-}
-
-func benchPut(b *testing.B, mode s3fence.Mode, size int, latency time.Duration) {
-	server := newServer(b, &s3test.Options{NoHistory: true, ETags: s3test.ETagOpaque})
-	inVain := refusedWrites(server)
-	o := objects(b, open(b, server, nil), mode, nil)
-	client := newClient(server)
-	body := bytesOf(size)
-	if latency > 0 {
-		server.Inject(s3test.Rule{Fault: s3test.Slow(latency)})
-	}
-	token := guard.Token(0)
-	fenced := func() error {
-		token++
-		if mode == s3fence.Pointer {
-			return o.Pointers().Put(b.Context(), claim(token, "a"), key, bytes.NewReader(body), nil)
-		}
-		return o.Objects().Put(b.Context(), claim(token, "a"), key, body, nil)
-	}
-	for range 64 { // until the list of recent writes is full
-		if err := fenced(); err != nil {
-			b.Fatal(err)
-		}
-	}
-	stored, _ := server.Object(bucketName, key)
-	if mode == s3fence.Pointer {
-		stored.Body, stored.Metadata = body, nil
-	}
-	ways := [3]func() error{fenced, barePut(b, client, stored.Body, stored.Metadata), barePut(b, client, body, nil)}
-	var took [3][]time.Duration
-	for i := 0; b.Loop(); i++ {
-		for j := range ways {
-			k := (i + j) % len(ways)
-			start := time.Now()
-			if err := ways[k](); err != nil {
-				b.Fatal(err)
-			}
-			took[k] = append(took[k], time.Since(start))
-		}
-	}
-	b.ReportMetric(float64(sum(took[1]))/float64(sum(took[0])), "ratio")
-	b.ReportMetric(float64(median(took[1]))/float64(median(took[0])), "p50-ratio")
-	b.ReportMetric(float64(median(took[2]))/float64(median(took[0])), "p50-body-ratio")
-	if n := inVain.Load(); n > 0 {
-		b.Errorf("%d writes were sent in vain", n)
-	}
-}
-
-func barePut(b *testing.B, client *s3.Client, body []byte, metadata map[string]string) func() error {
-	return func() error {
-		_, err := client.PutObject(b.Context(), &s3.PutObjectInput{
-			Bucket: aws.String(bucketName), Key: aws.String("bare"), Body: bytes.NewReader(body), Metadata: metadata,
-		})
-		return err
-	}
-}
-
-func sum(d []time.Duration) (total time.Duration) {
-	for _, x := range d {
-		total += x
-	}
-	return total
-}
-
-func median(d []time.Duration) time.Duration {
-	slices.Sort(d)
-	return d[len(d)/2]
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"maps"
 	"strings"
 	"testing"
 
@@ -49,66 +48,6 @@ func everyCall(t *testing.T, server *s3test.Server, o *s3fence.Handle, adopt boo
 		t.Errorf("the object was written %d times", n)
 	}
 	return out
-}
-
-func TestDamagedObjects(t *testing.T) {
-	t.Parallel()
-	type object struct {
-		body     []byte
-		metadata map[string]string
-	}
-	set := func(name, value string) func(o, other object) object {
-		return func(o, _ object) object { o.metadata[name] = value; return o }
-	}
-	trailerOf := func(o object) []byte { return o.body[len("body of 5"):] }
-	sealed := map[string]func(o, other object) object{
-		"first byte":            func(o, _ object) object { o.body[0] ^= 1; return o },
-		"cut by one":            func(o, _ object) object { o.body = o.body[:len(o.body)-1]; return o },
-		"cut to the body":       func(o, _ object) object { o.body = o.body[:9]; return o },
-		"cut at the start":      func(o, _ object) object { o.body = o.body[1:]; return o },
-		"emptied":               func(o, _ object) object { o.body = nil; return o },
-		"appended to":           func(o, _ object) object { o.body = append(o.body, '\n'); return o },
-		"prepended to":          func(o, _ object) object { o.body = append([]byte("x"), o.body...); return o },
-		"magic alone":           func(o, _ object) object { o.body = []byte("fencepost/s3"); return o },
-		"another lease's bytes": func(o, other object) object { o.body = other.body; return o },
-		"another lease's trailer": func(o, other object) object {
-			return object{append(o.body[:9:9], trailerOf(other)...), other.metadata}
-		},
-		"token disagrees":           set("fencing-token", "98"),
-		"lease disagrees":           set("fencing-lease", "q"),
-		"write disagrees":           set("fencing-write", strings.Repeat("0", 32)),
-		"mode disagrees":            set("fencing-mode", "tombstone"),
-		"mode unknown":              set("fencing-mode", "new"),
-		"lease gone":                func(o, _ object) object { delete(o.metadata, "fencing-lease"); return o },
-		"mode gone":                 func(o, _ object) object { delete(o.metadata, "fencing-mode"); return o },
-		"metadata gone":             func(o, _ object) object { o.metadata = nil; return o },
-		"a token of the naive kind": func(_, _ object) object { return object{[]byte("x"), map[string]string{"fencing-token": "7"}} },
-	}
-	plain := map[string]func(o, other object) object{
-		"token malformed": set("fencing-token", "+5"), // TestParsePlainFields has the other fields
-		"mode sealed":     set("fencing-mode", "sealed"),
-	}
-	for mode, cases := range map[s3fence.Mode]map[string]func(o, other object) object{s3fence.Sealed: sealed, s3fence.Plain: plain} {
-		server, b, o := setup(t, mode, 0)
-		put(t, o, claim(4, "b"), "body of 4")
-		other := stored(t, server, key)
-		put(t, o, claim(5, "a"), "body of 5")
-		good := stored(t, server, key)
-		for name, change := range cases {
-			t.Run(s3fence.NameOf(mode)+"/"+name, func(t *testing.T) {
-				bad := change(object{bytes.Clone(good.Body), maps.Clone(good.Metadata)}, object{bytes.Clone(other.Body), maps.Clone(other.Metadata)})
-				bypass(t, server, key, bad.body, bad.metadata)
-				b.Forget()
-				for call, err := range everyCall(t, server, o, true) {
-					if d := damage(t, err); d.Key != key || d.Problem == "" {
-						t.Errorf("%s: %v", call, err)
-					}
-				}
-			})
-		}
-		bypass(t, server, key, good.Body, good.Metadata)
-		want(t, o, "body of 5", guard.Mark{Token: 5, LeaseID: "a"})
-	}
 }
 
 // The exception of doc.go: the trailer names the key and not the bucket, so a copy from

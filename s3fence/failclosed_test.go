@@ -15,7 +15,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -66,65 +65,6 @@ func TestAdoptedBetweenTwoReads(t *testing.T) {
 			t.Errorf("the mark is %+v, %v", m, err)
 		}
 	})
-}
-
-// A response without the parts of a state is an error that says so. It is neither
-// "absent" nor the base of a write or a deletion.
-func TestAnswersThatCannotBeTrusted(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		fault  s3test.Fault
-		reason guard.Reason
-		says   string
-	}{
-		"ETag missing":      {s3test.Fault{Omit: []string{"Etag"}}, guard.ReasonUnavailable, "ETag"},
-		"ETag empty":        {s3test.Fault{Empty: []string{"Etag"}}, guard.ReasonUnavailable, "ETag"},
-		"body cut":          {s3test.Fault{Cut: true}, guard.ReasonUnavailable, "unexpected EOF"},
-		"404 of a proxy":    {s3test.NotFoundByProxy("404 page not found\n"), guard.ReasonUnavailable, "404"},
-		"404 of the bucket": {s3test.Fault{Status: 404, Code: "NoSuchBucket"}, guard.ReasonSetup, "does not exist"},
-		"403":               {s3test.Respond(403), guard.ReasonSetup, "denied"},
-		"416 to everything": {s3test.Fault{Status: 416, Code: "InvalidRange"}, guard.ReasonUnavailable, "416"},
-	} {
-		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-			t.Run(name, func(t *testing.T) {
-				server, b, o := setup(t, mode, 0)
-				put(t, o, claim(5, "a"), "body")
-				b.Forget()
-				server.Inject(s3test.Rule{Ops: gets, Key: key, Fault: c.fault})
-				for call, err := range everyCall(t, server, o, true) {
-					if guard.ReasonOf(err) != c.reason || !strings.Contains(err.Error(), c.says) {
-						t.Errorf("%s: %v, want %s and %q", call, err, c.reason, c.says)
-					}
-				}
-				server.ClearFaults()
-				want(t, o, "body", guard.Mark{Token: 5, LeaseID: "a"})
-			})
-		})
-	}
-}
-
-// An empty ETag in the response to a write: the next write is not unconditional.
-func TestEmptyETagIsNoCondition(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]s3test.Fault{"missing": {Omit: []string{"Etag"}}, "empty": {Empty: []string{"Etag"}}} {
-		eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-			t.Run(name, func(t *testing.T) {
-				server, b, o := setup(t, mode, 0)
-				sent := record(server)
-				other := objects(t, b.On(newClient(server), bucketName), mode, nil)
-				server.Inject(s3test.Rule{Ops: puts, Key: key, Fault: fault})
-				put(t, o, claim(10, "a"), "ten")
-				put(t, other, claim(11, "b"), "eleven")
-				refused(t, o.Put(t.Context(), claim(10, "a"), key, strings.NewReader("ten again"), nil), guard.ReasonStale)
-				want(t, o, "eleven", guard.Mark{Token: 11, LeaseID: "b"})
-				for _, h := range sent.of[s3test.PutObject] {
-					if h.Get("X-Amz-Meta-Fencing-Mode") != "" && strings.Trim(h.Get("If-Match"), `"`) == "" && h.Get("If-None-Match") != "*" {
-						t.Errorf("a write left with the condition %q", h["If-Match"])
-					}
-				}
-			})
-		})
-	}
 }
 
 // retrying is an HTTP client that retries on its own: the first try of the first PUT of
@@ -234,31 +174,16 @@ func TestP1PlainWhenETagsBecomeHashes(t *testing.T) {
 		if got := string(stored(t, server, key).Body); got != body {
 			t.Errorf("%d bytes: the body is %.20q", size, got)
 		}
+		err = o.Put(t.Context(), claim(11, "c"), "another", strings.NewReader("more"), nil)
+		if !errors.Is(err, s3fence.ErrUnsuitableStore) {
+			t.Errorf("%d bytes: another key, after it was seen: %v, want unsuitable", size, err)
+		}
 		// Sealed objects do not depend on it.
 		sealed := objects(t, b, s3fence.Sealed, nil)
 		if err := sealed.Put(t.Context(), claim(5, "a"), "sealed", bytes.NewReader([]byte("x")), nil); err != nil {
 			t.Error(err)
 		}
 	}
-}
-
-// A read that hangs ends with its context, and with Options.RequestTimeout.
-func TestHangingReadsEnd(t *testing.T) {
-	t.Parallel()
-	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
-		server, b, o := setup(t, mode, 0)
-		put(t, o, claim(5, "a"), "body")
-		b.Forget()
-		pause := server.Pause(s3test.Rule{Ops: gets}, s3test.BeforeApply)
-		defer pause.Release()
-		ctx, cancel := context.WithCancel(t.Context())
-		verdict := make(chan error, 1)
-		go func() { verdict <- o.Raise(ctx, claim(6, "b"), key) }()
-		_, err := pause.Wait(t.Context())
-		must(t, err)
-		cancel()
-		refused(t, testkit.Receive(t, "a read that hangs", verdict), guard.ReasonUnavailable)
-	})
 }
 
 // A store that responds to a read during a write with metadata of one version and

@@ -1,9 +1,7 @@
 package s3fence_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -18,26 +16,6 @@ import (
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
-
-// dataHistory gives the mutations of a pointer the metadata of the data that
-// each of them names, which is where a caller's metadata is.
-func dataHistory(t testing.TB, server *s3test.Server, history []s3test.Mutation) []s3test.Mutation {
-	t.Helper()
-	attempts := map[string]string{}
-	for _, m := range server.History(bucketName, "") {
-		if m.Key != key && m.Metadata != nil {
-			attempts[m.Key] = m.Metadata["attempt"]
-		}
-	}
-	out := make([]s3test.Mutation, len(history))
-	for i, m := range history {
-		var pointer struct{ Data string }
-		must(t, json.NewDecoder(bytes.NewReader(m.Body)).Decode(&pointer))
-		out[i] = m
-		out[i].Metadata = map[string]string{"fencing-token": m.Metadata["fencing-token"], "attempt": attempts[pointer.Data]}
-	}
-	return out
-}
 
 func bytesOf(n int) []byte {
 	out := make([]byte, n)

@@ -30,7 +30,7 @@ type register struct {
 
 	mu       sync.Mutex
 	cache    map[string]version
-	capacity int
+	capacity int // about 1 KiB for each object
 }
 
 // read reads a version: its headers with its last bytes, or all of it. The version of what
@@ -235,7 +235,7 @@ func (r *register) cached(key string) (version, bool) {
 func (r *register) remember(key string, v version) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.capacity < 0 || !strongETag(v.etag) || !v.fenced() {
+	if !strongETag(v.etag) || !v.fenced() {
 		delete(r.cache, key)
 		return
 	}

@@ -206,7 +206,7 @@ func (s *script) get(context.Context, string, int, int64) (*object, error) {
 
 // on is the register over a script.
 func (s *script) on() *register {
-	r := newRegister(s, &Options{MaxBody: 1 << 20, CacheSize: 10})
+	r := newRegister(s, &Options{MaxBody: 1 << 20})
 	r.delay = time.Microsecond
 	return r
 }
@@ -355,7 +355,8 @@ func TestTimesAreTheStores(t *testing.T) {
 
 // What is remembered of an object, and which others make room for it.
 func TestRemember(t *testing.T) {
-	b := newRegister(nil, &Options{CacheSize: 2})
+	b := newRegister(nil, &Options{})
+	b.capacity = 2
 	good := version{kind: kindSealed, etag: `"e"`, body: []byte("body"), headers: &Headers{}}
 	b.remember("k", good)
 	if s, ok := b.cached("k"); !ok || s.etag != `"e"` || s.body != nil || s.headers != nil {
@@ -391,11 +392,6 @@ func TestRemember(t *testing.T) {
 		if _, ok := b.cached(fmt.Sprint(i)); !ok || len(b.cache) != min(i+1, 2) {
 			t.Errorf("%d are remembered after %d", len(b.cache), i+1)
 		}
-	}
-	none := newRegister(nil, &Options{CacheSize: -1})
-	none.remember("k", good)
-	if len(none.cache) != 0 {
-		t.Error("a cache that is turned off remembers")
 	}
 }
 

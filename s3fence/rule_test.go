@@ -194,14 +194,15 @@ func TestP2WriteDuringRaise(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
 		server, b, o := setup(t, mode, 0)
 		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
-		put(t, o, claim(5, "a"), "1")
+		long := string(bytesOf(10_000)) // longer than what a read of the mark alone shows
+		put(t, o, claim(5, "a"), "1"+long)
 		held, raised := hold(t, server, firstPut(s3test.Fault{}), func() error {
 			return succ.Raise(context.Background(), claim(6, "b"), key)
 		})
-		put(t, o, claim(5, "a"), "1,5") // acknowledged
+		put(t, o, claim(5, "a"), "1,5"+long) // acknowledged
 		held.Release()
 		must(t, <-raised)
-		want(t, succ, "1,5", guard.Mark{Token: 6, LeaseID: "b"})
+		want(t, succ, "1,5"+long, guard.Mark{Token: 6, LeaseID: "b"})
 		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5,5")), nil), guard.ReasonStale)
 	})
 }
