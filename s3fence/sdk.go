@@ -286,9 +286,9 @@ func (s *sdk) listOnce(ctx context.Context, prefix, token string) (page, error) 
 		decode = func(text *string) (string, error) { return url.QueryUnescape(aws.ToString(text)) }
 	}
 	// Any 200 whatever parses as an empty listing. A page of this bucket and prefix says so.
-	name := aws.ToString(out.Name)
+	name, raw := aws.ToString(out.Name), aws.ToString(out.Prefix)
 	of, err := decode(out.Prefix)
-	if name != s.bucket && !(alias(s.bucket) && name != "") || err != nil || of != prefix {
+	if name != s.bucket && !(alias(s.bucket) && name != "") || (err != nil || of != prefix) && raw != prefix {
 		return page{}, fmt.Errorf("the response is not a listing of bucket %s and prefix %s, but of %s and %s",
 			quoteShort(s.bucket), quoteShort(prefix), quoteShort(name), quoteShort(of))
 	}
@@ -312,7 +312,7 @@ func (s *sdk) listOnce(ctx context.Context, prefix, token string) (page, error) 
 // alias reports whether a bucket is named by an access point, whose listings have another
 // name.
 func alias(bucket string) bool {
-	return strings.HasPrefix(bucket, "arn:") || strings.HasSuffix(bucket, "-s3alias")
+	return strings.HasPrefix(bucket, "arn:") || strings.HasSuffix(bucket, "-s3alias") || strings.HasSuffix(bucket, "--op-s3")
 }
 
 // str is nil for "", which the SDK takes for "not given".
