@@ -80,7 +80,7 @@ const roleSQL = `  IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname 
 // rightsSQL starts from no rights, so that those granted by an earlier version
 // are revoked. The issuer's rights are per column: without UPDATE of resource
 // no row can be renamed, which would restart the tokens of its name.
-const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.epoch, fencepost.audit, fencepost.migrations FROM EVERYBODY;
+const rightsSQL = `  REVOKE ALL ON fencepost.leases, fencepost.spent, fencepost.epoch, fencepost.audit, fencepost.migrations FROM EVERYBODY;
   REVOKE ALL ON FUNCTION fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch, fencepost.adopt_epoch,
     fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease FROM EVERYBODY;
   GRANT USAGE ON SCHEMA fencepost TO EVERYBODY;

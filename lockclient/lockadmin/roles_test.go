@@ -425,11 +425,13 @@ func TestRolesSQL(t *testing.T) {
 	t.Parallel()
 	owner, names, as := testRoles(t, "$fencepost$;'\"\\ $fencepost0$ é")
 	mustExec(t, owner, "GRANT DELETE ON fencepost.leases TO "+identifier(names.Issuer))
+	mustExec(t, owner, "GRANT DELETE ON fencepost.spent TO "+identifier(names.Operator))
 	mustExec(t, owner, "GRANT UPDATE (reason) ON fencepost.audit TO "+identifier(names.Reader))
 	if err := migrateRoles(t.Context(), owner, &names); err != nil {
 		t.Fatal(err)
 	}
-	for role, sql := range map[string]string{names.Issuer: "DELETE FROM fencepost.leases", names.Reader: "UPDATE fencepost.audit SET reason = 'x' WHERE false"} {
+	for role, sql := range map[string]string{names.Issuer: "DELETE FROM fencepost.leases", names.Operator: "DELETE FROM fencepost.spent",
+		names.Reader: "UPDATE fencepost.audit SET reason = 'x' WHERE false"} {
 		if _, err := as(role).Exec(t.Context(), sql); pglease.Error(err) == nil || pglease.Error(err).Code != "42501" {
 			t.Errorf("%s, as %s: %v", sql, role, err)
 		}

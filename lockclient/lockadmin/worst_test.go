@@ -11,9 +11,9 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
-// TestWorstRows: whatever an issuer's role writes into a row, an operator lists,
+// TestRowsThatNobodyExpects: whatever an issuer's role writes into a row, an operator lists,
 // reads and cuts it, and the result can be encoded.
-func TestWorstRows(t *testing.T) {
+func TestRowsThatNobodyExpects(t *testing.T) {
 	t.Parallel()
 	_, names, as := testRoles(t, "")
 	o := newRoleOperator(t, as(names.Operator))

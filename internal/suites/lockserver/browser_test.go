@@ -16,12 +16,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // screenshots is a directory to keep pictures in; empty keeps none.
@@ -39,18 +40,11 @@ func chromium(t *testing.T) context.Context {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // its other processes end after the first, and write until then
-		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-			if err = os.RemoveAll(dir); err == nil || time.Now().After(end) {
-				break
-			}
-		}
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.Eventually(t, "the end of the browser", func() bool { return os.RemoveAll(dir) == nil })
 	})
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.UserDataDir(dir), chromedp.WSURLReadTimeout(2*time.Minute), chromedp.WindowSize(1200, 900))
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+		chromedp.UserDataDir(dir), chromedp.WSURLReadTimeout(testkit.Patience), chromedp.WindowSize(1200, 900))
+	ctx, cancel := context.WithTimeout(context.Background(), 4*testkit.Patience)
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewExecAllocator(ctx, options...)
 	t.Cleanup(end)
@@ -99,11 +93,12 @@ func text(t *testing.T, ctx context.Context, selector string) (s string) {
 // shows waits until a part of the page has a text, or no longer has it.
 func shows(t *testing.T, ctx context.Context, selector, part string, want bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); strings.Contains(text(t, ctx, selector), part) != want; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: %q should be there: %v. It shows:\n%s", selector, part, want, text(t, ctx, selector))
+	defer func() {
+		if t.Failed() {
+			t.Logf("it shows:\n%s", text(t, ctx, selector))
 		}
-	}
+	}()
+	testkit.Eventually(t, fmt.Sprintf("%s: %q there: %v", selector, part, want), func() bool { return strings.Contains(text(t, ctx, selector), part) == want })
 }
 
 func picture(t *testing.T, ctx context.Context, name string) {
@@ -174,12 +169,8 @@ func TestPage(t *testing.T) {
 	var left [2]string
 	first := `document.querySelector("[data-down]").textContent`
 	do(t, ops, chromedp.Evaluate(first, &left[0]))
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if do(t, ops, chromedp.Evaluate(first, &left[1])); left[1] != left[0] {
-			break
-		}
-	}
-	if left[0] == left[1] || left[1] == "expired" || len(left[1]) > len("14:59") {
+	testkit.Eventually(t, "a tick", func() bool { do(t, ops, chromedp.Evaluate(first, &left[1])); return left[1] != left[0] })
+	if left[1] == "expired" || len(left[1]) > len("14:59") {
 		t.Errorf("the countdown stands at %q", left)
 	}
 

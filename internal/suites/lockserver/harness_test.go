@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -62,13 +63,13 @@ func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Po
 		_, err := marks.Admit(ctx, claim)
 		return err
 	}
-	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Signer: signer, Raise: raise, Timeout: time.Minute})
+	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Signer: signer, Raise: raise, Timeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := handler.Close(ctx); err != nil {
 			t.Error(err)

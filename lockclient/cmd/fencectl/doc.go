@@ -40,7 +40,8 @@
 // Commands that cannot be undone (force-unlock, marks raise, reset and retire,
 // epoch raise, advance, purge) ask for a "yes" if standard input is a terminal,
 // and require --yes otherwise: a script is never asked.
-// force-unlock shows whose lease it is about to cut, and cuts that lease or none.
+// force-unlock shows whose lease it is about to cut, and cuts that lease or none. With
+// --yes it cuts whichever runs by then, unless --expect names the lease.
 //
 // # Exit codes
 //

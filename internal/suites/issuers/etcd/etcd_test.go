@@ -22,6 +22,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
@@ -53,11 +54,7 @@ func startNode(t testing.TB, dir string) (addr string, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-time.After(2 * time.Minute):
-		t.Fatal("etcd is not ready after two minutes")
-	}
+	testkit.Receive(t, "etcd", e.Server.ReadyNotify())
 	stopped := false
 	stop = func() {
 		if !stopped {
@@ -394,14 +391,13 @@ func TestServerWentBack(t *testing.T) {
 	acquire(t, i, "r", "a")
 	c.SetEndpoints(newAddr) // as if a restored cluster had the old one's address
 	var last error
-	for n := range 50 { // until the client has moved
+	n := 0
+	testkit.Eventually(t, "the client to move", func() bool {
+		n++
 		_, last = i.Acquire(t.Context(), ask(fmt.Sprint("r", n), "b"))
-		if errors.Is(last, guard.ErrMarkAhead) {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	if !errors.Is(last, guard.ErrMarkAhead) || !strings.Contains(last.Error(), "RaiseEpoch") {
+		return errors.Is(last, guard.ErrMarkAhead)
+	})
+	if !strings.Contains(last.Error(), "RaiseEpoch") {
 		t.Errorf("on another cluster: %v; want ErrMarkAhead and the way out", last)
 	}
 }
@@ -535,10 +531,8 @@ func TestGrantedBeforeItsTurn(t *testing.T) {
 	if _, err := i.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	for began := time.Now(); places().Count > 0; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, "the end of the place", func() bool {
 		c.KeepAliveOnce(t.Context(), clientv3.LeaseID(place.Kvs[0].Lease)) // it does not run out meanwhile
-		if time.Since(began) > time.Minute {
-			t.Fatal("the place is still there")
-		}
-	}
+		return places().Count == 0
+	})
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
 )
@@ -164,13 +164,8 @@ func TestAStalledCallHoldsUpNoOther(t *testing.T) {
 			_, err := i.Acquire(context.WithoutCancel(t.Context()), ask("other", "a"))
 			other <- err
 		}()
-		select {
-		case err := <-other:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(20 * time.Second):
-			t.Error("another resource's acquire waits for the request that hangs")
+		if err := testkit.Receive(t, "another resource's acquire beside the request that hangs", other); err != nil {
+			t.Error(err)
 		}
 		close(end)
 		if err := <-done; err != nil {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
@@ -83,7 +83,7 @@ func TestConformanceSentinel(t *testing.T) {
 			return (&server{}).issuer(t, addr)
 		}
 		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: r.Addrs(),
-			MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true, ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+			MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true, ReadTimeout: testkit.Patience, WriteTimeout: testkit.Patience})
 		t.Cleanup(func() { c.Close() })
 		i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c)})
 		if err != nil {
@@ -128,7 +128,7 @@ func TestRefusals(t *testing.T) {
 		"nobody there":           {process.FreeAddr(t), "", false},
 	} {
 		s := &server{}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		g, err := s.issuer(t, test.addr).Acquire(ctx, ask("r", "a"))
 		cancel()
 		if err == nil || g.Token != guard.NoToken || !strings.Contains(err.Error(), test.want) || test.certain && !errors.Is(err, guard.ErrUnavailable) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
@@ -65,13 +66,8 @@ func (s *server) start() {
 		}
 		close(ready)
 	}()
-	select {
-	case ok := <-ready:
-		if !ok {
-			s.t.Fatal("redis-server ended before it was ready")
-		}
-	case <-time.After(time.Minute):
-		s.t.Fatal("redis-server is not ready after a minute")
+	if !testkit.Receive(s.t, "redis-server", ready) {
+		s.t.Fatal("redis-server ended before it was ready")
 	}
 }
 
@@ -82,7 +78,7 @@ func (s *server) kill() {
 
 func (s *server) client(t testing.TB, addr string) *redis.Client {
 	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true,
-		ReadTimeout: time.Minute, WriteTimeout: time.Minute})
+		ReadTimeout: testkit.Patience, WriteTimeout: testkit.Patience})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -536,23 +532,13 @@ func TestSubscribingHangs(t *testing.T) {
 		_, err := i.Acquire(context.WithoutCancel(ctx), ask("r", "a"))
 		done <- err
 	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("an acquire waits for the subscription")
+	if err := testkit.Receive(t, "an acquire beside the subscription", done); err != nil {
+		t.Error(err)
 	}
 	cancel()
 	for range 2 {
-		select {
-		case err := <-watched:
-			if !errors.Is(err, driver.ErrNoWatch) {
-				t.Errorf("the watch: %v; want ErrNoWatch", err)
-			}
-		case <-time.After(time.Minute):
-			t.Fatal("a watch goes on after its context")
+		if err := testkit.Receive(t, "the end of a watch whose context has ended", watched); !errors.Is(err, driver.ErrNoWatch) {
+			t.Errorf("the watch: %v; want ErrNoWatch", err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
@@ -72,11 +73,10 @@ func TestDefiniteRefusals(t *testing.T) {
 			func(t *testing.T, do func(...any) error, dir string) {
 				os.RemoveAll(dir)
 				do("CONFIG", "SET", "save", "3600 1")
-				for end := time.Now().Add(time.Minute); !strings.HasPrefix(errorText(do("SET", "x", "y")), "MISCONF"); time.Sleep(10 * time.Millisecond) {
-					if do("BGSAVE"); time.Now().After(end) {
-						t.Fatal("it saves without a directory")
-					}
-				}
+				testkit.Eventually(t, "a save that fails without a directory", func() bool {
+					do("BGSAVE")
+					return strings.HasPrefix(errorText(do("SET", "x", "y")), "MISCONF")
+				})
 			},
 			func(do func(...any) error) { do("CONFIG", "SET", "save", "") },
 		},
@@ -84,9 +84,7 @@ func TestDefiniteRefusals(t *testing.T) {
 			func(t *testing.T, do func(...any) error, _ string) {
 				do("CONFIG", "SET", "lua-time-limit", "1")
 				go do("EVAL", "while true do end", 0)
-				for !strings.HasPrefix(errorText(do("GET", "x")), "BUSY") {
-					time.Sleep(time.Millisecond)
-				}
+				testkit.Eventually(t, "a busy server", func() bool { return strings.HasPrefix(errorText(do("GET", "x")), "BUSY") })
 			},
 			func(do func(...any) error) {
 				for do("SCRIPT", "KILL"); strings.HasPrefix(errorText(do("GET", "x")), "BUSY"); {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
 )
@@ -77,17 +78,14 @@ func brief(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
 // ended waits until nobody has the lease.
 func ended(t testing.TB, i driver.Issuer, resource string) {
 	t.Helper()
-	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+	testkit.Eventually(t, "the end of the lease", func() bool {
 		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource}, func() {})
 		if err != nil {
 			t.Fatal(err)
 		}
 		w.Stop()
-		if w.Held == nil {
-			return
-		}
-	}
-	t.Fatal("the lease does not end")
+		return w.Held == nil
+	})
 }
 
 func free(t testing.TB, i driver.Issuer, claim guard.Claim) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 )
@@ -34,7 +35,7 @@ func TestP7RenewalWhileTheLeaseRunsOut(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), testkit.Patience)
 		defer cancel()
 		i.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: short}}, results)
 	}()
@@ -84,7 +85,7 @@ func TestP7LeaseOutlivesItsSession(t *testing.T) {
 				t.Errorf("after the takeover the nodes are %q, %v", nodes, err)
 			}
 			return
-		} else if !errors.Is(err, driver.ErrHeld) || left < -time.Minute {
+		} else if !errors.Is(err, driver.ErrHeld) || left < -testkit.Patience {
 			t.Fatalf("%v after the deadline: %v", -left, err)
 		}
 		time.Sleep(20 * time.Millisecond)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -36,7 +37,7 @@ func TestP3BaseOfARestoredSnapshot(t *testing.T) {
 			repeat := func(f func() error) error {
 				for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 					err := f()
-					if !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, guard.ErrOutcomeUnknown) || time.Since(began) > time.Minute {
+					if !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, guard.ErrOutcomeUnknown) || time.Since(began) > testkit.Patience {
 						return err
 					}
 				}

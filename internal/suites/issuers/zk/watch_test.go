@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -28,15 +28,7 @@ func TestWatchesOfFreeResources(t *testing.T) {
 		look(fmt.Sprint("onlooker-", n), "")
 		look(fmt.Sprint("waiter-", n), "w")
 	}
-	after := 0
-	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(100 * time.Millisecond) {
-		if after = runtime.NumGoroutine(); after <= before+20 {
-			break
-		}
-	}
-	if after > before+20 {
-		t.Errorf("every watch was stopped: %d goroutines before, %d after", before, after)
-	}
+	testkit.Eventually(t, "the end of the goroutines of the watches, each of which was stopped", func() bool { return runtime.NumGoroutine() <= before+20 })
 	seen := make(chan struct{})
 	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r"}, func() { close(seen) })
 	if err != nil {
@@ -44,9 +36,5 @@ func TestWatchesOfFreeResources(t *testing.T) {
 	}
 	t.Cleanup(w.Stop)
 	acquire(t, i, "r", "a")
-	select {
-	case <-seen:
-	case <-time.After(20 * time.Second):
-		t.Error("the onlooker of a free resource did not see the grant")
-	}
+	testkit.Receive(t, "the grant that the onlooker of a free resource sees", seen)
 }

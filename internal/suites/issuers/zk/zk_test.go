@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
@@ -142,11 +143,10 @@ func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
 		t.Errorf("token %v after %v", after.Token, before.Token)
 	}
 	var err error
-	for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(20 * time.Millisecond) { // until it has noticed
-		if _, err = running.Acquire(t.Context(), ask("other", "c")); err == nil || errors.Is(err, guard.ErrMarkAhead) {
-			break
-		}
-	}
+	testkit.Eventually(t, "the issuer to notice", func() bool {
+		_, err = running.Acquire(t.Context(), ask("other", "c"))
+		return err == nil || errors.Is(err, guard.ErrMarkAhead)
+	})
 	if !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "RaiseEpoch") {
 		t.Errorf("an issuer that ran through the loss: %v; want ErrMarkAhead and the way out", err)
 	}
@@ -466,7 +466,7 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 		if next, err = other.Acquire(t.Context(), r("next")); err == nil {
 			break
 		}
-		if !errors.Is(err, driver.ErrHeld) || time.Since(sent) > time.Minute {
+		if !errors.Is(err, driver.ErrHeld) || time.Since(sent) > testkit.Patience {
 			t.Fatalf("%v after an acquire with a TTL of %v: %v", time.Since(sent), ttl, err)
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -492,7 +492,7 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 
 // TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
 // came leaves the line. Otherwise those behind it would wait until its place runs
-// out, after two seconds: none of the tries would be quicker then.
+// out.
 func TestGrantedBeforeItsTurn(t *testing.T) {
 	z := startServers(t, 1)
 	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
@@ -508,28 +508,18 @@ func TestGrantedBeforeItsTurn(t *testing.T) {
 		}
 		return n
 	}
-	for try := range 5 {
-		resource := fmt.Sprint("r", try)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: "a"}, func() {})
-		if err != nil || w.Held != nil {
-			t.Fatalf("%+v, %v", w, err)
-		}
-		if n := places(resource); n != 1 {
-			t.Fatalf("%d places", n)
-		}
-		began := time.Now()
-		w.Stop()
-		r := ask(resource, "a")
-		r.Waiting = true
-		if _, err := i.Acquire(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
-		for places(resource) > 0 {
-			time.Sleep(10 * time.Millisecond)
-		}
-		if time.Since(began) < 1500*time.Millisecond {
-			return
-		}
+	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "a"}, func() {})
+	if err != nil || w.Held != nil {
+		t.Fatalf("%+v, %v", w, err)
 	}
-	t.Error("the places ran out")
+	defer w.Stop() // until then the place does not run out
+	if n := places("r"); n != 1 {
+		t.Fatalf("%d places", n)
+	}
+	r := ask("r", "a")
+	r.Waiting = true
+	if _, err := i.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the end of the place", func() bool { return places("r") == 0 })
 }
