@@ -127,7 +127,7 @@ func BenchmarkFenced(b *testing.B) {
 		"trigger": func(b *testing.B, e *env, db fence, table *Table, _ func(client, i int) guard.Claim) (fenced, floor kind) {
 			e.exec("CREATE TABLE guarded (id int PRIMARY KEY, v bigint NOT NULL) WITH (fillfactor = 50); INSERT INTO guarded SELECT id, v FROM jobs")
 			e.guardBy("guarded", "jobs")
-			presenting, claim := e.open(&Options{PresentClaims: true}), claimOf("jobs", 5)
+			presenting, claim := e.open(nil), claimOf("jobs", 5)
 			return func(client, i int) error {
 					return presenting.fenced(b.Context(), claim, running("UPDATE guarded SET v = $2 WHERE id = $1", client, i))
 				}, func(client, i int) error {

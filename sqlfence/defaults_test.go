@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,7 +47,7 @@ func write5(ctx context.Context, tx testTx) error {
 // itself.
 func plainEnter(db fence) func() error {
 	return func() error {
-		return db.plain(context.Background(), inTurn(running(enterSQL, "r", 5, "lease-5", 5000, 5000), write5))
+		return db.plain(context.Background(), inTurn(running("SELECT "+enterCall, "r", 5, "lease-5", 5000, 5000), write5))
 	}
 }
 
@@ -185,7 +184,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 		e.exec("CREATE TABLE written (resource text NOT NULL, token bigint NOT NULL)")
 		table := triggerOn([]string{"written"}, `{resource}`)
 		for i, mode := range e.execModes() {
-			db := e.open(&Options{PresentClaims: true}, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+			db := e.open(nil, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
 			of := func(token guard.Token) guard.Claim {
 				return guard.Claim{Resource: `it's \ $1 ` + itoa(i), Token: token, LeaseID: `l'\` + token.String()}
 			}
@@ -196,7 +195,7 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			}
 			for what, err := range []error{
 				db.fenced(t.Context(), of(1), write(1)),
-				db.fencedAll(t.Context(), []guard.Claim{of(2)}, &TxOptions{Isolation: RepeatableRead, Resolve: true}, write(2)),
+				db.fencedAll(t.Context(), []guard.Claim{of(2)}, &TxOptions{Isolation: RepeatableRead}, write(2)),
 				db.fencedAll(t.Context(), []guard.Claim{of(3)}, &TxOptions{Isolation: Serializable}, write(3)),
 				db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 					return errors.Join(tx.enter(ctx, of(4)), write(4)(ctx, tx))
@@ -295,85 +294,51 @@ func TestClientEncoding(t *testing.T) {
 	})
 }
 
-// TestCommitBound: a COMMIT is given the timeout and at most an eighth more,
-// whenever it begins; the caller's deadline does not count and its values do.
-func TestCommitBound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const timeout = 8 * time.Second
-		type key struct{}
-		caller, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
-		cancel()
-		b := &commitBound{timeout: timeout}
-		shared := map[context.Context]bool{}
-		for range 50 {
-			ctx := b.context(caller)
-			shared[ctx.(committing).Context] = true
-			if ctx.Err() != nil || ctx.Value(key{}) != "value" {
-				t.Fatalf("got %v and value %v", ctx.Err(), ctx.Value(key{}))
-			}
-			deadline, ok := ctx.Deadline()
-			if left := time.Until(deadline); !ok || left < timeout || left > timeout+timeout/8 {
-				t.Errorf("a COMMIT has %v, want %v or an eighth more", left, timeout)
-			}
-			time.Sleep(timeout / 40)
-		}
-		if len(shared) < 5 || len(shared) > 12 {
-			t.Errorf("50 COMMITs had %d deadlines", len(shared))
-		}
-		ctx, start := b.context(caller), time.Now()
-		ended := make(chan struct{})
-		context.AfterFunc(ctx, func() { close(ended) })
-		<-ended
-		if took := time.Since(start); took < timeout || took > timeout+timeout/8 || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			t.Errorf("ended after %v: %v", took, ctx.Err())
-		}
-	})
-}
-
-// TestCommitAllocations: a bound costs neither a timer nor a goroutine of its
-// own.
-func TestCommitAllocations(t *testing.T) {
-	b, ctx := &commitBound{timeout: time.Hour}, t.Context()
-	if n := testing.AllocsPerRun(100, func() { b.context(ctx) }); n > 1 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
-// TestRoundTrips: on pgx a fenced transaction takes one round trip less than an unfenced
-// one, also if its outcome may be looked up, and as many if its first statement goes by
-// itself.
+// TestRoundTrips: on pgx a fenced transaction takes as many round trips as an unfenced one,
+// and one statement with all that fences it takes one.
 func TestRoundTrips(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	p, through := e.newProxy()
-	db := e.open(nil, through)
-	one := running("SELECT $1::int", 1)
-	for what, c := range map[string]struct {
-		trips int32
-		call  func() error
-	}{
-		"unfenced": {3, func() error { return db.plain(t.Context(), one) }},
-		"InTx":     {2, func() error { return db.fenced(t.Context(), claimOf("r", 5), one) }},
-		"InTx of nothing": {2, func() error {
-			return db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
-		}},
-		"InTx of what goes by itself": {3, func() error { return db.fenced(t.Context(), claimOf("r", 5), running("SET LOCAL work_mem = '1MB'")) }},
-		"InTx that may resolve": {2, func() error {
-			return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, one)
-		}},
-	} {
-		must(t, c.call()) // statements are prepared
-		var trips atomic.Int32
-		p.set(func(message string) fate {
-			// Sync, Query; not the ping of a pool that was not used for a second.
-			if message[0] == 'S' || message[0] == 'Q' && !strings.Contains(message, "-- ping") {
-				trips.Add(1)
+	e.createWritten()
+	must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+	for _, mode := range e.execModes() {
+		p, through := e.newProxy()
+		db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
+		described, single := int32(0), int32(1)
+		switch mode {
+		case pgx.QueryExecModeDescribeExec: // each statement, before it is sent
+			described, single = 1, 5
+		case pgx.QueryExecModeSimpleProtocol:
+			single = 3 // it is InTx
+		}
+		one := running("INSERT INTO written VALUES ($1)", 5)
+		for what, c := range map[string]struct {
+			trips int32
+			call  func() error
+		}{
+			"unfenced": {3 + described, func() error { return db.plain(t.Context(), one) }},
+			"InTx":     {3 + 2*described, func() error { return db.fenced(t.Context(), claimOf("r", 5), one) }},
+			"InTx of nothing": {2 + described, func() error {
+				return db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error { return nil })
+			}},
+			"Exec": {single, func() error {
+				_, err := db.fencedExec(t.Context(), claimOf("r", 5), "INSERT INTO written VALUES ($1)", 5)
+				return err
+			}},
+		} {
+			must(t, c.call()) // statements are prepared
+			var trips atomic.Int32
+			p.set(func(message string) fate {
+				// Sync, Query; not the ping of a pool that was not used for a second.
+				if message[0] == 'S' || message[0] == 'Q' && !strings.Contains(message, "-- ping") {
+					trips.Add(1)
+				}
+				return forward
+			})
+			err := c.call()
+			p.set(nil)
+			if err != nil || trips.Load() != c.trips {
+				t.Errorf("%v, %s: %d round trips, %v, want %d", mode, what, trips.Load(), err, c.trips)
 			}
-			return forward
-		})
-		err := c.call()
-		p.set(nil)
-		if err != nil || trips.Load() != c.trips {
-			t.Errorf("%s: %d round trips, %v, want %d", what, trips.Load(), err, c.trips)
 		}
 	}
 }

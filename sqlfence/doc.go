@@ -2,7 +2,7 @@
 //
 // A write carries a claim: resource, fencing token, lease ID. The database compares
 // it with the resource's mark, the highest claim admitted so far, inside the write.
-// pgx ([Pgx]) and database/sql ([Std]) run the same statements.
+// [Pgx] is for pgx, [Std] for database/sql.
 //
 //	err := sqladmin.Pgx(pool).Migrate(ctx) // schema fencepost, once
 //	db, err := sqlfence.Pgx(pool, nil)
@@ -13,6 +13,9 @@
 //	if errors.Is(err, guard.ErrStale) {
 //		return err // superseded by a newer holder: stop
 //	}
+//
+// The callback does not run for a stale claim. One statement is shorter, and on pgx one
+// round trip: db.Exec(ctx, claim, "UPDATE ...", tenant).
 //
 // This package has the schema's marks and the transactions that compare with them; sqlrow
 // keeps a row's mark in the row, sqladmin is for operators, sqltest for tests.
@@ -41,8 +44,7 @@
 //     may deadlock; then one of them gets 40P01, ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
-//   - With synchronous_commit off a crash may lose a transaction that was acknowledged. It
-//     loses no mark.
+//   - With synchronous_commit off a crash may lose an acknowledged transaction, but no mark.
 //   - What a callback of InTx does outside its transaction is not fenced. What it calls on
 //     the [DB] takes another connection: with as many callbacks as connections, they wait
 //     for each other until their contexts end.
@@ -53,17 +55,17 @@
 // only the writes that are compared with the mark it raised.
 //
 //   - One row of a table of your own: package sqlrow, which needs no schema.
-//   - A fenced transaction, [DB.InTx]: everything written in it under the resource,
-//     including rows that do not exist yet.
+//   - A fenced transaction, [DB.InTx], or [DB.Exec] of one statement: everything written
+//     in it under the resource, including rows that do not exist yet.
 //   - Triggers on a table, by sqladmin's InstallTrigger: every writer that presents no
 //     current claim in its transaction is refused, even an ORM or a person at psql.
-//     [Options].PresentClaims makes InTx present its claim, other code calls
-//     [DB.Present], and [ErrorFrom] turns driver errors into guard's.
+//     InTx, Exec and Enter present their claims, other code calls [DB.Present], and
+//     [ErrorFrom] turns driver errors into guard's.
 //   - A [guard.Store], which [DB] implements, for writes elsewhere: replicas of an
 //     HTTP service, with [DB.Transactor], share the marks of fenced transactions.
 //
-// Several resources, another isolation level, a lost COMMIT: [DB.InTxAll]. A
-// transaction begun by sqlc, GORM, ent, Bun or the driver: [DB.Enter].
+// Several resources, another isolation level: [DB.InTxAll]. A transaction begun by sqlc, GORM,
+// ent, Bun or the driver: [DB.Enter].
 //
 // # Taking over
 //
@@ -79,42 +81,40 @@
 // with the mark as it is under the lock. So transactions of one holder run side by
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// On pgx BEGIN, enter and the callback's first statement are one round trip, and COMMIT is the
-// other: a stale holder is refused at its first statement. BEGIN and enter go by themselves if the
-// statement is not SELECT, INSERT, UPDATE, DELETE, MERGE or WITH, is an Exec without arguments, or
-// is new to pgx's cache; and under a tracer, QueryExecModeSimpleProtocol or DescribeExec.
+// On pgx BEGIN and enter are one round trip, COMMIT another, and Exec sends all at once. On
+// database/sql enter and a check before COMMIT are a round trip each.
 //
-// Enter sets a marker that lives as long as the transaction. COMMIT checks for it unless all that
-// the callback sent is known not to end a transaction. If the callback ended it in SQL, or took
-// the marker away, and returns nil, the result is ErrOutcomeUnknown: it may have
-// committed, and what it writes after that is not fenced. The pgx.Tx sends nothing more, unless
-// the callback began another one, which is rolled back; on database/sql what follows commits.
+// Enter sets a marker that lives as long as the transaction, and COMMIT looks for it. If a
+// callback ends the transaction in SQL all the same, what it writes after that is not fenced,
+// and InTx returns ErrOutcomeUnknown: never a success, and never that nothing was committed.
+// The server is asked, by the transaction's ID, what became of it unless COMMIT succeeded.
+// Sessions are checked in SQL, so that a wrapped database/sql driver hides nothing.
 //
 // While a raise waits it looks for the sessions in its way, on a second connection if
-// there is one, and has the server end those of its own role that are idle for a second
-// or work for 15 ([Options].TerminateAfter). So a holder that is stopped between
+// there is one, and has the server end those of its login role (session_user) that are idle
+// for a second or work for 15 ([Options].TerminateAfter). So a holder that is stopped between
 // statements delays its successor by at most 2 s, even one with short deadlines, if the
-// pool has a connection to spare. InTx then returns ErrStale, or ErrOutcomeUnknown if the
-// COMMIT was the next statement; statements and an Enter of the caller's get 57P01. A
-// raise whose caller gives up may still end a session that it has seen. What it does not
-// end, it waits for: idle transactions of other roles, and an Enter that itself raised, end
-// by [Options].IdleTimeout; writers that only present a claim by their session's own
-// settings, which by default are none; prepared transactions by a person.
+// pool has a connection to spare. InTx then returns ErrStale; statements and an Enter of the
+// caller's get 57P01. A raise whose caller gives up may still end a session that it has seen.
+// What it does not end, it waits for: idle transactions of other roles, and an Enter that
+// itself raised, end by [Options].IdleTimeout; writers that only present a claim by their
+// session's own settings, which by default are none; prepared transactions by a person.
 //
 // # Errors and operation
 //
-// A lower token is ErrStale; the same token under another lease ErrConflict. A lost
-// response to a COMMIT is ErrOutcomeUnknown; [DB.Resolve] can find out. ErrUnavailable and
+// A lower token is ErrStale; the same token under another lease ErrConflict. ErrUnavailable and
 // ErrLeaseLost mean that nothing of the caller's work was written; the mark may have been
-// raised. No callback and no COMMIT is sent twice. A raise survives a crash once it has
-// returned.
+// raised. ErrOutcomeUnknown means that it may have been; [DB.Resolve] can find out later. A
+// closed pool is ErrSetup. No callback is called twice and no COMMIT sent twice.
 //
 // Until version 1 exported names may change; the schema is migrated forward only.
 //
 // # Where to read on
 //
-// tx.go has InTx, callback.go and pgxtx.go what its callback runs in; backend.go and pgx.go
-// send what it says; enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide;
-// internal/sqlkit/failure.go and package pgerr make guard's errors. raise.go raises, wait.go
-// waits, look.go finds and ends sessions. Then enter.go, present.go, store.go, resolve.go.
+// fence.go is what users call. tx.go goes from InTx and Exec to enter and COMMIT, outcome.go finds
+// out what became of a transaction that was not simply committed; pgx.go and std.go send what
+// they say. enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide.
+// errors.go, internal/sqlkit (drivers.go, failure.go, querier.go, identifier.go) and package
+// pgerr make guard's errors. raise.go raises, waits, and ends sessions. Then enter.go for
+// transactions begun elsewhere and store.go for guard.Store.
 package sqlfence

@@ -281,8 +281,9 @@ func TestCancelledStandbyWait(t *testing.T) {
 				{"Raise", func(db fence) error { return db.Raise(t.Context(), claimOf("raised", 5)) }},
 				{"Admit", func(db fence) error { _, err := db.Admit(t.Context(), claimOf("admitted", 5)); return err }},
 				{"InTx", func(db fence) error { return db.fenced(t.Context(), claimOf("r", 5), write5) }},
-				{"InTx that may resolve", func(db fence) error {
-					return db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}, write5)
+				{"Exec", func(db fence) error {
+					_, err := db.fencedExec(t.Context(), claimOf("r", 5), "INSERT INTO written VALUES ($1)", 5)
+					return err
 				}},
 				{"Update", func(db fence) error { return table.Update(t.Context(), db, claimOf("1", 5), Key{1}, Set{"v": "new"}) }},
 				{"Table.Raise", func(db fence) error { return table.Raise(t.Context(), db, claimOf("1", 6), Key{1}, nil) }},
@@ -313,7 +314,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 // since the driver has the server stop waiting: Resolve does not call that a success. The
 // control is a COMMIT that waits for no standby.
 func (e *env) givesUpTheStandby(t *testing.T) {
-	claims, opts := []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: true}
+	claim := claimOf("r", 5)
 	// Until the checkpointer knows the setting, commits do not wait.
 	ctx, cancel := context.WithCancel(t.Context())
 	waits := make(chan struct{})
@@ -328,7 +329,7 @@ func (e *env) givesUpTheStandby(t *testing.T) {
 	<-waits
 	for timeout := 200 * time.Millisecond; ; timeout *= 2 {
 		waiting := e.open(&Options{CommitTimeout: timeout})
-		err := waiting.fencedAll(t.Context(), claims, opts, write5)
+		err := waiting.fenced(t.Context(), claim, write5)
 		wantReason(t, err, guard.ReasonOutcomeUnknown, "without a standby")
 		committed, err := waiting.Resolve(t.Context(), err)
 		if committed || err != nil || timeout > patience {
@@ -336,7 +337,7 @@ func (e *env) givesUpTheStandby(t *testing.T) {
 			break
 		} // else the COMMIT was given up before it was sent
 	}
-	noError(t, e.serverDefault("synchronous_commit", "local").fencedAll(t.Context(), claims, opts, write5), "the control")
+	noError(t, e.serverDefault("synchronous_commit", "local").fenced(t.Context(), claim, write5), "the control")
 }
 
 // subscriptionSQL is tables that a publisher and its subscriber have.

@@ -3,7 +3,6 @@ package sqlfence
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -11,7 +10,12 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-const enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
+const (
+	// enterRowSQL also presents its claim to the triggers of guarded tables.
+	enterRowSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.enter_row($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)" +
+		", fencepost.present($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text)"
+	presentSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.present($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text)"
+)
 
 // Enter fences a transaction that was begun elsewhere, by sqlc, GORM or the
 // driver itself: from here to its end no claim above these can be raised on
@@ -50,7 +54,7 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 	start := time.Now()
 	sorted, err := sortClaims(claims)
 	if err == nil {
-		err = sqlkit.Ended(ctx, "enter", claims[0])
+		err = sqlkit.Ended(ctx, enterOp, claims[0])
 	}
 	if err == nil {
 		err = sqlkit.Interrupted(ctx, d.enterForeign(ctx, tx, sorted))
@@ -60,14 +64,13 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 }
 
 func (d *DB[Tx]) enterForeign(ctx context.Context, tx Tx, sorted []guard.Claim) error {
-	if own := d.callback(ctx); own != nil && own.claims != nil && d.backend.same(own.tx, tx) {
+	if own := d.callback(ctx); own != nil && d.backend.same(own.tx, tx) {
 		return d.checkEntered(ctx, own, sorted)
 	}
-	in, presents := d.backend.in(tx), ", ("+strings.ReplaceAll(presentSQL, "$1", "$7")+")"
 	for _, claim := range sorted {
-		// Each adds its own claim: to add all with each would be cubic.
-		s := d.enterStatement(enterRowSQL+markSetSQL, claim, d.presented([]guard.Claim{claim}), presents)
-		if _, err := in.Exec(ctx, s.sql, s.args); err != nil {
+		_, err := d.backend.in(tx).Exec(ctx, enterRowSQL, []any{claim.Resource, int64(claim.Token), claim.LeaseID,
+			int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds())})
+		if err != nil {
 			return enterFailure(claim, err)
 		}
 	}
@@ -82,8 +85,8 @@ func (d *DB[Tx]) checkEntered(ctx context.Context, own *callback[Tx], claims []g
 		}
 	}
 	var same bool // the callback may have begun another one on the connection
-	if _, err := sqlkit.Row(ctx, d.backend.in(own.tx), markedSQL, []any{d.marker}, &same); err != nil {
-		return sqlkit.SchemaFailure("enter", claims[0], err)
+	if _, err := sqlkit.Row(ctx, d.backend.in(own.tx), markedSQL, nil, &same); err != nil {
+		return sqlkit.SchemaFailure(enterOp, claims[0], err)
 	}
 	if !same {
 		return guard.Invalid("Enter", claims[0].Resource, "is called in a transaction that the callback of InTx began itself; return from InTx first")
@@ -93,26 +96,38 @@ func (d *DB[Tx]) checkEntered(ctx context.Context, own *callback[Tx], claims []g
 
 // enterFailure is sqlkit.SchemaFailure for transactions that the caller began.
 func enterFailure(claim guard.Claim, err error) error {
-	if sqlkit.NotEncoded(err) {
-		return invalidUse{sqlkit.ErrEncoding, err}
-	}
-	if sqlkit.Explained(err) { // the transaction of InTx did not begin
-		return err
-	}
 	switch pgerr.State(err) {
 	case pgerr.Subtransaction:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "is called inside a savepoint, whose rollback would free the fence"), err}
 	case pgerr.MustRaise:
 		return invalidUse{guard.Invalid("Enter", claim.Resource, "must be called after Raise and before the transaction's snapshot under REPEATABLE READ and SERIALIZABLE"), err}
 	}
-	return sqlkit.SchemaFailure("enter", claim, err)
+	return sqlkit.SchemaFailure(enterOp, claim, err)
 }
 
-// invalidUse is an InvalidError with the server's error that detected the
-// misuse.
-type invalidUse struct {
-	error
-	cause error
+// Present makes claims known to triggers (sqladmin's InstallTrigger) for the rest of
+// tx, one of the driver's own transactions, one round trip each; [DB.InTx] does so itself.
+// It decides nothing: the triggers compare a claim when something is written under its
+// resource. A claim replaces one that was presented earlier for the same resource.
+//
+// The marks must have been raised before ([DB.Raise]). The setting ends with the
+// transaction and so works behind PgBouncer's transaction pooling. Programs in
+// other languages call fencepost.present(resource, token, lease), or
+//
+//	SELECT set_config('fencepost.claims', '[{"resource":"r","token":"11","leaseId":"l"}]', true)
+//
+// The errors: ErrInvalid for a malformed claim, nothing sent; else those of a
+// statement in a transaction that has committed nothing yet.
+func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) error {
+	for _, c := range claims {
+		if err := c.Validate(); err != nil {
+			return err
+		}
+	}
+	for _, c := range claims {
+		if _, err := d.backend.in(tx).Exec(ctx, presentSQL, []any{c.Resource, int64(c.Token), c.LeaseID}); err != nil {
+			return sqlkit.SchemaFailure("present", c, err)
+		}
+	}
+	return nil
 }
-
-func (e invalidUse) Unwrap() []error { return []error{e.error, e.cause} }

@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -68,7 +65,7 @@ func TestEnterInSavepoint(t *testing.T) {
 // raiseMustWait reports an error if a raise does not wait for the calling
 // transaction.
 func (e *env) raiseMustWait(claim guard.Claim) error {
-	err := e.open(&Options{RaiseTimeout: 50 * time.Millisecond, TerminateAfter: -1}).Raise(context.Background(), claim) // else a slow machine ends it
+	err := e.open(&Options{RaiseTimeout: 50 * time.Millisecond, TerminateAfter: endsNobody}).Raise(context.Background(), claim) // else a slow machine ends it
 	if guard.ReasonOf(err) != guard.ReasonUnavailable {
 		return fmt.Errorf("a raise did not wait: %v", err)
 	}
@@ -297,7 +294,7 @@ func TestReturning(t *testing.T) {
 func TestEnterAnotherTransaction(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		claim := claimOf("r", 5)
-		fenced := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 100 * time.Millisecond, TerminateAfter: -1})
+		fenced := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 100 * time.Millisecond, TerminateAfter: endsNobody})
 		newer := func(when string) {
 			t.Helper()
 			wantState(t, fenced.Raise(t.Context(), claimOf("r", 6)), pgerr.LockTimeout, "%s: a raise", when)
@@ -321,27 +318,4 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		}))
 		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
 	})
-}
-
-// TestEnterPresentsOnce: what Enter sends grows with its claims, not with their
-// square: each statement presents its own claim.
-func TestEnterPresentsOnce(t *testing.T) {
-	e := newEnvOf(t, "pgx")
-	claims := []guard.Claim{claimOf("a", 5), claimOf("b", 5), claimOf("c", 5)}
-	for _, present := range []bool{false, true} {
-		p, through := e.newProxy()
-		var statements, presented atomic.Int64
-		p.set(func(message string) fate {
-			if strings.Contains(message, "fencepost.enter_row(") {
-				statements.Add(1)
-				presented.Add(int64(strings.Count(message, `"resource"`)))
-			}
-			return forward
-		})
-		db := e.open(&Options{PresentClaims: present}, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
-		must(t, db.plain(t.Context(), enters(claims...)))
-		if want := map[bool]int64{true: 3}[present]; statements.Load() != 3 || presented.Load() != want {
-			t.Errorf("PresentClaims %t: %d statements present %d claims, want 3 and %d", present, statements.Load(), presented.Load(), want)
-		}
-	}
 }

@@ -29,7 +29,10 @@ import (
 const patience = testkit.Patience
 
 // patient allows for a loaded machine. Tests of the timeouts set their own.
-var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: -1}
+var patient = Options{LockTimeout: patience, IdleTimeout: patience, RaiseTimeout: 2 * patience, CommitTimeout: patience, TerminateAfter: endsNobody}
+
+// endsNobody is a TerminateAfter that no test waits for.
+const endsNobody = maxTimeout
 
 // must ends the test if a call that the rest is built on failed.
 func must(t testing.TB, err error) {
@@ -302,37 +305,24 @@ func quoteText(s string) string {
 	return "E'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
 }
 
-// errRan is the error of ran, and of a statement of a callback that should not have run.
-var errRan = errors.New("a statement of the callback ran")
+// errRan is the error of ran, a callback that should not be called.
+var errRan = errors.New("the callback ran")
 
-// ran is a callback whose first statement should be refused.
-func ran(ctx context.Context, tx testTx) error {
-	if _, err := tx.int(ctx, "SELECT $1::bigint", 1); err != nil {
-		return err
-	}
-	return errRan
-}
-
-// entered runs fn after the first statement, with which the transaction begins.
-func entered(fn func(context.Context, testTx) error) func(context.Context, testTx) error {
-	return func(ctx context.Context, tx testTx) error {
-		if err := ran(ctx, tx); err != errRan {
-			return err
-		}
-		return fn(ctx, tx)
-	}
-}
+func ran(context.Context, testTx) error { return errRan }
 
 // never is ran as a check.
 func never(t *testing.T) func(context.Context, testTx) error {
-	return func(ctx context.Context, tx testTx) error {
-		err := ran(ctx, tx)
-		if err == errRan {
-			t.Error(err)
-		}
-		return err
-	}
+	return func(context.Context, testTx) error { t.Error(errRan); return errRan }
 }
+
+// serverSQL is what enter returns of the server, and transactionIDSQL with the ID.
+const (
+	serverSQL        = "concat_ws('/', " + timelineSQL + ", " + microsOf + "now()" + asMicros + ")"
+	transactionIDSQL = "SELECT pg_current_xact_id()::text, " + serverSQL
+)
+
+// claimsSetting is the value of the setting fencepost.claims.
+func claimsSetting(claims ...guard.Claim) string { return sqlkit.JSON(claims) }
 
 // calls are calls that ask the database something, all or those of some names, under
 // a claim and on a row of the table that createPairs makes.
@@ -343,10 +333,7 @@ func (e *env) calls(db fence, claim guard.Claim, names ...string) map[string]fun
 		"InTx": func(ctx context.Context) error {
 			return db.fenced(ctx, claim, ran)
 		},
-		"InsecureTx": func(ctx context.Context) error {
-			transactor, _ := (&env{db: db}).transactor()
-			return transactor.InsecureTx(ctx, func(context.Context) error { return errRan })
-		},
+		"Exec":          func(ctx context.Context) error { _, err := db.fencedExec(ctx, claim, "SELECT 1"); return err },
 		"Raise":         func(ctx context.Context) error { return db.Raise(ctx, claim) },
 		"Admit":         func(ctx context.Context) error { _, err := db.Admit(ctx, claim); return err },
 		"Mark":          func(ctx context.Context) error { _, err := db.Mark(ctx, claim.Resource); return err },

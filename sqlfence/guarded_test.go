@@ -35,15 +35,11 @@ func triggerOn(table []string, template string, columns ...string) Trigger {
 	return t
 }
 
-// guardBy puts a table under triggers. From then on the DBs of e present.
+// guardBy puts a table under triggers.
 func (e *env) guardBy(table, template string) Trigger {
 	e.Helper()
 	g := triggerOn([]string{table}, template)
 	must(e, e.db.InstallTrigger(context.Background(), g))
-	if !e.defaults.PresentClaims {
-		e.defaults.PresentClaims = true
-		e.db = e.open(nil)
-	}
 	return g
 }
 
@@ -215,7 +211,7 @@ func TestRefusal(t *testing.T) {
 	}
 	missing := refused(pgerr.Missing, `{"resource":"r\u0007","table":"public.t"}`)
 	if got := ErrorFrom(missing); !errors.Is(got, guard.ErrMissing) || !errors.Is(got, guard.ErrInvalid) || !errors.Is(got, missing) ||
-		got.Error() != `sqlfence: guarded write: fencepost: claim for "r\a" is missing (Options.PresentClaims presents those of InTx): `+missing.Error() {
+		got.Error() != `sqlfence: guarded write: fencepost: claim for "r\a" is missing (InTx and Enter present theirs): `+missing.Error() {
 		t.Errorf("got %v", got)
 	}
 	known := guard.Unavailable("x", guard.Claim{}, refused(pgerr.Stale, ""))
@@ -227,7 +223,7 @@ func TestRefusal(t *testing.T) {
 }
 
 // TestPresent: claims accumulate in a transaction, one for the same resource
-// replaces the other, and InTx presents its own if configured; a malformed one is
+// replaces the other, and InTx presents its own; a malformed one is
 // refused before anything is sent.
 func TestPresent(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -248,9 +244,8 @@ func TestPresent(t *testing.T) {
 	})
 }
 
-// TestEnteringPresents: with Options.PresentClaims every way to enter a
-// transaction presents its claims to the triggers. Without it each is refused,
-// and error and server name the option.
+// TestEnteringPresents: every way to enter a transaction presents its claims to the
+// triggers. A writer that does not enter is refused.
 func TestEnteringPresents(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec(writersSQL)
@@ -263,6 +258,7 @@ func TestEnteringPresents(t *testing.T) {
 			for _, level := range []Isolation{ReadCommitted, RepeatableRead, Serializable} {
 				all["InTxAll "+level.String()] = db.fencedAll(t.Context(), claims, &TxOptions{Isolation: level}, write)
 			}
+			_, all["Exec"] = db.fencedExec(t.Context(), claims[1], both+" WHERE tenant = $1", "a")
 			all["Enter"] = db.plain(t.Context(), inTurn(enters(claims...), write))
 			all["Enter beside what was presented"] = db.plain(t.Context(), inTurn(presents(claims[1]), enters(claims[0]), write))
 			return all
@@ -271,14 +267,6 @@ func TestEnteringPresents(t *testing.T) {
 			noError(t, err, "%s", way)
 		}
 		wantReason(t, ErrorFrom(e.db.unfenced(t.Context(), both)), guard.ReasonMissing, "none of them")
-		for way, err := range ways(e.open(&Options{})) {
-			var pg *pgconn.PgError
-			if err = ErrorFrom(err); guard.ReasonOf(err) != guard.ReasonMissing || !strings.Contains(err.Error(), "Options.PresentClaims") {
-				t.Errorf("%s without the option: %v", way, err)
-			} else if !errors.As(err, &pg) || !strings.Contains(pg.Hint, "Options.PresentClaims") {
-				t.Errorf("%s without the option: the server's hint does not name it: %v", way, err)
-			}
-		}
 	})
 }
 

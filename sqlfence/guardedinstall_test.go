@@ -107,7 +107,7 @@ func TestInstallConcurrently(t *testing.T) {
 	e.wantInt(4*8, "triggers", "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'")
 	before := e.text(state)
 	// A writer in flight does not delay an installation that has nothing to do.
-	noError(t, e.open(&Options{PresentClaims: true}).fenced(t.Context(), claimOf("acct:a", 5), func(ctx context.Context, tx testTx) error {
+	noError(t, e.db.fenced(t.Context(), claimOf("acct:a", 5), func(ctx context.Context, tx testTx) error {
 		if _, err := tx.exec(ctx, "UPDATE parts SET v = 9 WHERE id = 1"); err != nil {
 			return err
 		}

@@ -78,6 +78,8 @@ type fence interface {
 	enforcement
 	row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error)
 	Resolve(ctx context.Context, err error) (bool, error)
+	// fencedExec is the DB's Exec; Exec is a statement that nothing fences.
+	fencedExec(ctx context.Context, claim guard.Claim, sql string, args ...any) (int64, error)
 	// fencedAll is InTxAll, fenced is InTx; plain and unfenced are what a user has without sqlfence:
 	// a transaction of the server's default level, and a statement.
 	fencedAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx testTx) error) error
@@ -108,6 +110,14 @@ type pgxFence struct {
 func (f pgxFence) unfenced(ctx context.Context, sql string, args ...any) error {
 	_, err := f.pool.Exec(ctx, sql, args...)
 	return err
+}
+
+func (f pgxFence) Exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return f.rowQuerier.Exec(ctx, sql, args)
+}
+
+func (f pgxFence) fencedExec(ctx context.Context, claim guard.Claim, sql string, args ...any) (int64, error) {
+	return f.DB.Exec(ctx, claim, sql, args...)
 }
 
 func (f pgxFence) inUse() int { return int(f.pool.Stat().AcquiredConns()) }
@@ -169,6 +179,14 @@ type stdFence struct {
 func (f stdFence) unfenced(ctx context.Context, query string, args ...any) error {
 	_, err := f.pool.ExecContext(ctx, query, args...)
 	return err
+}
+
+func (f stdFence) Exec(ctx context.Context, sql string, args []any) (int64, error) {
+	return f.rowQuerier.Exec(ctx, sql, args)
+}
+
+func (f stdFence) fencedExec(ctx context.Context, claim guard.Claim, sql string, args ...any) (int64, error) {
+	return f.DB.Exec(ctx, claim, sql, args...)
 }
 
 func (f stdFence) inUse() int { return f.pool.Stats().InUse }

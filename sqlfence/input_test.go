@@ -75,7 +75,7 @@ func TestInvalidOptions(t *testing.T) {
 		"Options.IdleTimeout":    {IdleTimeout: 25 * time.Hour},
 		"Options.RaiseTimeout":   {RaiseTimeout: -time.Second},
 		"Options.CommitTimeout":  {CommitTimeout: -time.Second},
-		"Options.TerminateAfter": {TerminateAfter: time.Microsecond},
+		"Options.TerminateAfter": {TerminateAfter: endsNobody},
 	} {
 		_, err := Std(&sql.DB{}, &o)
 		wantInvalid(t, what, err, what, "must be 1ms to")
@@ -86,10 +86,6 @@ func TestInvalidOptions(t *testing.T) {
 	wantInvalid(t, "Std(nil)", err, "db", "nil")
 	if o, err := (Options{}).resolve(); err != nil || o.LockTimeout != 5*time.Second || o.IdleTimeout != 15*time.Second {
 		t.Errorf("the defaults are %+v, %v", o, err)
-	}
-	o, err := (Options{LockTimeout: -1, IdleTimeout: -1}).resolve()
-	if err != nil || o.LockTimeout != 0 || o.IdleTimeout != 0 || o.RaiseTimeout != defaultLockTimeout+defaultIdleTimeout {
-		t.Errorf("negative timeouts resolve to %+v, %v", o, err)
 	}
 }
 
@@ -126,9 +122,9 @@ func TestInvalidClaims(t *testing.T) {
 			}
 			wantInvalid(t, "InTxAll with "+what, closed.fencedAll(t.Context(), []guard.Claim{claimOf("other", 1), c.claim}, nil, never(t)), c.field, c.shown)
 		}
-		// The control: a good claim does reach the closed pool.
+		// The control: a good claim does reach the closed pool, which no other try opens.
 		for name, call := range e.calls(closed, claimOf("r", 1)) {
-			wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a closed pool", name)
+			wantReason(t, call(t.Context()), guard.ReasonSetup, "%s on a closed pool", name)
 		}
 	})
 }
@@ -251,34 +247,33 @@ func TestSessionLost(t *testing.T) {
 }
 
 // TestTimeoutsOfATransaction: a transaction that is fenced, in whatever way, has the
-// timeouts of the options, to the millisecond, and with negative ones those of its
-// session. A guarded write leaves them alone at each level.
+// timeouts of the options, to the millisecond. A guarded write leaves them alone at each
+// level.
 func TestTimeoutsOfATransaction(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.exec("CREATE TABLE kept (tenant text NOT NULL)")
 		e.guardBy("kept", "{tenant}")
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
-		for timeout, want := range map[time.Duration]string{7001 * time.Millisecond: "7001ms 7001ms", -1: "20s 30s"} {
-			db := e.open(&Options{LockTimeout: timeout, IdleTimeout: timeout}, func(c *pgx.ConnConfig) {
-				c.RuntimeParams["lock_timeout"], c.RuntimeParams["idle_in_transaction_session_timeout"] = "20s", "30s"
-			})
-			check := func(what string, in work, want string) {
-				noError(t, in(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-					n, err := tx.int(ctx, "SELECT count(*) FROM (VALUES (concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')))) s(timeouts) WHERE timeouts = $1", want)
-					if n != 1 {
-						t.Errorf("%s: the timeouts are not %s", what, want)
-					}
-					return err
-				}), what)
-			}
-			for what, in := range map[string]work{"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db)} {
-				check(what, in, want)
-			}
-			for _, level := range levels {
-				check("a guarded write, "+level, func(ctx context.Context, claim guard.Claim, fn step) error {
-					return db.plain(ctx, inTurn(running("SET TRANSACTION ISOLATION LEVEL "+level), presents(claim), running("INSERT INTO kept VALUES ('r')"), fn))
-				}, "20s 30s")
-			}
+		timeout, want := 7001*time.Millisecond, "7001ms 7001ms"
+		db := e.open(&Options{LockTimeout: timeout, IdleTimeout: timeout}, func(c *pgx.ConnConfig) {
+			c.RuntimeParams["lock_timeout"], c.RuntimeParams["idle_in_transaction_session_timeout"] = "20s", "30s"
+		})
+		check := func(what string, in work, want string) {
+			noError(t, in(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				n, err := tx.int(ctx, "SELECT count(*) FROM (VALUES (concat(current_setting('lock_timeout'), ' ', current_setting('idle_in_transaction_session_timeout')))) s(timeouts) WHERE timeouts = $1", want)
+				if n != 1 {
+					t.Errorf("%s: the timeouts are not %s", what, want)
+				}
+				return err
+			}), what)
+		}
+		for what, in := range map[string]work{"InTx": db.fenced, "snapshot": atLevel(db, RepeatableRead), "Enter": entering(db)} {
+			check(what, in, want)
+		}
+		for _, level := range levels {
+			check("a guarded write, "+level, func(ctx context.Context, claim guard.Claim, fn step) error {
+				return db.plain(ctx, inTurn(running("SET TRANSACTION ISOLATION LEVEL "+level), presents(claim), running("INSERT INTO kept VALUES ('r')"), fn))
+			}, "20s 30s")
 		}
 	})
 }

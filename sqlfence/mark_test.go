@@ -241,13 +241,13 @@ func TestForeignCollation(t *testing.T) {
 		t.Errorf("raise: %v, want a conflict", err)
 	}
 	// A fenced transaction keeps out a raise that brings another collation.
-	must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, entered(func(ctx context.Context, tx testTx) error {
+	must(t, e.db.fenced(t.Context(), guard.Claim{Resource: "R", Token: 1, LeaseID: "a"}, func(ctx context.Context, tx testTx) error {
 		_, err := e.admin.Exec(ctx, `SELECT fencepost.raise('R' COLLATE fold, 2, 'b' COLLATE fold, 20)`)
 		if pgerr.State(err) != "55P03" {
 			t.Errorf("the raise did not wait: %v", err)
 		}
 		return nil
-	})))
+	}))
 }
 
 // TestMarkLimits: the table of marks has the limits of a claim, for callers that
@@ -290,11 +290,11 @@ func (e *env) overtakes() (n int) {
 	for n < 3 {
 		leave := make(chan struct{})
 		late := e.start(func(paused func()) error {
-			return e.db.fenced(ctx, claimOf("r", 5), entered(func(context.Context, testTx) error {
+			return e.db.fenced(ctx, claimOf("r", 5), func(context.Context, testTx) error {
 				paused()
 				<-leave
 				return nil
-			}))
+			})
 		})
 		before := last
 		last = func() error { close(leave); return <-late }

@@ -348,7 +348,7 @@ func TestLockKeyIsSecret(t *testing.T) {
 	if first != again || first == other {
 		t.Errorf("the keys of r, r and s are %d, %d and %d", first, again, other)
 	}
-	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: -1})
+	impatient := e.open(&Options{LockTimeout: 100 * time.Millisecond, RaiseTimeout: 300 * time.Millisecond, TerminateAfter: endsNobody})
 	raiseUnder := func(lock string, token guard.Token) error {
 		var err error
 		held := stranger.plain(t.Context(), func(ctx context.Context, tx testTx) error {
@@ -368,10 +368,10 @@ func TestLockKeyIsSecret(t *testing.T) {
 	}
 	noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
 	wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
-	noError(t, e.db.fenced(t.Context(), claimOf("r", 5), entered(func(ctx context.Context, tx testTx) error {
+	noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 		e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
 		return nil
-	})))
+	}))
 }
 
 const byName = "hashtextextended('r', 7378697629483820646)"

@@ -42,29 +42,40 @@ func state(code string) error {
 
 var errInjected = errors.New("injected")
 
+// entersSQL is the first statement of a transaction under one claim.
+var entersSQL = (&DB[*sql.Tx]{}).enterStatements([]guard.Claim{{}}, ReadCommitted, new(transactionID))[0].sql
+
 // TestFailureOfInTx (P5, P6): what a driver's error means at the steps of a fenced
 // transaction, and that the transaction is ended. What a server makes of them is in
 // TestLostAnswers, TestLostCommit, TestMarksDecide and TestCommitAnsweredWithRollback.
 func TestFailureOfInTx(t *testing.T) {
 	ok := sqlmock.NewResult(0, 0)
-	entered := func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectExec(enterSQL + markSetSQL).WillReturnResult(ok) }
+	entered := func(m sqlmock.Sqlmock) {
+		m.ExpectBegin()
+		m.ExpectQuery(entersSQL).WillReturnRows(sqlmock.NewRows(make([]string, 5)).AddRow("", "", "", "7", "00000001/1"))
+	}
 	refused := func(m sqlmock.Sqlmock) {
 		m.ExpectBegin()
-		m.ExpectExec(enterSQL + markSetSQL).WillReturnError(state(pgerr.MustRaise))
+		m.ExpectQuery(entersSQL).WillReturnError(state(pgerr.MustRaise))
 		m.ExpectRollback()
 	}
-	marking := func(cause error) func(m sqlmock.Sqlmock) {
+	says := func(m sqlmock.Sqlmock, status string) {
+		m.ExpectQuery(resolveSQL).WithArgs("7", "00000001/1").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(false, true, status, false))
+	}
+	marking := func(cause error, status string) func(m sqlmock.Sqlmock) {
 		return func(m sqlmock.Sqlmock) {
 			entered(m)
 			m.ExpectQuery(markedSQL).WillReturnError(cause)
 			m.ExpectRollback()
+			says(m, status)
 		}
 	}
-	committing := func(cause error) func(m sqlmock.Sqlmock) {
+	committing := func(cause error, status string) func(m sqlmock.Sqlmock) {
 		return func(m sqlmock.Sqlmock) {
 			entered(m)
 			m.ExpectQuery(markedSQL).WillReturnRows(sqlmock.NewRows([]string{""}).AddRow(true))
 			m.ExpectCommit().WillReturnError(cause)
+			says(m, status)
 		}
 	}
 	for what, c := range map[string]struct {
@@ -81,13 +92,16 @@ func TestFailureOfInTx(t *testing.T) {
 			}
 			refused(m) // and raises no more
 		}},
-		"marker":              {guard.ReasonUnavailable, true, marking(errInjected)}, // the COMMIT was not sent
-		"marker, 25P02":       {guard.ReasonOther, true, marking(state("25P02"))},
-		"marker, ErrTxDone":   {guard.ReasonOutcomeUnknown, true, marking(sql.ErrTxDone)},
-		"commit":              {guard.ReasonOutcomeUnknown, true, committing(errInjected)},
-		"commit, ErrBadConn":  {guard.ReasonOutcomeUnknown, true, committing(driver.ErrBadConn)},
-		"commit, conn closed": {guard.ReasonOutcomeUnknown, true, committing(pgconn.ErrConnClosed)},
-		"commit, 42P01":       {guard.ReasonOther, true, committing(state("42P01"))},
+		"marker":                   {guard.ReasonInvalid, true, marking(errInjected, "aborted")}, // the session lives: rows are open
+		"marker, committed":        {guard.ReasonOutcomeUnknown, true, marking(errInjected, "committed")},
+		"marker, 25P02":            {guard.ReasonOther, true, marking(state("25P02"), "aborted")},
+		"marker, 25P02, committed": {guard.ReasonOutcomeUnknown, true, marking(state("25P02"), "committed")},
+		"marker, ErrTxDone":        {guard.ReasonOutcomeUnknown, true, marking(sql.ErrTxDone, "aborted")},
+		"commit":                   {guard.ReasonUnavailable, true, committing(errInjected, "aborted")},
+		"commit, committed":        {guard.ReasonNone, true, committing(errInjected, "committed")},
+		"commit, conn closed":      {guard.ReasonUnavailable, true, committing(pgconn.ErrConnClosed, "aborted")},
+		"commit, 57P01, committed": {guard.ReasonOutcomeUnknown, true, committing(state("57P01"), "committed")},
+		"commit, 42P01":            {guard.ReasonOther, true, committing(state("42P01"), "aborted")},
 	} {
 		t.Run(what, func(t *testing.T) {
 			ran := 0
@@ -96,19 +110,6 @@ func TestFailureOfInTx(t *testing.T) {
 				t.Errorf("got %v, want %q; the callback ran %d times", err, c.want, ran)
 			}
 		})
-	}
-}
-
-// TestInsecureTxEndedByItsHandle (P5): the driver says that the callback ended
-// the transaction through its handle.
-func TestInsecureTxEndedByItsHandle(t *testing.T) {
-	db := mocked(t, func(m sqlmock.Sqlmock) { m.ExpectBegin(); m.ExpectRollback() })
-	err := db.Transactor().InsecureTx(t.Context(), func(ctx context.Context) error {
-		tx, _ := db.TxFrom(ctx)
-		return tx.Rollback()
-	})
-	if guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, errEnded) {
-		t.Errorf("got %v, want ErrOutcomeUnknown that names the cause", err)
 	}
 }
 
@@ -163,50 +164,24 @@ func TestFailureOfLook(t *testing.T) {
 // TestFailureOfResolve (P5): what a server's answer about a lost COMMIT means that is a
 // standby, or has forgotten the transaction.
 func TestFailureOfResolve(t *testing.T) {
-	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001"}, errInjected})
+	lost := guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{transactionID{"7", "00000001/1"}, errInjected})
 	for _, c := range []struct {
-		standby          bool
-		timeline, status string
-		want             guard.Reason
-		says             string
+		standby, same bool
+		status        string
+		want          guard.Reason
+		says          string
 	}{
-		{true, "", "", guard.ReasonUnavailable, sqlkit.ErrStandby.Error()},
-		{false, "00000001", "forgotten", guard.ReasonOutcomeUnknown, "the transaction is forgotten"},
+		{true, false, "", guard.ReasonUnavailable, sqlkit.ErrStandby.Error()},
+		{false, true, "forgotten", guard.ReasonOutcomeUnknown, "the transaction is forgotten"},
+		{false, false, "aborted", guard.ReasonOutcomeUnknown, "replaced"},
 	} {
 		db := mocked(t, func(m sqlmock.Sqlmock) {
-			m.ExpectQuery(resolveSQL).WithArgs("7").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(c.standby, c.timeline, c.status, false))
+			m.ExpectQuery(resolveSQL).WithArgs("7", "00000001/1").WillReturnRows(sqlmock.NewRows(make([]string, 4)).AddRow(c.standby, c.same, c.status, false))
 		})
 		if committed, err := db.Resolve(t.Context(), lost); committed || guard.ReasonOf(err) != c.want || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("got %v, %v, want %s that says %q", committed, err, c.want, c.says)
 		}
 	}
-}
-
-// longWait matches the wait of a raise that does not look again.
-type longWait struct{}
-
-func (longWait) Match(v driver.Value) bool { ms, ok := v.(int64); return ok && ms > 5000 }
-
-// TestRaiseThatEndsNobody: without TerminateAfter a raise looks once whom it waits
-// for, and then waits in one go: at each look it would give up its place in the
-// lock's queue.
-func TestRaiseThatEndsNobody(t *testing.T) {
-	pool := mocked(t, func(m sqlmock.Sqlmock) {
-		m.ExpectBegin()
-		m.ExpectExec(raiseSQL).WillReturnError(state(pgerr.LockTimeout))
-		m.ExpectRollback()
-		m.ExpectBegin()
-		m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-		m.ExpectQuery(holdersSQL).WillReturnRows(sqlmock.NewRows(make([]string, 8)))
-		m.ExpectRollback()
-		m.ExpectBegin()
-		m.ExpectExec(unhurriedSQL).WillReturnResult(sqlmock.NewResult(0, 0))
-		m.ExpectExec(raiseSQL).WithArgs("r", 5, "lease-5", longWait{}).WillReturnResult(sqlmock.NewResult(0, 0))
-		m.ExpectCommit()
-	}).backend.(stdBackend).db
-	db, err := Std(pool, &Options{TerminateAfter: -1})
-	must(t, err)
-	noError(t, db.Raise(t.Context(), claimOf("r", 5)))
 }
 
 // deadServer gives connections that turn out to be dead, and counts them.

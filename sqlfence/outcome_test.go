@@ -73,7 +73,7 @@ func TestShortRaiseTimeout(t *testing.T) {
 		end := e.holding(claimOf("r", 5))
 		e.exec("DROP FUNCTION fencepost.holders") // a raise on one connection waits on
 		for conns := 1; conns <= 2; conns++ {
-			db := e.on(e.connect(conns), &Options{RaiseTimeout: time.Millisecond, TerminateAfter: -1})
+			db := e.on(e.connect(conns), &Options{RaiseTimeout: time.Millisecond, TerminateAfter: endsNobody})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			wantReason(t, db.Raise(ctx, claimOf("r", 6)), guard.ReasonUnavailable, "%d connections", conns)
 			if ctx.Err() != nil {

@@ -136,12 +136,12 @@ func TestPgBouncer(t *testing.T) {
 				wantReason(t, pairs.Update(ctx, db, claimOf("r", 5), Key{1, "x"}, Set{"v": "old"}), guard.ReasonStale, "a stale statement")
 				// A raise waits for a transaction on another connection.
 				open := make(chan error, 1)
-				err := db.fenced(ctx, claimOf("r", 7), entered(func(ctx context.Context, tx testTx) error {
+				err := db.fenced(ctx, claimOf("r", 7), func(ctx context.Context, tx testTx) error {
 					go func() { open <- db.Raise(context.Background(), claimOf("r", 8)) }()
 					e.waitForWaiters(1)
 					_, err := tx.exec(ctx, "INSERT INTO pairs (a, b) VALUES (2, 'y')")
 					return err
-				}))
+				})
 				noError(t, errors.Join(err, <-open))
 				wantReason(t, db.fenced(ctx, claimOf("r", 7), func(context.Context, testTx) error { return nil }), guard.ReasonStale, "a stale transaction")
 			})

@@ -144,7 +144,7 @@ func TestTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		end := e.holding(claimOf("r", 5))
-		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: -1}) // else a slow machine ends the holder
+		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: endsNobody}) // else a slow machine ends the holder
 		timesOut := func(what string, err error) {
 			t.Helper()
 			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
@@ -277,7 +277,7 @@ func TestShortRaisesEndAHolder(t *testing.T) {
 			resume, old := begin()
 			looked := e.countLooks()
 			for looks := range 4 {
-				end := e.raising(e.open(&Options{TerminateAfter: -1, RaiseTimeout: patience}), claimOf("r", 6))
+				end := e.raising(e.open(&Options{TerminateAfter: endsNobody, RaiseTimeout: patience}), claimOf("r", 6))
 				looked(looks + 1)
 				wantReason(t, end(), guard.ReasonUnavailable, "%s, the control", what)
 			}
@@ -409,7 +409,7 @@ func TestRaiseUnderStatementTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		looks := make(chan struct{}, 1)
-		db := e.open(&Options{TerminateAfter: -1, RaiseTimeout: patience, Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) {
+		db := e.open(&Options{TerminateAfter: endsNobody, RaiseTimeout: patience, Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) {
 			if event.Op == guard.OpContend {
 				looks <- struct{}{}
 			}

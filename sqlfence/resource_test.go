@@ -89,8 +89,8 @@ func TestMisdirected(t *testing.T) {
 			}
 		}
 		for what, err := range calls(table, closed, claimOf("acme:close:4", 1000)) {
-			if guard.ReasonOf(err) != guard.ReasonUnavailable {
-				t.Errorf("%s under the row's own name: %v, want ErrUnavailable of the closed pool", what, err)
+			if guard.ReasonOf(err) != guard.ReasonSetup {
+				t.Errorf("%s under the row's own name: %v, want ErrSetup of the closed pool", what, err)
 			}
 		}
 		noError(t, e.table("closes", []string{"tenant", "period"}, &opts).Update(ctx, e.db, claim, key, Set{"status": "x"}), "the control")

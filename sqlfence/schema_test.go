@@ -156,9 +156,6 @@ func TestLeaseLostMeanwhile(t *testing.T) {
 				"Transactor": {func(ctx context.Context) error {
 					return transactor.InTx(ctx, claimOf("s", 6), func(ctx context.Context) error { return insert(ctx, 6) })
 				}, asleep, guard.ReasonLeaseLost},
-				"InsecureTx": {func(ctx context.Context) error {
-					return transactor.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 6) })
-				}, asleep, guard.ReasonLeaseLost},
 				"callback": {func(ctx context.Context) error { return e.db.fenced(ctx, claimOf("s", 6), sleep) }, asleep, guard.ReasonLeaseLost},
 				"Update": {func(ctx context.Context) error {
 					return table.Update(ctx, e.db, claimOf("1", 6), Key{1}, Set{"v": "new"})

@@ -289,7 +289,7 @@ func TestOperatorsRunNoCodeOfOthers(t *testing.T) {
 		check("Reset", db.Reset(t.Context(), "r", mark, to, 100, "ann", "test"))
 		check("Raise", db.Raise(t.Context(), guard.Claim{Resource: "r", Token: to.Token + 1, LeaseID: "a"}))
 		check("MigrateRoles", db.MigrateRoles(t.Context(), roles))
-		check("InTx", db.fencedAll(t.Context(), []guard.Claim{{Resource: "r", Token: to.Token + 2, LeaseID: "a"}}, &TxOptions{Resolve: true},
+		check("InTx", db.fenced(t.Context(), guard.Claim{Resource: "r", Token: to.Token + 2, LeaseID: "a"},
 			func(ctx context.Context, tx testTx) error { return tx.present(ctx, claimOf("p", 1)) }))
 		check("RemoveTrigger", db.RemoveTrigger(t.Context(), []string{"parts"}))
 		check("Migrate", db.Migrate(t.Context()))

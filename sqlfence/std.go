@@ -6,9 +6,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
@@ -38,11 +35,6 @@ func (b stdBackend) conn(ctx context.Context) (conn[*sql.Tx], error) {
 	return &stdConn{StdConn: c, cancel: func() {}}, nil
 }
 
-// hold: database/sql sends one statement at a time.
-func (b stdBackend) hold(context.Context, func(context.Context, held[*sql.Tx], *pgxFirst) error) (conn[*sql.Tx], error) {
-	return nil, nil
-}
-
 func (b stdBackend) single() bool { return b.db.Stats().MaxOpenConnections == 1 }
 
 func (b stdBackend) exhausted() bool {
@@ -59,30 +51,25 @@ func (b stdBackend) same(x, y *sql.Tx) bool { return x == y }
 // stdConn is a connection of the pool.
 type stdConn struct {
 	sqlkit.StdConn
-	handle *sql.Tx
-	cancel context.CancelFunc // ends the handle
-	marker string
+	handle   *sql.Tx
+	cancel   context.CancelFunc // ends the handle
+	marked   bool
+	released bool
 }
 
 func (c *stdConn) tx() *sql.Tx { return c.handle }
 
 func (c *stdConn) in() sqlkit.Querier { return sqlkit.Std{On: c.handle} }
 
-func (c *stdConn) begun() bool { return true }
-
-func (c *stdConn) start(context.Context) error { return nil }
-
-func (c *stdConn) committed() bool { return false }
-
 // begin detaches the transaction from ctx: database/sql would roll back by
 // itself when ctx ends, even in the middle of a COMMIT. The statements inside
 // still take the caller's context.
-func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (err error) {
+func (c *stdConn) begin(ctx context.Context, level sql.IsolationLevel, marked bool, first ...statement) (err error) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
-	c.cancel, c.marker = cancel, how.marker
-	if c.handle, err = c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: how.level}); err != nil {
+	c.cancel, c.marked = cancel, marked
+	if c.handle, err = c.Pooled.BeginTx(detached, &sql.TxOptions{Isolation: level}); err != nil {
 		return err
 	}
 	for _, s := range first {
@@ -101,24 +88,21 @@ func (c *stdConn) begin(ctx context.Context, how txMode, first ...statement) (er
 	return nil
 }
 
-func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
-	// A callback's own COMMIT or ROLLBACK in SQL bypasses database/sql.
-	if err := c.locked(committable); err != nil {
-		return err
-	}
-	bounded := bound.context(ctx)
-	stop := context.AfterFunc(bounded, c.cancel)
+// commit looks for the marker on a round trip of its own: database/sql has no pipeline, and
+// only the server knows of a COMMIT in the callback's SQL.
+func (c *stdConn) commit(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, c.cancel)
 	defer stop()
-	// The driver may be wrapped by another one, and knows nothing of COMMIT AND
-	// CHAIN: only the server does. It is a separate round trip here, because
-	// database/sql has no pipeline; on pgx it costs none.
-	if c.marker != "" {
+	if c.marked {
 		var same bool
-		if _, err := sqlkit.Row(bounded, sqlkit.Std{On: c.handle}, markedSQL, []any{c.marker}, &same); err != nil {
-			return unchecked(err)
-		}
-		if !same {
+		_, err := sqlkit.Row(ctx, sqlkit.Std{On: c.handle}, markedSQL, nil, &same)
+		switch {
+		case errors.Is(err, sql.ErrTxDone), err == nil && !same:
 			return errEnded
+		case pgerr.State(err) == "25P02": // in_failed_sql_transaction
+			return sqlkit.ErrAborted
+		case err != nil:
+			return pgerr.NotSent(err)
 		}
 	}
 	err := c.handle.Commit()
@@ -127,49 +111,35 @@ func (c *stdConn) commit(ctx context.Context, bound *commitBound) error {
 		return errEnded
 	case err != nil && err.Error() == commitRollbackText:
 		return sqlkit.ErrAborted
-	case err == nil:
-		c.handle = nil // nothing to roll back
 	}
 	return c.Replicated(err)
-}
-
-// unchecked is the error of the statement before a COMMIT, which was not sent.
-func unchecked(err error) error {
-	switch {
-	case errors.Is(err, sql.ErrTxDone):
-		return errEnded
-	case pgerr.State(err) == "25P02": // in_failed_sql_transaction
-		return sqlkit.ErrAborted
-	}
-	return pgerr.NotSent(err)
 }
 
 // commitRollbackText is what pgx's stdlib and lib/pq call a COMMIT that the
 // server turned into a ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
-func (c *stdConn) gone() bool {
-	return c.locked(func(native *pgx.Conn) error {
-		if native.IsClosed() {
-			return pgconn.ErrConnClosed
-		}
-		return nil
-	}) != nil
+func (c *stdConn) rollback(ctx context.Context) (alive, gone bool) {
+	if c.handle == nil {
+		return true, false
+	}
+	stop := context.AfterFunc(ctx, c.cancel)
+	defer stop()
+	err := c.handle.Rollback() // also closes rows that the callback left open
+	alive = err == nil || errors.Is(err, sql.ErrTxDone)
+	return alive, !alive
 }
 
-// locked looks at pgx's own connection, if there is one, under the lock of
-// database/sql: rows that the callback has left open are closed by another
-// goroutine when their context ends.
-func (c *stdConn) locked(look func(*pgx.Conn) error) error {
-	if c.Native == nil {
-		return nil
-	}
-	return c.Pooled.Raw(func(any) error { return look(c.Native) })
-}
+// pipeline: database/sql sends one statement at a time.
+func (c *stdConn) pipeline(context.Context, statement, string, []any) pipelined { return pipelined{} }
 
 func (c *stdConn) release() {
+	if c.released {
+		return
+	}
+	c.released = true
 	if c.handle != nil {
-		timer := time.AfterFunc(rollbackTimeout, c.cancel)
+		timer := time.AfterFunc(releaseTimeout, c.cancel)
 		defer timer.Stop()
 		c.handle.Rollback() // a connection that cannot roll back is closed, and the server rolls back
 	}

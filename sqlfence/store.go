@@ -3,7 +3,6 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +18,7 @@ var (
 )
 
 const (
-	markSQL = `SELECT pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token
+	markSQL = `SELECT ` + sqlkit.EncodedSQL + `, pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token
 FROM (SELECT) AS one
 LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
 LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
@@ -44,7 +43,7 @@ func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	if claim.Token <= mark.Token { // nothing to raise
 		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
 	}
-	if err := sqlkit.Interrupted(ctx, d.raise(ctx, nil, claim, true)); err != nil {
+	if err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
 		return markOf(claim, err), err
 	}
 	return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
@@ -66,7 +65,7 @@ func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.
 	var standby bool
 	var token, floor *int64
 	var lease *string
-	_, err := d.row(ctx, markSQL, []any{claim.Resource}, &standby, &token, &lease, &floor)
+	_, err := d.row(ctx, markSQL, []any{claim.Resource}, new(any), &standby, &token, &lease, &floor)
 	switch {
 	case err != nil:
 		return guard.Mark{}, sqlkit.SchemaFailure(op, claim, err)
@@ -90,7 +89,7 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		return guard.Retired{}, err
 	}
 	var count, floor int64
-	err := d.once(ctx, nil, op, guard.Claim{}, true, statement{sql: retireSQL, args: []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, dest: []any{&count, &floor}})
+	err := d.once(ctx, op, guard.Claim{}, true, statement{sql: retireSQL, args: []any{before, int32(d.opts.RaiseTimeout.Milliseconds())}, dest: []any{&count, &floor}})
 	switch {
 	case pgerr.State(err) == pgerr.MarkAhead:
 		return guard.Retired{}, sqlkit.Rejected(guard.ReasonMarkAhead, sqlkit.OfferedIn(err), err)
@@ -98,16 +97,4 @@ func (d *DB[Tx]) Retire(ctx context.Context, before time.Time) (guard.Retired, e
 		return guard.Retired{}, err
 	}
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
-}
-
-// markOf returns the mark after a claim was raised, or the one that refused it.
-func markOf(claim guard.Claim, err error) guard.Mark {
-	if err == nil {
-		return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
-	}
-	var rejected *guard.RejectedError
-	if errors.As(err, &rejected) {
-		return rejected.Mark
-	}
-	return guard.Mark{}
 }

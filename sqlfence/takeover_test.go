@@ -215,7 +215,7 @@ func TestBrokenShapes(t *testing.T) {
 		},
 		"enter in a savepoint that is rolled back": func(e *env) work {
 			return after(e.db.Raise, func(ctx context.Context, claim guard.Claim, fn func(context.Context, testTx) error) error {
-				enter := running(enterSQL, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
+				enter := running("SELECT "+enterCall, claim.Resource, int64(claim.Token), claim.LeaseID, 5000, 5000)
 				return e.db.plain(ctx, inTurn(running("SAVEPOINT s"), enter, running("ROLLBACK TO s"), fn))
 			})
 		},

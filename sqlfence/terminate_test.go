@@ -150,7 +150,7 @@ func TestIdleHolderIsEnded(t *testing.T) {
 				cancel()
 			}
 		})
-		control := e.open(&Options{TerminateAfter: -1, RaiseTimeout: patience, Observer: reported}).Raise(ctx, claimOf("r", 6))
+		control := e.open(&Options{TerminateAfter: endsNobody, RaiseTimeout: patience, Observer: reported}).Raise(ctx, claimOf("r", 6))
 		wantSays(t, control, guard.ReasonUnavailable, `application "the old holder"`, "the control")
 		if len(old) > 0 {
 			t.Fatalf("the control ended the holder: %v", <-old)
@@ -226,28 +226,16 @@ func TestLateHolders(t *testing.T) {
 }
 
 // TestEndedHolderCommits (P1, P6): a holder that was ended and whose next use is
-// the COMMIT learns that it is stale, and by which mark, if the server can say
-// that nothing was committed: always on database/sql, which asks the server
-// before the COMMIT, and with TxOptions.Resolve on pgx. The control is pgx
-// without it, which does not know, unless the COMMIT's statements were to be
-// prepared first. A COMMIT that was lost under the same mark stays what the server
-// says: unavailable.
+// the COMMIT learns that it is stale, and by which mark: the server says that nothing
+// was committed. The control is one that was ended under the same mark, which is
+// unavailable.
 func TestEndedHolderCommits(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
-		for _, c := range []struct {
-			resolve, raised, prepared bool
-			want                      guard.Reason
-		}{{true, true, true, guard.ReasonStale}, {true, false, true, guard.ReasonUnavailable}, {false, true, true, guard.ReasonOutcomeUnknown}, {false, true, false, guard.ReasonStale}} {
+		for _, raised := range []bool{true, false} {
 			e.exec("DELETE FROM fencepost.marks")
-			if c.prepared {
-				must(t, e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, nil, running("SET LOCAL work_mem = '1MB'")))
-			}
-			err := e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5)}, &TxOptions{Resolve: c.resolve}, func(ctx context.Context, tx testTx) error {
+			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
-					return err
-				}
-				if _, err := tx.exec(ctx, "SET LOCAL work_mem = '1MB'"); err != nil { // it might have ended the transaction
 					return err
 				}
 				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
@@ -255,18 +243,18 @@ func TestEndedHolderCommits(t *testing.T) {
 					return err
 				}
 				e.terminate(pid)
-				if c.raised {
+				if raised {
 					return e.db.Raise(context.Background(), claimOf("r", 6))
 				}
 				return nil
 			})
-			want := c.want
-			if e.driver == "std" && want == guard.ReasonOutcomeUnknown {
+			want := guard.ReasonUnavailable
+			if raised {
 				want = guard.ReasonStale
 			}
 			var rejected *guard.RejectedError
 			if guard.ReasonOf(err) != want || errors.As(err, &rejected) && rejected.Mark.Token != 6 || e.written() != 0 {
-				t.Errorf("resolve %t, raised %t, prepared %t: got %v, want %s", c.resolve, c.raised, c.prepared, err, want)
+				t.Errorf("raised %t: got %v, want %s", raised, err, want)
 			}
 		}
 	})

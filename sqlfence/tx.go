@@ -3,10 +3,12 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -15,19 +17,28 @@ import (
 )
 
 const (
-	enterSQL         = "SELECT fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
-	enterSnapshotSQL = "SELECT fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
-	// The marker is local to the transaction: however the transaction ends, by
-	// COMMIT AND CHAIN too, it ends with it. The setting may have another DB's marker,
-	// which stays.
-	markSetSQL = ", pg_catalog.set_config('fencepost.transaction', pg_catalog.concat(pg_catalog.replace(" +
-		"pg_catalog.current_setting('fencepost.transaction', true), $6::pg_catalog.text, ''), $6::pg_catalog.text), true)"
-	markedSQL = "SELECT " + isMarkedSQL
-	// isMarkedSQL: strpos is NULL if nothing was set.
-	isMarkedSQL = "coalesce(pg_catalog.strpos(pg_catalog.current_setting('fencepost.transaction', true), $1::pg_catalog.text) OPERATOR(pg_catalog.>) 0, false)"
-	// With Options.PresentClaims, what is entered is presented to the triggers
-	// of guarded tables as well: to others in a transaction that was begun elsewhere.
-	presentsSQL = ", pg_catalog.set_config('fencepost.claims', $7::pg_catalog.text, true)"
+	enterCall         = "fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
+	enterSnapshotCall = "fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
+	// enteredSQL presents all claims to the triggers of guarded tables, and makes the
+	// transaction's ID its marker: a setting that ends with the transaction, however that
+	// ends, by COMMIT AND CHAIN too. It returns the ID, which pg_xact_status knows, and when
+	// on what server: after a crash or a failover the same ID may be another transaction.
+	enteredSQL = ", pg_catalog.set_config('fencepost.claims', $6::pg_catalog.text, true)" +
+		", pg_catalog.set_config('fencepost.transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, true)" +
+		", pg_catalog.concat_ws('/', " + timelineSQL + ", " + microsOf + "pg_catalog.now()" + asMicros + ")"
+	// markedSQL reports whether the open transaction is the one that was entered.
+	markedSQL   = "SELECT " + isMarkedSQL
+	isMarkedSQL = "coalesce(pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text, false)"
+	// timelineSQL is the WAL's timeline, the first eight digits of a file's name (PostgreSQL
+	// documentation, 30.5).
+	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
+	microsOf    = "(pg_catalog.date_part('epoch', "
+	asMicros    = ") OPERATOR(pg_catalog.*) 1000000::pg_catalog.float8)::bigint"
+)
+
+const (
+	enterOp  = "enter"
+	commitOp = "commit of a fenced transaction"
 )
 
 // maxEnter bounds how often a transaction raises and enters again: once is the
@@ -38,203 +49,354 @@ const (
 	maxEarly = 10
 )
 
-const enterOp = "enter"
-
 // maxClaims bounds the resources of one transaction: each holds a lock in the
 // server's shared memory.
 const maxClaims = 64
 
-// InTx runs fn in a fenced transaction: until it ends, no claim above this one
-// can be raised on the resource, and it does not begin unless this claim is the
-// resource's mark. So nothing that fn writes, whether rows, sets of rows,
-// inserts or several tables, can take effect after a newer holder has taken
-// over (P1), and a newer holder's raise waits for it (P2). The transaction is
-// READ COMMITTED; [DB.InTxAll] has the other levels, and several resources.
-//
-// If the claim is above the mark, the mark is first raised in a transaction of
-// its own; it stays raised whatever the result of fn. To take over, read by
-// tx what the predecessor left, not before and not elsewhere.
-//
-// On pgx the transaction begins with the first statement that fn sends by tx, if it can in
-// the same round trip, and what fn does before is not fenced. There a stale holder learns
-// that it is stale, and the server executes nothing of the statement; and there a new
-// holder waits for the transactions of older ones, until Options.RaiseTimeout or its context ends. If
-// the server refuses the claim, or the mark cannot be raised, statements by tx return
-// that error, and so does InTx, whatever fn makes of it. If fn sends nothing, the claim is
-// compared before COMMIT. On database/sql, and by a [Transactor], the transaction begins
-// before fn is called.
-//
-// fn is called at most once; its context carries the claim ([guard.ClaimFrom]).
-// If it returns an error or panics, the transaction is rolled back and the error
-// or panic is passed on unchanged, except that an error is wrapped if ctx has ended,
-// that a trigger's refusal becomes guard's error as by [ErrorFrom], and that it is the
-// cause of the ErrStale if a newer holder's raise ended the session (errors.Is finds it in
-// all of them). fn must not end the transaction, and must
-// return the error of a statement that failed. A nested InTx of the same DB is
-// refused, because it would be a separate transaction.
-//
-// The errors, besides fn's: [*guard.RejectedError] with ErrStale or
-// ErrConflict; ErrInvalid for a malformed claim, nothing sent; ErrUnavailable:
-// nothing was committed and a retry is safe (it wraps the driver's error, for
-// example of a lock timeout); ErrOutcomeUnknown: the COMMIT was sent and no
-// response came, or fn ended the transaction itself. An error of COMMIT itself, such
-// as a deferred constraint, is passed on with the driver's error inside; nothing
-// was committed.
-func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
-	return d.InTxAll(ctx, []guard.Claim{claim}, nil, fn)
+// maxBadConns is how many dead connections are discarded before giving up, as
+// in database/sql itself.
+const maxBadConns = 3
+
+// backend is a driver's pool.
+type backend[Tx any] interface {
+	// conn returns a connection without a transaction, to be released. Its
+	// errors are known to have sent nothing.
+	conn(ctx context.Context) (conn[Tx], error)
+	// in sends statements in a transaction of the driver's.
+	in(tx Tx) sqlkit.Querier
+	// pool identifies the pool.
+	pool() any
+	// single reports that there is one connection at most.
+	single() bool
+	// exhausted reports that all connections are in use.
+	exhausted() bool
+	// same reports whether two handles, if both are open, belong to one
+	// transaction.
+	same(a, b Tx) bool
 }
 
-// InTxAll is [DB.InTx] on several resources and with options, which may be nil:
-// the transaction is fenced by all of the claims, or does not begin. They are
-// entered in the order of their resources' bytes, so that transactions do not
-// deadlock on them. A mark that is raised stays raised even if another claim is
-// then refused. fn's context carries the first claim given.
-//
-// ErrInvalid is also returned for no claims, more than 64, or two for one
-// resource. A [*guard.RejectedError] names the claim that was refused.
-func (d *DB[Tx]) InTxAll(ctx context.Context, claims []guard.Claim, opts *TxOptions, fn func(ctx context.Context, tx Tx) error) error {
-	start := time.Now()
-	o, err := opts.resolve()
-	if err == nil {
-		err = sqlkit.Interrupted(ctx, d.inTx(ctx, claims, o, false, fn))
-	}
-	d.observeAll(ctx, claims, start, err)
-	return err
+// conn is one connection, on which one transaction may be begun. It is reserved until it is
+// released, so that a callback that ended the transaction is noticed.
+type conn[Tx any] interface {
+	sqlkit.Querier
+	// begin opens a transaction with its first statements, in one round trip where the
+	// driver can. If it is marked, commit looks for the marker.
+	begin(ctx context.Context, level sql.IsolationLevel, marked bool, first ...statement) error
+	// in sends statements in the transaction.
+	in() sqlkit.Querier
+	// tx is the callback's handle.
+	tx() Tx
+	// commit returns errEnded, and commits nothing, if the marker is missing.
+	commit(ctx context.Context) error
+	// rollback ends what is open. alive reports that the session can be asked something,
+	// gone that it had ended.
+	rollback(ctx context.Context) (alive, gone bool)
+	// pipeline sends a whole transaction at once, if the driver can.
+	pipeline(ctx context.Context, enter statement, query string, args []any) pipelined
+	// release rolls back what is open and gives the connection back. It never blocks for
+	// long, and does nothing when it is called again.
+	release()
 }
 
-// inTx sorts the claims, calls fn, commits, and says what its error means. On pgx fn's first
-// statement begins the transaction: pgxHandle.start calls the function that beginLater gave to
-// the connection, that calls beginFenced, and that pgxConn.begin, with the statement.
-func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, opts TxOptions, atOnce bool, fn func(ctx context.Context, tx Tx) error) error {
+// statement is sent with a BEGIN; if dest is set, it returns one row for it.
+type statement struct {
+	sql  string
+	args []any
+	dest []any
+}
+
+// transaction is a fenced transaction.
+type transaction[Tx any] struct {
+	conn[Tx]
+	id     transactionID
+	claims []guard.Claim // in the order in which they were entered
+}
+
+type transactionID struct{ xid, server string }
+
+// inTx enters, calls fn and commits. What became of a transaction that it did not commit is
+// in outcome.go.
+func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel, fn func(ctx context.Context, tx Tx) error) error {
 	sorted, err := sortClaims(claims)
 	if err != nil {
 		return err
 	}
-	first := claims[0]
 	if fn == nil {
 		return guard.Invalid("fn", "nil", "must not be nil")
 	}
-	if d.callback(ctx) != nil {
-		return guard.Invalid("InTx", first.Resource, "is called inside another InTx; pass its transaction on instead")
-	}
-	if err := sqlkit.Ended(ctx, "fenced transaction", first); err != nil {
+	if err := d.mayBegin(ctx, "InTx", claims[0]); err != nil {
 		return err
 	}
-	var id transactionID
-	var refused error // why the transaction did not begin, which the callback may hide
-	c, err := d.beginLater(ctx, first, atOnce, func(ctx context.Context, on held[Tx], with *pgxFirst) (c conn[Tx], err error) {
-		c, err = d.beginFenced(ctx, on, sorted, opts, with, &id)
-		if with == nil || !with.cut {
-			refused = err
-		}
-		return c, err
-	})
+	t, err := d.beginFenced(ctx, sorted, level)
 	if err != nil {
 		return err
 	}
-	committing, gone, err := d.call(guard.WithClaim(ctx, first), "fenced transaction", c, sorted, fn)
-	switch {
-	case refused != nil && !errors.Is(err, refused):
-		return refused
-	case refused != nil || err == nil:
-		return err
-	case !committing && strings.HasPrefix(pgerr.State(err), "SF"): // a statement of fn's own, refused by a trigger
-		return d.superseded(ctx, sorted, ErrorFrom(err), gone)
-	case !committing:
-		return d.superseded(ctx, sorted, err, gone)
-	case id.xid != "" && err != errEnded && !errors.Is(err, pgerr.ErrUnreplicated):
-		err = &lostCommit{id: id, error: err}
+	defer t.release() // rolls back if fn panics
+	if err := d.call(guard.WithClaim(ctx, claims[0]), t, fn); err != nil {
+		return d.failed(ctx, t, err)
 	}
-	err = sqlkit.Failure("commit of a fenced transaction", first, err, true)
-	switch reason := guard.ReasonOf(err); {
-	case reason == guard.ReasonUnavailable:
-		return d.superseded(ctx, sorted, err, false)
-	case reason == guard.ReasonOutcomeUnknown && errors.As(err, new(*lostCommit)):
-		return d.resolved(ctx, first, sorted, err)
+	if err := sqlkit.Ended(ctx, "fenced transaction", claims[0]); err != nil {
+		return d.failed(ctx, t, err)
 	}
-	return err
+	if err := d.commit(ctx, t.conn); err != nil {
+		return d.commitFailed(ctx, t, err)
+	}
+	return nil
 }
 
-// beginLater returns the connection for a callback. If the driver can send BEGIN with
-// the callback's first statement, that begins the transaction, and a refusal is the
-// statement's error; else, and if atOnce says so, it is begun now.
-func (d *DB[Tx]) beginLater(ctx context.Context, first guard.Claim, atOnce bool, begin func(ctx context.Context, on held[Tx], with *pgxFirst) (conn[Tx], error)) (conn[Tx], error) {
-	if !atOnce {
-		c, err := d.backend.hold(ctx, func(ctx context.Context, on held[Tx], with *pgxFirst) error {
-			_, err := begin(ctx, on, with)
-			return err
-		})
-		if c != nil || err != nil {
-			return c, sqlkit.SchemaFailure(enterOp, first, err)
-		}
+// mayBegin refuses a transaction inside another one, and one whose context is over.
+func (d *DB[Tx]) mayBegin(ctx context.Context, call string, claim guard.Claim) error {
+	if d.callback(ctx) != nil {
+		return guard.Invalid(call, claim.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
-	return begin(ctx, nil, nil)
+	return sqlkit.Ended(ctx, "fenced transaction", claim)
 }
 
-// beginFenced begins the transaction, after raising the marks that claims are
-// above. An unknown outcome of that raise is not an unknown outcome of the
-// caller's work, of which nothing was sent; for the same reason a snapshot that
-// was taken too early is simply taken again.
-func (d *DB[Tx]) beginFenced(ctx context.Context, on held[Tx], claims []guard.Claim, opts TxOptions, with *pgxFirst, id *transactionID) (conn[Tx], error) {
-	text, presented := enterSQL+markSetSQL, d.presented(claims)
-	if opts.Isolation != sql.LevelReadCommitted {
-		text = enterSnapshotSQL + markSetSQL
-	}
-	first := make([]statement, 0, len(claims)+1)
-	for _, claim := range claims {
-		first = append(first, d.enterStatement(text, claim, presented, presentsSQL))
-	}
-	if opts.Resolve {
-		first = append(first, statement{sql: transactionIDSQL, dest: []any{&id.xid, &id.server}})
-	}
-	var err error
-	for tries, early := 0, 0; tries < maxEnter; {
-		var c conn[Tx]
-		if c, err = d.begin(ctx, on, txMode{level: opts.Isolation, marker: d.marker, with: with}, first...); err == nil {
-			return c, nil
-		}
-		if opts.Isolation != sql.LevelReadCommitted && pgerr.State(err) == pgerr.Serialization && early < maxEarly {
+// beginFenced begins a transaction that is fenced by claims. Under the other levels a
+// snapshot that was taken too early is taken again.
+func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel) (t *transaction[Tx], err error) {
+	t = &transaction[Tx]{claims: claims}
+	early := 0
+	err = d.raising(ctx, claims, func() (err error) {
+		for {
+			t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, &t.id)...)
+			if level == sql.LevelReadCommitted || pgerr.State(err) != pgerr.Serialization || early == maxEarly {
+				return err
+			}
 			early++
-			continue
 		}
-		if with != nil && with.cut {
-			return nil, err
-		}
-		if pgerr.State(err) != pgerr.MustRaise {
-			return nil, sqlkit.SchemaFailure(enterOp, refusedClaim(claims, err), err)
-		}
-		if tries++; tries == maxEnter { // no enter would follow another raise
-			break
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// raising calls enter, and again after raising the marks that claims are above. An unknown
+// outcome of a raise is not one of the caller's work, of which nothing was sent.
+func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, enter func() error) error {
+	for tries := 1; ; tries++ {
+		err := enter()
+		switch {
+		case err == nil:
+			return nil
+		case pgerr.State(err) != pgerr.MustRaise:
+			return sqlkit.SchemaFailure(enterOp, offered(claims, err), err)
+		case tries == maxEnter: // no enter would follow another raise
+			return guard.Unavailable(enterOp, claims[0], err)
 		}
 		for _, claim := range claims {
-			if err := d.raise(ctx, on, claim, false); err != nil {
-				return nil, err
+			if err := d.raise(ctx, claim, false); err != nil {
+				return err
 			}
 		}
 	}
-	return nil, guard.Unavailable(enterOp, claims[0], err)
 }
 
-// enterStatement returns a statement that enters under claim, marks the transaction,
-// and presents the setting that [DB.presented] made of claims. COMMIT checks for
-// the marker: a callback that ended the transaction in SQL wrote the rest without a
-// fence, and only the server knows.
-func (d *DB[Tx]) enterStatement(text string, claim guard.Claim, presented, presents string) statement {
-	args := append(make([]any, 0, 7), claim.Resource, int64(claim.Token), claim.LeaseID,
-		int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()), d.marker)
-	if presented == "" {
-		return statement{sql: text, args: args}
+// enterStatements returns the statements that enter under claims. The first refuses an
+// unfit session; the last marks the transaction and reads its ID.
+func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel, id *transactionID) []statement {
+	call, ignored := enterCall, new(any)
+	if level != sql.LevelReadCommitted {
+		call = enterSnapshotCall
 	}
-	return statement{sql: text + presents, args: append(args, presented)}
+	statements := make([]statement, len(claims))
+	for i, claim := range claims {
+		s := statement{sql: "SELECT " + call, args: append(make([]any, 0, 6), claim.Resource, int64(claim.Token), claim.LeaseID,
+			int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds()))}
+		if i == 0 {
+			s.sql = "SELECT " + sqlkit.FitSQL + ", " + call
+		}
+		if i == len(claims)-1 {
+			s.sql += enteredSQL
+			s.args = append(s.args, sqlkit.JSON(claims))
+			s.dest = []any{ignored, ignored, &id.xid, &id.server}
+			if i == 0 {
+				s.dest = append([]any{ignored}, s.dest...)
+			}
+		}
+		statements[i] = s
+	}
+	return statements
 }
 
-// presented returns the setting that presents claims to triggers; empty for
-// none.
-func (d *DB[Tx]) presented(claims []guard.Claim) string {
-	if !d.opts.PresentClaims {
-		return ""
+// begin opens a transaction, to be committed and released.
+func (d *DB[Tx]) begin(ctx context.Context, level sql.IsolationLevel, marked bool, first ...statement) (conn[Tx], error) {
+	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, level, marked, first...) })
+}
+
+// with runs f, which commits nothing, on a connection, and on another one if the
+// first was dead. The caller releases what f leaves open.
+func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
+	for try := 1; ; try++ {
+		c, err := d.conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err = f(c); err == nil {
+			return c, nil
+		}
+		c.release()
+		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
+			return nil, err
+		}
 	}
-	return claimsSetting(claims...)
+}
+
+// conn refuses to wait for a connection that only the caller can give back.
+func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
+	if d.backend.single() && sqlkit.InTx(ctx, d.backend.pool()) {
+		return nil, sqlkit.ErrOnly
+	}
+	return d.backend.conn(ctx)
+}
+
+// commit awaits the response even if ctx has ended.
+func (d *DB[Tx]) commit(ctx context.Context, c conn[Tx]) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
+	defer cancel()
+	return c.commit(ctx)
+}
+
+// once runs statements on schema fencepost in a transaction of their own. A lost
+// response to its COMMIT is an unknown outcome only if they are the caller's work.
+func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bool, statements ...statement) error {
+	c, err := d.begin(ctx, sql.LevelReadCommitted, false, statements...)
+	if err != nil {
+		return sqlkit.SchemaFailure(op, claim, err)
+	}
+	defer c.release()
+	return sqlkit.Failure(op, claim, d.commit(ctx, c), work)
+}
+
+// row reads one row outside of any transaction.
+func (d *DB[Tx]) row(ctx context.Context, sql string, args []any, dest ...any) (found bool, err error) {
+	c, err := d.with(ctx, func(c conn[Tx]) error {
+		found, err = sqlkit.Row(ctx, c, sql, args, dest...)
+		return err
+	})
+	if err == nil {
+		c.release()
+	}
+	return found, err
+}
+
+// callback is the context of a callback, with the transaction that it runs in.
+type callback[Tx any] struct {
+	context.Context
+	db     *DB[Tx]
+	tx     Tx
+	claims []guard.Claim
+	over   atomic.Bool // the context may outlive the transaction
+}
+
+// txKey finds a DB's callback, also behind those of other DBs.
+type txKey[Tx any] struct{ of *DB[Tx] }
+
+// Value has the callback itself, for its DB, and says to other packages that a
+// connection of the pool is in use.
+func (c *callback[Tx]) Value(key any) any {
+	switch key := key.(type) {
+	case txKey[Tx]:
+		if key.of == c.db {
+			return c
+		}
+	case sqlkit.Inside:
+		if key.Pool == c.db.backend.pool() && !c.over.Load() {
+			return c
+		}
+	}
+	return c.Context.Value(key)
+}
+
+// callback returns the callback of ctx, or nil if there is none or it is over.
+func (d *DB[Tx]) callback(ctx context.Context) *callback[Tx] {
+	if c, inside := ctx.Value(txKey[Tx]{d}).(*callback[Tx]); inside && !c.over.Load() {
+		return c
+	}
+	return nil
+}
+
+func (d *DB[Tx]) call(ctx context.Context, t *transaction[Tx], fn func(ctx context.Context, tx Tx) error) error {
+	c := &callback[Tx]{Context: ctx, db: d, tx: t.tx(), claims: t.claims}
+	defer c.over.Store(true)
+	return fn(c, c.tx)
+}
+
+// stage is a part of a pipelined transaction.
+type stage int
+
+const (
+	sentNothing stage = iota // the driver has no pipeline, or not for this
+	atEnter
+	atWork
+	atCommit
+	done
+)
+
+// pipelined is what came back of a transaction that was sent at once.
+type pipelined struct {
+	failed stage // where err comes from
+	err    error
+	rows   int64
+	tag    string // what the server calls the statement
+}
+
+func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args []any) (int64, error) {
+	claims := []guard.Claim{claim}
+	if err := claim.Validate(); err != nil {
+		return 0, err
+	}
+	if err := d.mayBegin(ctx, "Exec", claim); err != nil {
+		return 0, err
+	}
+	var t *transaction[Tx]
+	var p pipelined
+	err := d.raising(ctx, claims, func() (err error) {
+		t = &transaction[Tx]{claims: claims}
+		if t.conn, err = d.conn(ctx); err != nil {
+			return err
+		}
+		p = t.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, &t.id)[0], query, args)
+		if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
+			t.release()
+			return p.err
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer t.release()
+	switch p.tag {
+	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
+		return 0, guard.Invalid("sql", p.tag, "begins or ends a transaction; nothing was written")
+	}
+	switch p.failed {
+	case sentNothing:
+		t.release()
+		return d.execInTx(ctx, claim, query, args)
+	case done:
+		return p.rows, nil
+	}
+	if err := d.pipelineFailed(ctx, t, p); err != nil {
+		return 0, err
+	}
+	return p.rows, nil
+}
+
+func (d *DB[Tx]) execInTx(ctx context.Context, claim guard.Claim, query string, args []any) (rows int64, err error) {
+	err = d.inTx(ctx, []guard.Claim{claim}, sql.LevelReadCommitted, func(ctx context.Context, tx Tx) (err error) {
+		rows, err = d.backend.in(tx).Exec(ctx, query, args)
+		if unsendable := (sqlkit.Unsendable{}); errors.As(err, &unsendable) {
+			err = unsendable.Cause
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return rows, nil
 }
 
 // sortClaims checks the claims of one transaction and returns them in the order in which
@@ -263,6 +425,15 @@ func sortClaims(claims []guard.Claim) ([]guard.Claim, error) {
 	return sorted, nil
 }
 
+func (d *DB[Tx]) observe(ctx context.Context, e guard.Event) {
+	if d.opts.Observer == nil {
+		return
+	}
+	e.Surface = guard.SurfaceSQL
+	e.Reason = guard.ReasonOf(e.Err)
+	d.opts.Observer.Observe(ctx, e)
+}
+
 // observeAll reports a transaction once for each of its claims, or only for the
 // one that was refused.
 func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start time.Time, err error) {
@@ -276,4 +447,16 @@ func (d *DB[Tx]) observeAll(ctx context.Context, claims []guard.Claim, start tim
 	for _, claim := range claims {
 		d.observe(ctx, guard.Event{Op: guard.OpTransaction, Claim: claim, Mark: markOf(claim, err), Duration: time.Since(start), Err: err})
 	}
+}
+
+// markOf returns the mark after a claim was raised, or the one that refused it.
+func markOf(claim guard.Claim, err error) guard.Mark {
+	if err == nil {
+		return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}
+	}
+	var rejected *guard.RejectedError
+	if errors.As(err, &rejected) {
+		return rejected.Mark
+	}
+	return guard.Mark{}
 }

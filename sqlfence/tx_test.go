@@ -78,34 +78,6 @@ func TestInTxRollsBack(t *testing.T) {
 	})
 }
 
-// TestInTxEndedByCallback: a callback that ends the transaction by its driver gets
-// no success: what it wrote may or may not be there. TestInTxEndedInSQL is about
-// the other way.
-func TestInTxEndedByCallback(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		for what, c := range map[string]struct {
-			end  func(ctx context.Context, tx testTx) error
-			rows int64
-		}{
-			"tx.Commit":   {func(_ context.Context, tx testTx) error { return tx.end(true) }, 1},
-			"tx.Rollback": {func(_ context.Context, tx testTx) error { return tx.end(false) }, 0},
-		} {
-			e.exec("DROP TABLE IF EXISTS written")
-			e.createWritten()
-			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				if err := write5(ctx, tx); err != nil {
-					return err
-				}
-				return c.end(ctx, tx)
-			})
-			wantSays(t, err, guard.ReasonOutcomeUnknown, "ended the transaction itself", "%s", what)
-			if n := e.written(); n != c.rows {
-				t.Errorf("%s: %d rows, want %d: the test is not what it says", what, n, c.rows)
-			}
-		}
-	})
-}
-
 // TestInTxCancelledInside: a context that ends inside the callback commits
 // nothing, whether the callback says so or not.
 func TestInTxCancelledInside(t *testing.T) {
@@ -206,14 +178,9 @@ var (
 	_ httpfence.Transactor = Transactor[*sql.Tx]{}
 )
 
-type transactor interface {
-	httpfence.Transactor
-	InsecureTx(ctx context.Context, fn func(ctx context.Context) error) error
-}
-
 // transactor returns the Transactor of either driver, and a function that
 // inserts through the transaction in its context.
-func (e *env) transactor() (t transactor, insert func(ctx context.Context, token guard.Token) error) {
+func (e *env) transactor() (t httpfence.Transactor, insert func(ctx context.Context, token guard.Token) error) {
 	const statement = "INSERT INTO work (token) VALUES ($1)"
 	errNone := errors.New("no transaction in the context")
 	switch f := e.db.(type) {
@@ -255,43 +222,16 @@ func TestTransactor(t *testing.T) {
 		must(t, tx.InTx(ctx, claimOf("r", 10), work(10)))
 		must(t, tx.InTx(ctx, claimOf("r", 11), work(11)))
 		wantReason(t, tx.InTx(ctx, claimOf("r", 10), work(10)), guard.ReasonStale, "stale")
-		// The control: without the fence the stale one gets through.
-		noError(t, tx.InsecureTx(ctx, work(9)), "unfenced")
 		mine := errors.New("mine")
-		for name, run := range map[string]func(func(context.Context) error) error{
-			"fenced":   func(fn func(context.Context) error) error { return tx.InTx(ctx, claimOf("r", 11), fn) },
-			"unfenced": func(fn func(context.Context) error) error { return tx.InsecureTx(ctx, fn) },
-		} {
-			if err := run(func(ctx context.Context) error { return errors.Join(insert(ctx, 12), mine) }); !errors.Is(err, mine) {
-				t.Errorf("%s: %v", name, err)
-			}
-			var pg *pgconn.PgError
-			if err := run(work(11)); guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "work_token_key" { // the deferred one
-				t.Errorf("%s: %v", name, err)
-			}
-			wantReason(t, run(func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }), guard.ReasonInvalid, "%s, nested", name)
-			wantReason(t, run(func(ctx context.Context) error {
-				return tx.InsecureTx(ctx, func(ctx context.Context) error { return insert(ctx, 12) })
-			}), guard.ReasonInvalid, "%s, nested unfenced", name)
-			// What was rolled back is gone.
-			if n := e.int("SELECT count(*) FROM work WHERE token = 12"); n != 0 {
-				t.Errorf("%s: %d rows were not rolled back", name, n)
-			}
+		if err := tx.InTx(ctx, claimOf("r", 11), func(ctx context.Context) error { return errors.Join(insert(ctx, 12), mine) }); !errors.Is(err, mine) {
+			t.Errorf("got %v, want the function's own error", err)
 		}
-		over, cancel := context.WithCancel(ctx)
-		defer cancel()
-		for _, early := range []bool{false, true} { // the context ends inside, and has ended before
-			wantReason(t, tx.InsecureTx(over, func(ctx context.Context) error {
-				if early {
-					t.Error("called although its context has ended")
-				}
-				defer cancel()
-				return insert(ctx, 12)
-			}), guard.ReasonUnavailable, "ended early %v", early)
+		var pg *pgconn.PgError
+		if err := tx.InTx(ctx, claimOf("r", 11), work(11)); guard.ReasonOf(err) != guard.ReasonOther || !errors.As(err, &pg) || pg.ConstraintName != "work_token_key" { // the deferred one
+			t.Errorf("a deferred constraint: %v", err)
 		}
-		if n := e.int("SELECT count(*) FROM work"); n != 3 || e.int("SELECT sum(token) FROM work") != 30 {
-			t.Errorf("%d rows", n)
-		}
+		wantReason(t, tx.InTx(ctx, claimOf("r", 11), func(ctx context.Context) error { return tx.InTx(ctx, claimOf("r", 11), work(11)) }), guard.ReasonInvalid, "nested")
+		e.wantInt(21, "the sum of what was committed", "SELECT sum(token) FROM work")
 		// Another DB's transaction is not this one's.
 		other := &env{TB: e.TB, driver: e.driver, url: e.url, admin: e.admin, opener: e.opener, db: e.open(nil)}
 		foreign, _ := other.transactor()

@@ -79,7 +79,7 @@ func TestStoppedWhileReceiving(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		holder := e.stopped(t)
-		err := e.open(&Options{RaiseTimeout: 200 * time.Millisecond, TerminateAfter: -1}).Raise(t.Context(), claimOf("r", 6))
+		err := e.open(&Options{RaiseTimeout: 200 * time.Millisecond, TerminateAfter: endsNobody}).Raise(t.Context(), claimOf("r", 6))
 		wantReason(t, err, guard.ReasonUnavailable, "without termination")
 		// A raise whose context ends within the grace period ends no session.
 		looked := e.countLooks()
@@ -122,14 +122,9 @@ func TestResolveAfterCrash(t *testing.T) {
 			victim, err := pgx.Connect(t.Context(), e.url)
 			must(t, err)
 			defer victim.Close(context.Background())
-			opts := &TxOptions{Resolve: true}
-			claims := []guard.Claim{claimOf("r", 5)}
-			for range 2 { // so that the COMMIT's statements are prepared
-				must(t, e.db.fencedAll(t.Context(), claims, opts, func(context.Context, testTx) error { return nil }))
-			}
 			var before, after transactionID
 			must(t, e.admin.QueryRow(t.Context(), transactionIDSQL).Scan(&before.xid, &before.server))
-			unknown := e.db.fencedAll(t.Context(), claims, opts, func(ctx context.Context, tx testTx) error {
+			unknown := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 				if err := write5(ctx, tx); err != nil {
 					return err
 				}

@@ -104,7 +104,7 @@ type service struct {
 }
 
 func newService(pool *pgxpool.Pool) (*service, error) {
-	db, err := sqlfence.Pgx(pool, &sqlfence.Options{PresentClaims: true}) // the triggers ask for them
+	db, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -167,8 +167,8 @@ var mistakes = []mistake{
 	{
 		name: "enter under an inherited REPEATABLE READ", wrong: "the mark is read by a snapshot from before the lock",
 		edits: []edit{
-			{"sqlfence/pgx.go", "IsoLevel: pgx.TxIsoLevel(strings.ToLower(how.level.String())), ", ""},
-			{"sqlfence/std.go", "Isolation: how.level", "Isolation: sql.LevelDefault"},
+			{"sqlfence/pgx.go", "IsoLevel: pgx.TxIsoLevel(strings.ToLower(level.String())), ", ""},
+			{"sqlfence/std.go", "Isolation: level", "Isolation: sql.LevelDefault"},
 			{marksSQL, "WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'\n      OR ", "WHEN "},
 			{marksSQL, "  IF current_setting('transaction_isolation') <> ALL (p_levels) THEN", "  IF false THEN"},
 		},
@@ -216,8 +216,68 @@ var mistakes = []mistake{
 	},
 	{
 		name: "lost COMMIT called not committed", wrong: "an unknown outcome invites a retry that writes twice",
-		edits: []edit{{"sqlfence/internal/sqlkit/failure.go", "\t\treturn guard.OutcomeUnknown(op, claim, err)", "\t\treturn guard.Unavailable(op, claim, err)"}},
+		edits: []edit{{"sqlfence/outcome.go", "\tcase unknown != nil:\n\t\treturn t.unknown(err)\n", "\tcase unknown != nil:\n\t\treturn guard.Unavailable(commitOp, t.claims[0], err)\n"}},
 		by:    unitTest("sqlfence", "^TestLostCommit$"),
+	},
+	{
+		name: "lost COMMIT called committed", wrong: "what was rolled back is called a success",
+		edits: []edit{{"sqlfence/outcome.go", "\tcase committed && unanswered(err):", "\tcase unanswered(err):"}},
+		by:    unitTest("sqlfence", "^TestLostCommit$"),
+	},
+	{
+		name: "COMMIT without the marker on pgx", wrong: "a callback that ended its transaction gets a success",
+		edits: []edit{{"sqlfence/pgx.go", "\t\topts.CommitQuery = checkedCommitSQL\n", ""}},
+		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
+	},
+	{
+		name: "COMMIT without the marker on database/sql", wrong: "a callback that ended its transaction gets a success",
+		edits: []edit{{"sqlfence/std.go", "err == nil && !same:", "false:"}},
+		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
+	},
+	{
+		name: "ROLLBACK that asks nothing", wrong: "what the callback committed by itself is called rolled back",
+		edits: []edit{{"sqlfence/outcome.go", "\tcommitted, gone, unknown := d.end(ctx, t, false)\n", "\t_, gone, unknown := d.end(ctx, t, false)\n\tcommitted := false\n"}},
+		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
+	},
+	{
+		name: "an aborted COMMIT that asks nothing", wrong: "what the callback committed by itself is called aborted",
+		edits: []edit{{"sqlfence/outcome.go", "\tcase committed:\n\t\treturn t.unknown(fmt.Errorf(\"%w: %w\", errEnded, err))\n", ""}},
+		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
+	},
+	{
+		name: "callback of a refused claim", wrong: "the callback of a stale claim runs",
+		edits: []edit{{"sqlfence/tx.go", "\tt, err := d.beginFenced(ctx, sorted, level)\n\tif err != nil {\n", "\tt, err := d.beginFenced(ctx, sorted, level)\n\tif err != nil {\n\t\tvar tx Tx\n\t\tfn(ctx, tx)\n"}},
+		by:    unitTest("sqlfence", "^TestDriversStale$"),
+	},
+	{
+		name: "client_encoding unchecked in SQL", wrong: "behind a wrapped driver a name in another encoding is compared with another mark",
+		edits: []edit{{"sqlfence/internal/sqlkit/drivers.go", "WHEN NOT \" + isEncodedSQL + \" THEN", "WHEN NOT \" + isEncodedSQL + \" AND false THEN"}},
+		by:    unitTest("sqlfence", "^TestDriversEncoding$"),
+	},
+	{
+		name: "BEGIN in another transaction", wrong: "what somebody left open is committed with the fenced work",
+		edits: []edit{{"sqlfence/internal/sqlkit/drivers.go", "pg_current_xact_id_if_assigned() IS NOT NULL THEN", "pg_current_xact_id_if_assigned() IS NOT NULL AND false THEN"}},
+		by:    unitTest("sqlfence", "^TestDriversOpenTransaction$"),
+	},
+	{
+		name: "lost session by the error's text", wrong: "the callback's own io.EOF is taken for a raise",
+		edits: []edit{{"sqlfence/outcome.go", "\tif !gone || ctx.Err() != nil ||", "\tif !gone && !sessionLost(err) || ctx.Err() != nil ||"}},
+		by:    unitTest("sqlfence", "^TestDriversOwnEOF$"),
+	},
+	{
+		name: "Exec passes on a COMMIT", wrong: "a statement that ends its transaction is called a success",
+		edits: []edit{{"sqlfence/tx.go", "\"COMMIT\", \"ROLLBACK\", ", ""}},
+		by:    unitTest("sqlfence", "^TestExecEnds$"),
+	},
+	{
+		name: "Exec without enter", wrong: "a stale statement is committed",
+		edits: []edit{{"sqlfence/pgx.go", "\tb.Queue(enter.sql, enter.args...)\n", "\tb.Queue(\"SELECT '', '', '', '7', '7', $1::text\", enter.args[0])\n"}},
+		by:    unitTest("sqlfence", "^TestExec$"),
+	},
+	{
+		name: "Exec's lost response called nothing", wrong: "a retry writes twice",
+		edits: []edit{{"sqlfence/outcome.go", "// nobody can be asked\n\t\treturn guard.OutcomeUnknown(", "// nobody can be asked\n\t\treturn guard.Unavailable("}},
+		by:    unitTest("sqlfence", "^TestExecLost$"),
 	},
 	{
 		name: "metadata-only S3", wrong: "where ETags are made of bodies, a stale writer replaces an equal body",
@@ -239,7 +299,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "admission that does not raise", wrong: "an older request is admitted after a newer one",
-		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, nil, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
+		edits: []edit{{"sqlfence/store.go", "\tif err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {\n\t\treturn markOf(claim, err), err\n\t}\n", ""}},
 		by:    suite("sqlfence", "^TestStore$"),
 	},
 	{

@@ -98,7 +98,7 @@ var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.Rea
 //   - ReasonStale, ReasonConflict, ReasonMissing: a function of schema fencepost
 //     refused it.
 //   - ReasonUnavailable: nothing was written and another try may succeed.
-//   - ReasonSetup: nothing was written, and the role may not do it.
+//   - ReasonSetup: nothing was written, and the role may not do it, or the pool is closed.
 //   - ReasonOther: nothing was written and the same statement would fail again.
 //   - ReasonOutcomeUnknown: it may have been written.
 //   - ReasonNone: err is nil.
@@ -107,7 +107,7 @@ func Reason(err error, sent Sent) guard.Reason {
 		return guard.ReasonNone
 	}
 	if Unsent(err) {
-		if in(setup, State(err)) {
+		if errors.As(err, new(closed)) || in(setup, State(err)) {
 			return guard.ReasonSetup
 		}
 		return guard.ReasonUnavailable
@@ -179,6 +179,14 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
+// Closed marks err as that of a pool that its owner has closed: nothing was sent, and no
+// other try helps.
+func Closed(err error) error { return notSent{closed{err}} }
+
+type closed struct{ error }
+
+func (e closed) Unwrap() error { return e.error }
+
 // Unsent reports whether err is from before a statement was sent: no connection,
 // none that would accept it, or a [NotSent]. "conn closed" is not such an error:
 // pgx 5.12.0 also returns it, and says that a retry is safe, when the connection
@@ -223,7 +231,7 @@ func Explain(err error) error {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 	case Privilege:
-		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqlfence and lockadmin)", err)
+		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqladmin and lockadmin)", err)
 	}
 	return err
 }

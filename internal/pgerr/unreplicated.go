@@ -12,15 +12,9 @@ import (
 var ErrUnreplicated = errors.New("the server stopped waiting for its synchronous standby, which may not have the transaction")
 
 // Unreplicated reports whether a notice says that a commit may not have reached the
-// synchronous standby: a WARNING of SQLSTATE 01000, unless RAISE made it, or one of
-// 57P01 from the wait itself.
-func Unreplicated(n *pgconn.Notice) bool {
-	severity := n.SeverityUnlocalized
-	if severity == "" {
-		severity = n.Severity
-	}
-	return severity == "WARNING" && n.Code == "01000" && n.Routine != "exec_stmt_raise" || n.Routine == "SyncRepWaitForLSN"
-}
+// synchronous standby. Its text is in the server's language and its SQLSTATE, 01000 or
+// 57P01, is that of others too; the function that sends it sends nothing else.
+func Unreplicated(n *pgconn.Notice) bool { return n.Routine == "SyncRepWaitForLSN" }
 
 // doubtKey is where a watched connection keeps the doubt about its last commit.
 const doubtKey = "fencepost.unreplicated"

@@ -15,7 +15,8 @@ func TestUnreplicated(t *testing.T) {
 		want   bool
 	}{
 		"cancelled":              {pgconn.Notice{SeverityUnlocalized: "WARNING", Code: "01000", Routine: "SyncRepWaitForLSN"}, true},
-		"translated":             {pgconn.Notice{Severity: "WARNUNG", SeverityUnlocalized: "WARNING", Code: "01000"}, true},
+		"translated":             {pgconn.Notice{Severity: "WARNUNG", Code: "01000", Routine: "SyncRepWaitForLSN"}, true},
+		"control: of the class":  {pgconn.Notice{SeverityUnlocalized: "WARNING", Code: "01000", Routine: "heap_vacuum_rel"}, false},
 		"terminated":             {pgconn.Notice{SeverityUnlocalized: "WARNING", Code: "57P01", Routine: "SyncRepWaitForLSN"}, true},
 		"control: RAISE":         {pgconn.Notice{SeverityUnlocalized: "WARNING", Code: "01000", Routine: "exec_stmt_raise"}, false},
 		"control: a notice":      {pgconn.Notice{SeverityUnlocalized: "NOTICE", Code: "00000"}, false},

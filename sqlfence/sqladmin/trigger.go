@@ -117,7 +117,7 @@ const (
 // created. The application's role should not own them, because a table's owner
 // may disable its triggers, nor have the privilege TRIGGER on the table, which
 // GRANT ALL includes, because it may replace them; grant it SELECT, INSERT,
-// UPDATE and DELETE. Roll out sqlfence's Options.PresentClaims before triggers refuse.
+// UPDATE and DELETE. Roll out writers that present their claims, as sqlfence's do, before triggers refuse.
 //
 // The triggers belong to the table whatever its name becomes; what gets the old
 // name needs triggers of its own. They also see what is written through a table

@@ -38,7 +38,7 @@ func Example_sqlmock() {
 
 	// Admitted: InTx sends a statement after BEGIN, and one before COMMIT.
 	mock.ExpectBegin()
-	mock.ExpectExec("fencepost.enter").WillReturnResult(sqlmock.NewResult(0, 0))
+	mock.ExpectQuery("fencepost.enter").WillReturnRows(sqlmock.NewRows([]string{"session", "entered", "claims", "id", "server"}).AddRow("", "", "", "741", "1"))
 	mock.ExpectExec("UPDATE billing_close").WithArgs("2026-04").WillReturnResult(sqlmock.NewResult(0, 1))
 	mock.ExpectQuery("fencepost.transaction").WillReturnRows(sqlmock.NewRows([]string{"whole"}).AddRow(true))
 	mock.ExpectCommit()
@@ -46,7 +46,7 @@ func Example_sqlmock() {
 
 	// Refused: SF001 is stale, SF002 another lease under the same token.
 	mock.ExpectBegin()
-	mock.ExpectExec("fencepost.enter").WillReturnError(&pgconn.PgError{Severity: "ERROR", Code: "SF001"})
+	mock.ExpectQuery("fencepost.enter").WillReturnError(&pgconn.PgError{Severity: "ERROR", Code: "SF001"})
 	mock.ExpectRollback()
 	fmt.Println(errors.Is(closePeriod(context.Background(), db, claim, "2026-04"), guard.ErrStale))
 	fmt.Println(mock.ExpectationsWereMet())

@@ -67,8 +67,7 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return nil, err
 	}
-	presenting := &sqlfence.Options{PresentClaims: true} // for the triggers
-	db, err := sqlfence.Pgx(pool, presenting)
+	db, err := sqlfence.Pgx(pool, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +80,7 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, guarded bool) (*app, error)
 		}
 	}
 	conns := stdlib.OpenDBFromPool(pool)
-	std, err := sqlfence.Std(conns, presenting)
+	std, err := sqlfence.Std(conns, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ var perCall = []string{"a second", "p50 µs", "p99 µs"}
 // cost compares fenced work with the same work unfenced.
 var cost = []experiment{
 	{name: "transaction", title: "A fenced transaction", columns: perCall, run: costTransaction, plot: plotRatios,
-		about: "`DB.InTx` with one UPDATE against the user's own BEGIN, UPDATE, COMMIT. All clients are one holder on one resource, each with its own row."},
+		about: "`DB.InTx` with one UPDATE, `DB.Exec` of it and the bare UPDATE against the user's own BEGIN, UPDATE, COMMIT. All clients are one holder on one resource, each with its own row."},
 }
 
 // costTransaction measures each server and network; in a short run one of them.
@@ -60,8 +60,9 @@ func transactionsOn(ctx context.Context, e *env, s *Section, durable bool, round
 		"INSERT INTO jobs SELECT generate_series(0, 99)", "VACUUM ANALYZE jobs"); err != nil {
 		return err
 	}
+	const statement = "UPDATE jobs SET v = $2 WHERE id = $1"
 	update := func(ctx context.Context, tx pgx.Tx, client, i int) error {
-		_, err := tx.Exec(ctx, "UPDATE jobs SET v = $2 WHERE id = $1", client, i)
+		_, err := tx.Exec(ctx, statement, client, i)
 		return err
 	}
 	own := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
@@ -76,6 +77,14 @@ func transactionsOn(ctx context.Context, e *env, s *Section, durable bool, round
 			})},
 			Way{Name: "DB.InTx", Do: timed(func(ctx context.Context, client, i int) error {
 				return db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error { return update(ctx, tx, client, i) })
+			})},
+			Way{Name: "UPDATE", Do: timed(func(ctx context.Context, client, i int) error {
+				_, err := pool.Exec(ctx, statement, client, i)
+				return err
+			})},
+			Way{Name: "DB.Exec", Do: timed(func(ctx context.Context, client, i int) error {
+				_, err := db.Exec(ctx, claim, statement, client, i)
+				return err
 			})})
 		if err != nil {
 			return err

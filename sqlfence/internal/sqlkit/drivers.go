@@ -28,14 +28,33 @@ var ErrEncoding = guard.Invalid("client_encoding", "", "must be UTF8: drivers se
 // EncodedSQL is an expression that fails in a session whose client_encoding is another,
 // for transactions of a caller's that do not show it. NotEncoded recognises its error by
 // the name of a setting that nobody has, whatever the server's language.
+//
+// FitSQL is EncodedSQL for the first statement of a transaction, and fails as well if an
+// older transaction has written something on the connection: a BEGIN in it succeeds.
 const (
-	EncodedSQL = "pg_catalog.current_setting(CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.=) ANY (ARRAY['UTF8', 'SQL_ASCII'])" +
-		" THEN 'client_encoding' ELSE '" + notEncodedText + "' END)"
+	EncodedSQL = "pg_catalog.current_setting(CASE WHEN " + isEncodedSQL + " THEN 'client_encoding' ELSE '" + notEncodedText + "' END)"
+	FitSQL     = "pg_catalog.current_setting(CASE WHEN NOT " + isEncodedSQL + " THEN '" + notEncodedText + "'" +
+		" WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN '" + notIdleText + "' ELSE 'client_encoding' END)"
+	isEncodedSQL   = "(pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.=) ANY (ARRAY['UTF8', 'SQL_ASCII']))"
 	notEncodedText = "fencepost: the client_encoding is another"
+	notIdleText    = "fencepost: a transaction is open"
 )
 
 // NotEncoded reports the error of EncodedSQL.
 func NotEncoded(err error) bool { return err != nil && strings.Contains(err.Error(), notEncodedText) }
+
+// unfit returns what is wrong with a session, if err is that of EncodedSQL or FitSQL.
+func unfit(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case NotEncoded(err):
+		return ErrEncoding
+	case strings.Contains(err.Error(), notIdleText):
+		return errBusy
+	}
+	return nil
+}
 
 // Encoded returns ErrEncoding for a session that converts what it is sent.
 func Encoded(c *pgx.Conn) error {
@@ -70,14 +89,8 @@ func Replicated(c *pgx.Conn, err error) error {
 	return pgerr.Doubt(c.PgConn())
 }
 
-// ConnOf returns the connection of a transaction. A fenced one may have yet to begin, which
-// it does not for this.
-func ConnOf(tx pgx.Tx) *pgx.Conn {
-	if fenced, is := tx.(interface{ Native() *pgx.Conn }); is {
-		return fenced.Native()
-	}
-	return tx.Conn()
-}
+// ConnOf returns the connection of a transaction.
+func ConnOf(tx pgx.Tx) *pgx.Conn { return tx.Conn() }
 
 // Pgx is a connection, or a transaction on it.
 type Pgx struct {
@@ -153,13 +166,23 @@ func usable(c *pgx.Conn) error {
 func AcquirePgx(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 	c, err := pool.Acquire(ctx)
 	if err != nil {
-		return nil, pgerr.NotSent(err)
+		return nil, unavailable(err)
 	}
 	if err := usable(c.Conn()); err != nil {
 		c.Release()
 		return nil, err
 	}
 	return c, nil
+}
+
+// unavailable marks the error of a pool that has no connection. No other try helps where the
+// pool was closed, which neither driver's pool says in another way than by this text.
+func unavailable(err error) error {
+	switch err.Error() {
+	case "closed pool", "sql: database is closed":
+		return pgerr.Closed(err)
+	}
+	return pgerr.NotSent(err)
 }
 
 // StdConn is a connection of database/sql.
@@ -173,7 +196,7 @@ type StdConn struct {
 func AcquireStd(ctx context.Context, db *sql.DB) (StdConn, error) {
 	pooled, err := db.Conn(ctx)
 	if err != nil {
-		return StdConn{}, pgerr.NotSent(err)
+		return StdConn{}, unavailable(err)
 	}
 	c := StdConn{Std: Std{pooled}, Pooled: pooled}
 	pooled.Raw(func(driverConn any) error {

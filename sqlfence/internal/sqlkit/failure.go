@@ -57,9 +57,11 @@ var ErrStandby = errors.New("this server is a standby: its marks lag behind the 
 // SchemaFailure is [Failure] for the statements on schema fencepost. None of
 // them commits: a COMMIT follows.
 func SchemaFailure(op string, claim guard.Claim, err error) error {
-	switch {
+	switch unfit := unfit(err); {
 	case Explained(err):
 		return err
+	case unfit != nil:
+		return fmt.Errorf("%w: %w", unfit, err)
 	case pgerr.Undefined(err):
 		return guard.Setup(op, claim, fmt.Errorf("%w: schema fencepost is missing or old, run sqladmin's Migrate, or lockadmin.Migrate for leases and marks", err))
 	case pgerr.Standby(err):
@@ -149,5 +151,5 @@ func unclaimed(op string, err error) error {
 	if r := OfferedIn(err).Resource; r != "" {
 		field += " for " + strconv.QuoteToASCII(r)
 	}
-	return fmt.Errorf("sqlfence: %s: %w (Options.PresentClaims presents those of InTx): %w", op, guard.Missing(field), err)
+	return fmt.Errorf("sqlfence: %s: %w (InTx and Enter present theirs): %w", op, guard.Missing(field), err)
 }

@@ -356,7 +356,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'SF003',
       MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
       DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
-      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, set Options.PresentClaims of package sqlfence, or call Present.';
+      HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, write in InTx of package sqlfence, or call Present.';
   ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' OR octet_length(offered) = 19 AND offered > '9223372036854775806' COLLATE "C" THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: invalid claim: token %L', offered);
   END IF;
