@@ -73,12 +73,15 @@ func TestExecWaits(t *testing.T) {
 			_, err := db.fencedExec(context.Background(), claimOf("r", 5), insertSQL, 5)
 			return err
 		}
-		inTurns := []chan error{e.start(func(func()) error { return exec() }), e.start(func(func()) error { return exec() })}
-		for _, prepared := range inTurns { // on both connections
+		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+		blocker := e.begin("LOCK TABLE written IN SHARE MODE")
+		both := []chan error{e.start(func(func()) error { return exec() }), e.start(func(func()) error { return exec() })}
+		must(t, blocker.Commit(t.Context()))
+		for _, prepared := range both { // on two connections, since neither could go on
 			must(t, testkit.Receive(t, "a statement", prepared))
 		}
 		e.exec("TRUNCATE written")
-		blocker := e.begin("LOCK TABLE written IN SHARE MODE")
+		blocker = e.begin("LOCK TABLE written IN SHARE MODE")
 		first := e.start(func(func()) error { return exec() })
 		raised := e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
 		second := e.start(func(func()) error { return exec() })

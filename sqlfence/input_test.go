@@ -75,7 +75,7 @@ func TestInvalidOptions(t *testing.T) {
 		"Options.IdleTimeout":    {IdleTimeout: 25 * time.Hour},
 		"Options.RaiseTimeout":   {RaiseTimeout: -time.Second},
 		"Options.CommitTimeout":  {CommitTimeout: -time.Second},
-		"Options.TerminateAfter": {TerminateAfter: endsNobody},
+		"Options.TerminateAfter": {TerminateAfter: -time.Second},
 	} {
 		_, err := Std(&sql.DB{}, &o)
 		wantInvalid(t, what, err, what, "must be 1ms to")

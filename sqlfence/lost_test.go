@@ -281,15 +281,15 @@ func TestServerKilled(t *testing.T) {
 			e.waitFor("the calls", `SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 				AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')`, len(calls))
 			must(t, s.Kill())
+			for what, call := range e.calls(e.on(e.connect(1), nil), claimOf("r", 5), "InTx", "Raise", "Update") {
+				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
+			}
+			restart(t, s, e) // who has lost a COMMIT asks until the server is back
 			for range calls {
 				if r := testkit.Receive(t, "the end of a call", results); guard.ReasonOf(r.err) != calls[r.what].want {
 					t.Errorf("%s: got %v, want %s", r.what, r.err, calls[r.what].want)
 				}
 			}
-			for what, call := range e.calls(e.on(e.connect(1), nil), claimOf("r", 5), "InTx", "Raise", "Update") {
-				wantReason(t, call(t.Context()), guard.ReasonUnavailable, "%s on a server that is down", what)
-			}
-			restart(t, s, e)
 			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
 			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
 				t.Errorf("the mark is %+v, %v", mark, err)
