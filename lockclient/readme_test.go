@@ -17,7 +17,7 @@ func TestReadmeWithoutALock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(readme), "\n## When not to use a lock\n")
+	_, section, _ := strings.Cut(string(readme), "\n## Is a unique constraint enough?\n")
 	_, block, _ := strings.Cut(section, "```sql\n")
 	block, _, there := strings.Cut(block, "```")
 	if !there {
