@@ -38,11 +38,15 @@ func TestInstallWaits(t *testing.T) {
 		tx.Rollback(t.Context())
 		noError(t, <-called, "%s", c.what)
 	}
-	e.begin(another)
-	if err := e.db.InstallTrigger(t.Context(), g); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
-		t.Errorf("got %v, want ErrUnavailable", err)
-	}
+	tx := e.begin(another)
+	err := e.db.unfenced(t.Context(), "SELECT fencepost.install_guard('parts', $1::text::jsonb, false, 30)", `[{"text": "acct"}]`)
+	wantState(t, err, pgerr.LockTimeout, "behind another installation")
 	e.wantInt(0, "triggers", "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fencepost%'")
+	must(t, tx.Rollback(t.Context()))
+	must(t, e.db.InstallTrigger(t.Context(), g))
+	e.begin(another)
+	noError(t, e.db.InstallTrigger(t.Context(), g), "with nothing to do")
+	e.wantText("off", "jit in an installation", "SELECT current_setting('jit') FROM (SELECT fencepost.install_guard('parts', parts, false, 0) FROM fencepost.guarded OFFSET 0) AS installed")
 }
 
 // TestInstallAgainBesideAWriter (P6): an installation over older triggers waits for a

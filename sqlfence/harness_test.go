@@ -58,6 +58,14 @@ func (o operator) RetireUpTo(ctx context.Context, before time.Time, issuersLast 
 	return o.Retire(ctx, before, issuersLast)
 }
 
+func (o operator) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+	return o.Admin.Reset(ctx, sqladmin.MarkReset{Resource: resource, From: from, To: to, IssuersLast: issuersLast, Actor: actor, Reason: reason})
+}
+
+func (o operator) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
+	return o.Admin.ResetFloor(ctx, sqladmin.FloorReset{From: from, To: to, IssuersLast: issuersLast, Actor: actor, Reason: reason})
+}
+
 // operations are an operator's.
 type operations interface {
 	Migrate(ctx context.Context) error

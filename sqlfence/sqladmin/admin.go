@@ -28,8 +28,8 @@ const (
 // safe for concurrent use, and owns neither the pool nor its connections.
 type Admin struct{ pool *pgxpool.Pool }
 
-// Pgx returns the calls for the database of a pool. It sends nothing. A program on
-// database/sql opens a pool for them, and closes it afterwards.
+// Pgx returns the calls for the database of a pool. It sends nothing; with nil each call is
+// ErrInvalid. A program on database/sql opens a pool for them, and closes it afterwards.
 func Pgx(pool *pgxpool.Pool) *Admin { return &Admin{pool} }
 
 // conn returns a connection without a transaction, to be released.

@@ -94,7 +94,8 @@ func ExampleAdmin_Reset() {
 		return
 	}
 	const issuersLast = 12
-	fmt.Println("reset:", admin.Reset(ctx, "tenant_123", mark, guard.Mark{Token: 11}, issuersLast, "alice", "load test used made-up tokens"))
+	fmt.Println("reset:", admin.Reset(ctx, sqladmin.MarkReset{Resource: "tenant_123", From: mark, To: guard.Mark{Token: 11},
+		IssuersLast: issuersLast, Actor: "alice", Reason: "load test used made-up tokens"}))
 	fmt.Println("raise:", db.Raise(ctx, guard.Claim{Resource: "tenant_123", Token: 12}))
 	for r, err := range admin.Resets(ctx, 0) {
 		if err != nil {

@@ -140,59 +140,78 @@ const (
 // maxReason is how long the reason of a reset may be, in bytes.
 const maxReason = 1024
 
-// Reset replaces the mark from, which may be higher, with the mark to: it
-// repairs a mark that is ahead of everything its issuer issued (ErrMarkAhead),
-// after a restore of the issuer or a made-up token. It is the only way to lower
-// a mark: claims between to and from, which were stale, are admitted again.
-// Make sure first that no holder of such a claim is still at work.
-//
-// It compares and sets: the mark must be exactly from, lease ID included, as
-// sqlfence's DB.Mark returned it. It waits for the transactions that entered under the
-// mark. The reset is recorded with actor and reason, in the same transaction,
-// in fencepost.mark_resets, which is append-only ([Admin.Resets]).
-//
-// issuersLast is the highest token that the resource's issuer ever issued; a
-// mark above it would again be ahead.
-//
-// The errors: ErrInvalid if to is above issuersLast, if from is a floor, if
-// actor or reason is empty, only white space, or longer than 128 or 1024 bytes
-// respectively, or if a resource, token or lease ID is malformed: nothing was
-// sent. [*guard.RejectedError], which has from as its claim, if the mark is
-// another one: ErrStale (higher), ErrConflict (lower, or of another lease),
-// ErrNotFound (none). ErrUnavailable: nothing was changed. ErrOutcomeUnknown:
-// read the mark.
-func (a *Admin) Reset(ctx context.Context, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	if err := checkReset(resource, from, to, issuersLast, actor, reason); err != nil {
-		return err
-	}
-	return a.reset(ctx, "reset", resource, from, to, issuersLast, actor, reason)
+// MarkReset says which mark [Admin.Reset] replaces with which. All fields are required.
+type MarkReset struct {
+	Resource string
+	// From is the mark as it is, lease ID included, as sqlfence's DB.Mark returned it.
+	From guard.Mark
+	// To is the mark as it is to be; its lease ID may be empty.
+	To guard.Mark
+	// IssuersLast is the highest token that the resource's issuer ever issued; a mark
+	// above it would again be ahead.
+	IssuersLast guard.Token
+	// Actor is who does it, in up to 128 bytes, and Reason why, in up to 1024.
+	Actor, Reason string
 }
 
-func (a *Admin) reset(ctx context.Context, op, resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
-	if sqlkit.InTx(ctx, a.pool) {
-		return guard.Invalid("Reset", resource, "is called inside InTx")
+// Reset replaces a mark with another one, which may be lower.
+//
+// It repairs a mark that is ahead of everything its issuer issued (ErrMarkAhead), after a
+// restore of the issuer or a made-up token. It is the only way to lower a mark: claims
+// between To and From, which were stale, are admitted again. Make sure first that no
+// holder of such a claim is still at work.
+//
+// It compares and sets, and waits for the transactions that entered under the mark. It is
+// recorded in the same transaction in fencepost.mark_resets, which is append-only
+// ([Admin.Resets]).
+//
+// Errors:
+//   - guard.ErrInvalid: a field is missing or malformed, To is above IssuersLast, From is
+//     a floor; nothing was sent.
+//   - guard.ErrStale, guard.ErrConflict, guard.ErrNotFound: the mark is higher, is lower or
+//     of another lease, or is not there; the [*guard.RejectedError] has From as its claim.
+//   - guard.ErrUnavailable: nothing was changed.
+//   - guard.ErrOutcomeUnknown: read the mark.
+func (a *Admin) Reset(ctx context.Context, r MarkReset) error {
+	if err := r.check(); err != nil {
+		return err
 	}
-	was := guard.Claim{Resource: resource, Token: from.Token, LeaseID: from.LeaseID}
-	err := a.change(ctx, op, was, resetSQL, []any{resource, int64(from.Token), from.LeaseID, int64(to.Token), to.LeaseID, int64(issuersLast), actor, reason, wait(ctx, holdersTimeout)})
+	return a.reset(ctx, "reset", r)
+}
+
+func (a *Admin) reset(ctx context.Context, op string, r MarkReset) error {
+	if sqlkit.InTx(ctx, a.pool) {
+		return guard.Invalid("Reset", r.Resource, "is called inside InTx")
+	}
+	was := guard.Claim{Resource: r.Resource, Token: r.From.Token, LeaseID: r.From.LeaseID}
+	err := a.change(ctx, op, was, resetSQL, []any{r.Resource, int64(r.From.Token), r.From.LeaseID, int64(r.To.Token), r.To.LeaseID, int64(r.IssuersLast), r.Actor, r.Reason, wait(ctx, holdersTimeout)})
 	if pgerr.State(err) == pgerr.NotTheMark {
 		return notTheMark(was, err)
 	}
 	return err
 }
 
-// ResetFloor replaces the floor from, as sqlfence's DB.Mark returns it for a resource
-// without a mark, with the floor to, which may be lower: it repairs a floor that a
-// retirement raised above everything the issuer issued, so that resources without
-// a mark refuse every holder. It is [Admin.Reset] for the floor, recorded with an
-// empty resource, and the same care applies: claims between to and from, on any
-// resource whose mark was retired, are admitted again. The errors are those of
-// Reset; ErrInvalid if from or to is not a token.
-func (a *Admin) ResetFloor(ctx context.Context, from, to, issuersLast guard.Token, actor, reason string) error {
-	was, becomes := guard.Mark{Token: from}, guard.Mark{Token: to}
-	if err := checkReset("floor", was, becomes, issuersLast, actor, reason); err != nil { // a claim has a name
+// FloorReset says which floor [Admin.ResetFloor] replaces with which. The fields are those
+// of [MarkReset]; From is the floor as sqlfence's DB.Mark returns it for a resource without
+// a mark.
+type FloorReset struct {
+	From, To, IssuersLast guard.Token
+	Actor, Reason         string
+}
+
+// ResetFloor is [Admin.Reset] for the floor, and recorded with an empty resource.
+//
+// It repairs a floor that a retirement raised above everything the issuer issued, so that
+// resources without a mark refuse every holder. The same care applies: claims between To
+// and From, on any resource whose mark was retired, are admitted again. The errors are
+// those of Reset.
+func (a *Admin) ResetFloor(ctx context.Context, f FloorReset) error {
+	r := MarkReset{"floor", guard.Mark{Token: f.From}, guard.Mark{Token: f.To}, f.IssuersLast, f.Actor, f.Reason} // a claim has a name
+	if err := r.check(); err != nil {
 		return err
 	}
-	return a.reset(ctx, "reset the floor", "", was, becomes, issuersLast, actor, reason)
+	r.Resource = ""
+	return a.reset(ctx, "reset the floor", r)
 }
 
 // Retire removes the marks that were last raised before a time, by the server's
@@ -216,7 +235,8 @@ func (a *Admin) Retire(ctx context.Context, before time.Time, issuersLast guard.
 	return guard.Retired{Count: count, Floor: guard.Token(floor)}, nil
 }
 
-func checkReset(resource string, from, to guard.Mark, issuersLast guard.Token, actor, reason string) error {
+func (r MarkReset) check() error {
+	from, to, issuersLast, actor, reason := r.From, r.To, r.IssuersLast, r.Actor, r.Reason
 	for _, mark := range []struct {
 		field string
 		guard.Mark
@@ -224,7 +244,7 @@ func checkReset(resource string, from, to guard.Mark, issuersLast guard.Token, a
 		if mark.Floor {
 			return guard.Invalid(mark.field, mark.Token.String(), "is a floor, not a mark of the resource")
 		}
-		if err := (guard.Claim{Resource: resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
+		if err := (guard.Claim{Resource: r.Resource, Token: mark.Token, LeaseID: mark.LeaseID}).Validate(); err != nil {
 			return err
 		}
 	}

@@ -108,10 +108,11 @@ const (
 )
 
 // InstallTrigger puts the table under triggers, its partitions and inheritance
-// children too. It is idempotent, safe when several replicas start at once, and
-// takes no lock on the table if everything is in place; else it waits for
-// writers, where it replaces triggers for readers too, until ctx ends and at most 5 s. A table that cannot be fully guarded is
-// refused.
+// children too. A table that cannot be fully guarded is refused.
+//
+// It is idempotent and safe when several replicas start at once: it waits for nobody if
+// everything is in place; else for other installations for up to 30 s, and then for
+// writers of the table, where it replaces triggers for readers too, for up to 5 s.
 //
 // It runs in one transaction, as a role that owns the table and what [Admin.Migrate]
 // created. The application's role should not own them, because a table's owner

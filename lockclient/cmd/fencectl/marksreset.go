@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -48,7 +49,7 @@ func (r *reset) run(c *call, ctx context.Context) error {
 	}
 	ctx, cancel := c.waiting(ctx)
 	defer cancel()
-	if err := c.admin.Reset(ctx, c.resource, r.from, r.to, r.last, c.cmd.String("actor"), c.cmd.String("reason")); err != nil {
+	if err := c.admin.Reset(ctx, sqladmin.MarkReset{Resource: c.resource, From: r.from, To: r.to, IssuersLast: r.last, Actor: c.cmd.String("actor"), Reason: c.cmd.String("reason")}); err != nil {
 		var refused *guard.RejectedError
 		if errors.As(err, &refused) && refused.Mark != r.from && refused.Mark.Token != guard.NoToken {
 			return fmt.Errorf("nothing was changed, the mark is not what --from says: %w", err)

@@ -459,12 +459,14 @@ BEGIN
 END $$;
 
 -- lock_guards lets one installation run at a time and removes entries of tables
--- that are gone.
+-- that are gone. The others, which have no lock yet, wait in their queue for six times as
+-- long as for a table.
 CREATE FUNCTION fencepost.lock_guards(p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, 0);
+  PERFORM fencepost.set_timeouts(6 * p_lock_timeout_ms, 0);
   PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.guarded', 0));
+  PERFORM fencepost.set_timeouts(p_lock_timeout_ms, 0);
   PERFORM fencepost.drop_guard_function(guard) FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
   DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guard, schema_name, table_name) IS NULL;
 END $$;
@@ -487,8 +489,12 @@ BEGIN
   IF obstacle IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
   END IF;
-  PERFORM fencepost.lock_guards(p_lock_timeout_ms);
+  PERFORM set_config('jit', 'off', true); -- to compile the checks takes ten times as long as they do
   IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
+    RETURN;
+  END IF;
+  PERFORM fencepost.lock_guards(p_lock_timeout_ms);
+  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN -- another one has done it
     RETURN;
   END IF;
   WITH d AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table RETURNING guarded.guard)
