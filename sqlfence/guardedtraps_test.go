@@ -334,7 +334,7 @@ func (e *env) torturedLedger(in work, rounds int) (d ledgerDamage) {
 						additions.Add(1)
 					}
 				case guard.ReasonStale:
-					time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
+					time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond) // others get a turn
 				default:
 					e.Errorf("token %d: %v", token, err)
 					return

@@ -149,7 +149,7 @@ func retrying(in work) work {
 			if state := pgerr.State(err); ctx.Err() != nil || state != pgerr.Serialization && state != pgerr.Deadlock || errors.Is(err, guard.ErrOutcomeUnknown) {
 				return err
 			}
-			time.Sleep(rand.N(5 * time.Millisecond))
+			time.Sleep(rand.N(5 * time.Millisecond)) // else those that failed together meet again
 		}
 	}
 }

@@ -30,8 +30,9 @@ const (
 	pg_catalog.pg_visible_in_snapshot($3::text::pg_catalog.xid8, pg_catalog.pg_current_snapshot())`
 )
 
-// probeTimeout bounds a probe on a server that ignores lock_timeout.
-const probeTimeout = 10 * time.Second
+// probeTimeout bounds a probe on a server that ignores lock_timeout. A probe takes some 30
+// round trips, and a machine may be busy when replicas start.
+const probeTimeout = 30 * time.Second
 
 // Probe shows on the live server, with two sessions, that what every fence relies on
 // works: an advisory lock excludes another session's, is seen in pg_locks and ends
