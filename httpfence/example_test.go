@@ -198,7 +198,7 @@ func ExampleNamed() {
 
 // The client presents the claim in the context, and gets back the server's
 // reason as the same error.
-func ExampleNewTransport() {
+func ExampleDo() {
 	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
 	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	defer ledger.Close()
@@ -211,24 +211,34 @@ func ExampleNewTransport() {
 		if err != nil {
 			return err
 		}
-		resp, err := client.Do(req)
+		resp, err := httpfence.Do(client, req)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = resp.Body.Close() }()
-		if err := httpfence.ErrorFrom(resp); err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("ledger: %s", resp.Status)
-		}
-		return nil
+		return resp.Body.Close()
 	}
 	fmt.Println(closeUnder(11))
 	fmt.Println(closeUnder(10))
 	// Output:
 	// <nil>
 	// fencepost: stale fencing token: token 10 for "acme"
+}
+
+// A new holder raises the marks of all places before it reads, those of other services too.
+func ExampleRaiseAt() {
+	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
+	ledger := httptest.NewServer(http.HandlerFunc(fence.Raise))
+	defer ledger.Close()
+
+	client := &http.Client{Transport: guard.Must(httpfence.NewTransport(nil, []string{ledger.URL}, nil))}
+	for _, token := range []guard.Token{11, 10} {
+		claim := guard.Claim{Resource: "acme", Token: token, LeaseID: "lease-" + token.String()}
+		err := guard.RaiseAll(context.Background(), claim, guard.Place{Name: "ledger", Raise: httpfence.RaiseAt(client, ledger.URL)})
+		fmt.Println(errors.Is(err, guard.ErrStale))
+	}
+	// Output:
+	// false
+	// true
 }
 
 // A 412 for an application's own If-Match is not a refusal by token.

@@ -79,18 +79,12 @@ func story(ctx context.Context, base string, out io.Writer) error {
 		if err != nil {
 			return "", err
 		}
-		resp, err := client.Do(req)
+		resp, err := httpfence.Do(client, req)
 		if err != nil {
 			return "", err
 		}
 		defer func() { _ = resp.Body.Close() }()
-		if err := httpfence.ErrorFrom(resp); err != nil {
-			return "", err
-		}
 		body, err := io.ReadAll(resp.Body)
-		if err == nil && resp.StatusCode != http.StatusOK {
-			err = errors.New(resp.Status)
-		}
 		return string(body), err
 	}
 	for _, step := range []struct {

@@ -145,17 +145,11 @@ func post(ctx context.Context, client *http.Client, url string) error {
 	if err != nil {
 		return err
 	}
-	resp, err := client.Do(req)
+	resp, err := httpfence.Do(client, req)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if err := httpfence.ErrorFrom(resp); err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
 	_, err = io.Copy(io.Discard, resp.Body)
 	return err
 }

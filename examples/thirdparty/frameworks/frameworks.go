@@ -14,6 +14,7 @@ import (
 	"github.com/gofiber/fiber/v2/middleware/adaptor"
 	"github.com/labstack/echo/v4"
 
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 )
 
@@ -136,7 +137,7 @@ func Fiber(app *fiber.App, pattern string, h http.Handler) {
 	app.All(pattern, func(c *fiber.Ctx) error {
 		for name, lines := range c.GetReqHeaders() {
 			switch http.CanonicalHeaderKey(name) {
-			case httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader:
+			case httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader, proof.Header:
 				if len(lines) > 1 {
 					return fiber.NewError(http.StatusBadRequest, name+" is given more than once")
 				}

@@ -32,6 +32,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/httpfence/grpcfence"
 )
@@ -99,7 +100,7 @@ func newGateway(ctx context.Context, server *grpc.Server, fence *httpfence.Middl
 // headers has the gateway pass the fields of a claim on under their own names.
 func headers(name string) (string, bool) {
 	switch name {
-	case httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader:
+	case httpfence.TokenHeader, httpfence.LeaseHeader, httpfence.ResourceHeader, proof.Header:
 		return strings.ToLower(name), true
 	}
 	return runtime.DefaultHeaderMatcher(name)
@@ -144,15 +145,11 @@ func put(ctx context.Context, gateway string, claim guard.Claim, key string) err
 	if err != nil {
 		return err
 	}
-	resp, err := (&http.Client{Transport: transport}).Do(r)
+	resp, err := httpfence.Do(&http.Client{Transport: transport}, r)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := httpfence.ErrorFrom(resp); err != nil || resp.StatusCode == http.StatusOK {
-		return err
-	}
-	return fmt.Errorf("%s", resp.Status)
+	return resp.Body.Close()
 }
 
 func main() {
