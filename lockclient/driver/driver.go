@@ -43,7 +43,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Finder], [Floors], [Epochs] and [Clock] are found by a type assertion. An
+// [Explainer], [Floors], [Epochs] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
@@ -234,14 +234,6 @@ type Explainer interface {
 type Clock interface {
 	// Now is the clock of the holders; see [Now].
 	Now() time.Duration
-}
-
-// Finder is an issuer that can find running leases by their ID, without the resource.
-type Finder interface {
-	// Find returns the claims of the leases that run under the ID, with their tokens; at
-	// most a hundred. What it cannot see is an error, and not a lease that is over. It may read every lease. An error is guard.ErrUnavailable or
-	// guard.ErrSetup.
-	Find(ctx context.Context, leaseID string) ([]guard.Claim, error)
 }
 
 // Floors is an issuer whose tokens can be raised, such as above those of another

@@ -41,7 +41,6 @@ func Cases() []Case {
 		{"a deadline counts from before the request", "P7", dated},
 		{"an error that says nothing was written is right", "P5", honest},
 		{"a watch tells who has the lease", "", watch},
-		{"a lease is found by its ID, while it runs", "", found},
 	}
 }
 

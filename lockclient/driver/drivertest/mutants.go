@@ -256,8 +256,6 @@ func Mutants() []Mutant {
 				return g, err
 			})},
 		{Name: "a watch sees nobody", CaughtBy: "a watch tells who has the lease", Break: func(i driver.Issuer) driver.Issuer { return blind{i} }},
-		{Name: "no lease is found", CaughtBy: "a lease is found by its ID, while it runs", Break: func(i driver.Issuer) driver.Issuer { return seeker{Issuer: i} }},
-		{Name: "a lease that is over is found", CaughtBy: "a lease is found by its ID, while it runs", Break: rememberAll()},
 	}
 }
 
@@ -363,35 +361,3 @@ func (b blind) Watch(ctx context.Context, w driver.Watch, wake func()) (driver.W
 	got.Held = nil
 	return got, err
 }
-
-// seeker finds the leases that were granted through it.
-type seeker struct {
-	driver.Issuer
-	granted *sync.Map // claims by their lease IDs
-}
-
-// rememberAll finds every lease that was ever granted, by any process.
-func rememberAll() func(driver.Issuer) driver.Issuer {
-	granted := new(sync.Map)
-	return func(i driver.Issuer) driver.Issuer { return seeker{i, granted} }
-}
-
-func (s seeker) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Issuer.Acquire(ctx, r)
-	if err == nil && s.granted != nil {
-		s.granted.Store(r.LeaseID, guard.Claim{Resource: r.Resource, Token: g.Token, LeaseID: r.LeaseID})
-	}
-	return g, err
-}
-
-func (s seeker) Find(_ context.Context, leaseID string) ([]guard.Claim, error) {
-	if s.granted == nil {
-		return nil, nil
-	}
-	if claim, ok := s.granted.Load(leaseID); ok {
-		return []guard.Claim{claim.(guard.Claim)}, nil
-	}
-	return nil, nil
-}
-
-func (s seeker) Now() time.Duration { return now(s.Issuer) }

@@ -66,7 +66,6 @@ var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Clock  = (*Issuer)(nil)
 	_ driver.Floors = (*Issuer)(nil)
-	_ driver.Finder = (*Issuer)(nil)
 )
 
 // Issuer returns another process's connection to the server.
@@ -219,18 +218,6 @@ func (i *Issuer) Advance(_ context.Context, resource string, above guard.Token) 
 	l := s.row(resource)
 	l.token = max(l.token, above)
 	return l.token, nil
-}
-
-// Find looks through all leases.
-func (i *Issuer) Find(_ context.Context, leaseID string) (claims []guard.Claim, err error) {
-	i.s.mu.Lock()
-	defer i.s.mu.Unlock()
-	for resource, l := range i.s.rows {
-		if l.leaseID == leaseID && i.s.holder(resource, "") != nil {
-			claims = append(claims, guard.Claim{Resource: resource, Token: l.token, LeaseID: leaseID})
-		}
-	}
-	return claims, nil
 }
 
 func (s *Server) row(resource string) *row {

@@ -14,7 +14,7 @@ BEGIN
 END $in_use$;
 DROP TABLE fencepost.leases, fencepost.spent, fencepost.epoch, fencepost.audit;
 DROP FUNCTION fencepost.is_spent, fencepost.late, fencepost.check_isolation, fencepost.acquire, fencepost.renew,
-  fencepost.release, fencepost.wake, fencepost.spend, fencepost.watch, fencepost.unwatch, fencepost.find_leases,
+  fencepost.release, fencepost.wake, fencepost.spend, fencepost.watch, fencepost.unwatch,
   fencepost.check_lease, fencepost.lock_leases, fencepost.raise_floor, fencepost.purge_leases, fencepost.raise_epoch,
   fencepost.adopt_epoch, fencepost.refuse_change,
   fencepost.force_unlock, fencepost.force_unlocked, fencepost.advance_lease;

@@ -173,8 +173,8 @@ func TestRowSecurity(t *testing.T) {
 	mustExec(t, admin, "ALTER TABLE fencepost.leases ENABLE ROW LEVEL SECURITY")
 	_, acquired := i.Acquire(t.Context(), ask("r", "other"))
 	_, released := i.Release(t.Context(), claim)
-	_, found := i.Find(t.Context(), claim.LeaseID)
-	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released, "find": found} {
+	_, found := i.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
+	for what, err := range map[string]error{"acquire": acquired, "renew": renew().Err, "release": released, "look": found} {
 		if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42501" {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -183,27 +183,29 @@ func TestRowSecurity(t *testing.T) {
 	if got := renew(); got.State != driver.Over {
 		t.Errorf("the control: %+v", got)
 	}
-	mustExec(t, admin, "ALTER FUNCTION fencepost.find_leases RESET row_security")
-	if got, err := i.Find(t.Context(), claim.LeaseID); len(got) != 0 || err != nil {
-		t.Errorf("the control: found %v, %v", got, err)
+	mustExec(t, admin, "ALTER FUNCTION fencepost.watch RESET row_security")
+	if got, err := i.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {}); got.Held != nil || err != nil {
+		t.Errorf("the control: sees %v, %v", got.Held, err)
 	}
 	mustExec(t, admin, "ALTER TABLE fencepost.leases DISABLE ROW LEVEL SECURITY")
 	if got := renew(); got.State != driver.Extended {
 		t.Errorf("without the policy: %+v", got)
 	}
-	if got, err := i.Find(t.Context(), claim.LeaseID); len(got) != 1 || got[0] != claim || err != nil {
-		t.Errorf("without the policy: found %v, %v", got, err)
+	if got, err := i.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {}); err != nil || got.Held == nil || got.Held.LeaseID != claim.LeaseID {
+		t.Errorf("without the policy: sees %v, %v", got.Held, err)
 	}
 }
 
-// TestFindOnAStandby: a session that cannot write, as on a standby, may not have the
-// latest leases yet: looking for one there fails, and does not say that it is over.
-func TestFindOnAStandby(t *testing.T) {
+// TestLookOnAStandby: a session that cannot write, as on a standby, may not have the
+// latest leases yet: looking at one there fails, and does not say that it is over.
+func TestLookOnAStandby(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
-	claim := acquire(t, newIssuer(t, pool, nil), "r", "mine")
+	acquire(t, newIssuer(t, pool, nil), "r", "mine")
 	i := newIssuer(t, dial(t, pool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" }), nil)
-	if got, err := i.Find(t.Context(), claim.LeaseID); got != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
-		t.Errorf("found %v, %v", got, err)
+	for _, resource := range []string{"r", "free"} {
+		if got, err := i.Watch(t.Context(), driver.Watch{Resource: resource}, func() {}); got.Held != nil || guard.ReasonOf(err) != guard.ReasonUnavailable {
+			t.Errorf("sees %v, %v", got.Held, err)
+		}
 	}
 }

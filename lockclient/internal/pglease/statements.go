@@ -21,7 +21,6 @@ const (
 	spendSQL   = `SELECT *, ` + settings + ` FROM fencepost.spend($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
 	watchSQL   = `SELECT *, ` + settings + ` FROM fencepost.watch($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`
 	unwatchSQL = `SELECT fencepost.unwatch($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text)`
-	findSQL    = `SELECT o_resource, o_token FROM fencepost.find_leases($1::pg_catalog.text)`
 	// forceUnlockedSQL returns who ended a lease; no row, or a refusal, if nobody
 	// is known to have ended it.
 	forceUnlockedSQL = `SELECT *, ` + settings + ` FROM fencepost.force_unlocked($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint) AS f WHERE f.o_actor IS NOT NULL`

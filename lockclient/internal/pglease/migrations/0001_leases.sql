@@ -310,7 +310,8 @@ END $$;
 -- watch returns who has the lease, or for whom it is kept; no row means that it is
 -- free now. With a lease ID it sets the wake mark, and puts the process at the end
 -- of the queue unless it is in it; o_marked says that the mark was set, or that an
--- earlier one lasts, and is NULL if the queue is full: 128 processes are the most. Without one it only looks. The
+-- earlier one lasts, and is NULL if the queue is full: 128 processes are the most. Without one it only looks, where
+-- a lease that a standby does not have yet does not look like one that is over. The
 -- mark need not reach the disk: a server that crashes takes the listening
 -- connections with it.
 CREATE FUNCTION fencepost.watch(p_resource text, p_lease_id text, p_process text, p_wait_ms text)
@@ -330,6 +331,8 @@ BEGIN
       AND (l.wake_until > clock_timestamp() AND cardinality(l.waiters) >= 128 AND NOT p_process = ANY (l.waiters)) IS NOT TRUE
       AND (l.lease_id <> p_lease_id AND l.expires_at > clock_timestamp()
            OR l.lease_id IS NULL AND l.kept_for <> p_process AND l.expires_at > clock_timestamp() - interval '100 ms');
+  ELSIF current_setting('transaction_read_only')::boolean THEN
+    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: who has a lease is looked up only on the primary, in a transaction that may write';
   END IF;
   RETURN QUERY
   SELECT l.token, coalesce(l.lease_id, ''), l.owner, l.metadata, l.expires_at, (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint,
@@ -351,21 +354,6 @@ BEGIN
   PERFORM set_config('lock_timeout', p_wait_ms, true), set_config('synchronous_commit', 'off', true);
   UPDATE fencepost.leases l SET waiters = array_remove(l.waiters, p_process)
   WHERE l.resource = p_resource AND p_process = ANY (l.waiters);
-END $$;
-
--- find_leases returns the leases that run under a lease ID. It reads all leases: an
--- index of lease IDs would be written with every acquire and every release. A lease
--- that a policy of row-level security hides, or that a standby does not have yet,
--- would look like one that is over, so the call fails there.
-CREATE FUNCTION fencepost.find_leases(p_lease_id text)
-RETURNS TABLE (o_resource text, o_token bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off AS $$
-BEGIN
-  IF current_setting('transaction_read_only')::boolean THEN
-    RAISE EXCEPTION USING ERRCODE = 'read_only_sql_transaction', MESSAGE = 'fencepost: leases are looked for only on the primary, in a transaction that may write';
-  END IF;
-  RETURN QUERY SELECT l.resource, l.token FROM fencepost.leases l
-    WHERE l.lease_id = p_lease_id AND l.expires_at > clock_timestamp() AND l.resource <> '' LIMIT 100;
 END $$;
 
 -- What may be done to a row of leases, even by hand or by mistake:
