@@ -195,10 +195,14 @@ func TestCancelledAsksNothing(t *testing.T) {
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		for _, own := range []bool{false, true} {
 			var asked atomic.Int32
+			sleeps := make(chan struct{}, 1)
 			p, through := e.newProxy()
 			p.set(func(message string) fate {
 				if strings.Contains(message, "fencepost.enter(") {
 					asked.Add(1)
+				}
+				if strings.Contains(message, "pg_sleep(") {
+					sleeps <- struct{}{}
 				}
 				return forward
 			})
@@ -208,7 +212,7 @@ func TestCancelledAsksNothing(t *testing.T) {
 				if own {
 					ctx, cancel = context.WithCancel(ctx)
 				}
-				time.AfterFunc(50*time.Millisecond, cancel)
+				go func() { <-sleeps; cancel() }() // the transaction has begun
 				_, err := tx.exec(ctx, "SELECT pg_sleep(60)")
 				return err
 			})

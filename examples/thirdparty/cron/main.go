@@ -1,14 +1,12 @@
-// Command cron runs a scheduled job of each tenant in three replicas, by gocron. A replica
-// is stopped in the middle of its job for longer than its lease lasts, another one takes
-// over, and then the first goes on.
+// Command cron runs a job of each tenant in three replicas, by gocron. A replica is stopped
+// in its job for longer than its lease lasts, another takes over, and then the first goes on.
 //
 //	go run ./cron             from examples/thirdparty: its late write is refused
 //	go run ./cron -unfenced   the control: its late write replaces the newer balance
 //
-// The code to copy is the method rebuild. A lease keeps replicas from working at the same
-// time; it does not make a job run once: a replica whose clock is late finds the lease free
-// and works again. What must happen once a day needs a row that says so, with a unique key,
-// written in the same transaction.
+// The code to copy is the method rebuild. A lease does not make a job run once: a replica
+// whose clock is late finds it free. What must happen once a day needs a row with a unique
+// key that says so, in the same transaction.
 package main
 
 import (
@@ -51,7 +49,7 @@ func (r *replica) rebuild(ctx context.Context, tenant string) error {
 	if err != nil {
 		return err
 	}
-	err = r.locks.TryHold(ctx, name, &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+	err = r.locks.TryHold(ctx, name, nil, func(ctx context.Context) error {
 		var cents int64
 		if err := r.pool.QueryRow(ctx, "SELECT sum(cents) FROM payments WHERE tenant = $1", tenant).Scan(&cents); err != nil {
 			return err
@@ -59,21 +57,20 @@ func (r *replica) rebuild(ctx context.Context, tenant string) error {
 		return r.store(r.pause(ctx, tenant), tenant, cents)
 	})
 	if errors.Is(err, lockclient.ErrHeld) {
-		return nil // another replica is at it
+		err = nil // another replica is at it
 	}
 	return err
 }
 
 func (r *replica) store(ctx context.Context, tenant string, cents int64) error {
-	write := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "UPDATE balances SET cents = $2 WHERE tenant = $1", tenant, cents)
+	const update = "UPDATE balances SET cents = $2 WHERE tenant = $1"
+	if !r.fenced {
+		_, err := r.pool.Exec(ctx, update, tenant, cents)
 		return err
 	}
-	if !r.fenced {
-		return pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error { return write(ctx, tx) })
-	}
 	claim, _ := guard.ClaimFrom(ctx)
-	return r.db.InTx(ctx, claim, write)
+	_, err := r.db.Exec(ctx, claim, update, tenant, cents) // InTx is for more than one statement
+	return err
 }
 
 func main() {
@@ -90,15 +87,15 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	defer cleanup()
 	_, err = pool.Exec(ctx, `CREATE TABLE payments (tenant text, cents bigint); INSERT INTO payments VALUES ('acme', 100), ('ember', 7);
 		CREATE TABLE balances (tenant text PRIMARY KEY, cents bigint); INSERT INTO balances VALUES ('acme', 0), ('ember', 0)`)
-	if err := errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
+	if err = errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
 		return err
 	}
 	var paused, over atomic.Bool
 	stopped, wake, late := make(chan *replica), make(chan bool), make(chan error)
-	replicas := map[*replica]bool{}
+	var replicas []*replica
 	for _, name := range []string{"replica-1", "replica-2", "replica-3"} {
-		r := &replica{name: name, pool: pool, fenced: fenced, cron: guard.Must(gocron.NewScheduler(gocron.WithStopTimeout(time.Minute)))}
-		r.db = guard.Must(sqlfence.Pgx(pool, nil))
+		r := &replica{name: name, pool: pool, db: guard.Must(sqlfence.Pgx(pool, nil)), fenced: fenced}
+		r.cron = guard.Must(gocron.NewScheduler(gocron.WithStopTimeout(time.Minute)))
 		r.locks = guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil))
 		defer r.locks.Close(context.WithoutCancel(ctx))
 		r.pause = func(ctx context.Context, tenant string) context.Context {
@@ -118,19 +115,17 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 				}
 			}), gocron.WithSingletonMode(gocron.LimitModeReschedule)))
 		}
-		replicas[r] = true
-	}
-	for r := range replicas {
 		r.cron.Start()
 		defer r.cron.Shutdown()
+		replicas = append(replicas, r)
 	}
-
 	first := <-stopped
 	fmt.Fprintf(out, "%s has read 100 and is stopped; a payment of 50 arrives; its lease runs out\n", first.name)
 	if _, err := pool.Exec(ctx, `INSERT INTO payments VALUES ('acme', 50);
 		UPDATE fencepost.leases SET expires_at = clock_timestamp() WHERE resource = 'acme:rebuild-balance'`); err != nil {
 		return err
 	}
+	const balance = "SELECT cents FROM balances WHERE tenant = 'acme'"
 	var cents int64
 	for cents != 150 {
 		time.Sleep(10 * time.Millisecond)
@@ -139,10 +134,9 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 		}
 	}
 	fmt.Fprintln(out, "another replica takes over and stores 150")
-	delete(replicas, first)
-	for r := range replicas { // so that no later run hides what happens now
-		if err := r.cron.Shutdown(); err != nil {
-			return err
+	for _, r := range replicas { // so that no later run hides what happens now
+		if r != first {
+			err = errors.Join(err, r.cron.Shutdown())
 		}
 	}
 	over.Store(true)
@@ -155,7 +149,5 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	if fenced != (cents == 150) {
 		return demo.ErrUnexpected
 	}
-	return nil
+	return err
 }
-
-const balance = "SELECT cents FROM balances WHERE tenant = 'acme'"
