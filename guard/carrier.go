@@ -57,51 +57,33 @@ func Inject(claim Claim, carrier Carrier) error {
 // Errors: [ErrMissing] if the message carries no token, a [*MisdirectedError]
 // if it names another resource, else [ErrInvalid].
 func Extract(resource string, carrier Carrier) (Claim, error) {
-	token, ok, err := one(carrier, CarrierToken)
-	if err != nil {
-		return Claim{}, err
+	values := map[string]string{}
+	for _, key := range []string{CarrierToken, CarrierResource, CarrierLease} {
+		switch v := carrier.Get(key); {
+		case len(v) == 1:
+			values[key] = v[0]
+		case len(v) > 1:
+			return Claim{}, Invalid(key, v[0], "is given "+itoa(len(v))+" times")
+		case key == CarrierToken:
+			return Claim{}, Missing(key)
+		default: // not ErrMissing, which a message without a claim is
+			return Claim{}, Invalid(key, "", "is missing; Inject writes it even if the lease ID is empty")
+		}
 	}
-	if !ok {
-		return Claim{}, Missing(CarrierToken)
-	}
-	named, ok, err := one(carrier, CarrierResource)
-	if err != nil {
-		return Claim{}, err
-	}
-	if !ok { // not ErrMissing, which says that there is no token
-		return Claim{}, Invalid(CarrierResource, "", "is missing")
-	}
-	lease, ok, err := one(carrier, CarrierLease)
-	if err != nil {
-		return Claim{}, err
-	}
-	if !ok {
-		return Claim{}, Invalid(CarrierLease, "", "is missing; Inject writes it even if the lease ID is empty")
-	}
+	named := values[CarrierResource]
 	if err := ValidateResource(named); err != nil {
 		return Claim{}, err
 	}
 	if err := (Claim{Resource: named}).CheckResource(resource); err != nil {
 		return Claim{}, err
 	}
-	claim := Claim{Resource: resource, LeaseID: lease}
-	if claim.Token, err = ParseToken(token); err != nil {
+	token, err := ParseToken(values[CarrierToken])
+	if err != nil {
 		return Claim{}, err
 	}
+	claim := Claim{Resource: resource, Token: token, LeaseID: values[CarrierLease]}
 	if err := claim.Validate(); err != nil {
 		return Claim{}, err
 	}
 	return claim, nil
-}
-
-// one returns the only value under key, and whether there is one.
-func one(c Carrier, key string) (value string, ok bool, err error) {
-	switch v := c.Get(key); len(v) {
-	case 0:
-		return "", false, nil
-	case 1:
-		return v[0], true, nil
-	default:
-		return "", false, Invalid(key, v[0], "is given "+itoa(len(v))+" times")
-	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Do sends r with client, whose Transport is a [Transport], and returns nil as its error
-// only for a status below 400: the server has done what was asked.
+// only for a status from 200 to 299: the server has done what was asked.
 //
 // It is client.Do, [ErrorFrom], and a look at the status: what a proxy or a server without
 // a fence responds is not a success either. With an error the response, if there was one, is
@@ -27,7 +27,7 @@ import (
 //   - [guard.ErrUnavailable]: the server did not handle it; it may be repeated.
 //   - [guard.ErrOutcomeUnknown]: no response came, whatever bounded the wait,
 //     [http.Client.Timeout] too; or one of 500 and above that no fence sent.
-//   - an error that matches no sentinel: any other status of 400 and above.
+//   - an error that matches no sentinel: any other status of 300 and above.
 func Do(client *http.Client, r *http.Request) (*http.Response, error) {
 	claim, claims := guard.ClaimFrom(r.Context())
 	claims = claims && !slices.Contains(defaultUnguarded, method(r))
@@ -42,7 +42,7 @@ func Do(client *http.Client, r *http.Request) (*http.Response, error) {
 			return resp, &requestError{guard.Unavailable(op, claim, err)}
 		}
 		return resp, &requestError{guard.OutcomeUnknown(op, claim, err)}
-	case resp.StatusCode < 400:
+	case resp.StatusCode < 300:
 		return resp, nil
 	}
 	refusal := ErrorFrom(resp)

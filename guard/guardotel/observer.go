@@ -120,20 +120,21 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		*c.into, err = meter.Int64Counter(c.name, metric.WithDescription(c.description))
 		errs = append(errs, err)
 	}
-	var err error
-	seconds := metric.WithExplicitBucketBoundaries(0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000)
-	o.acquisition, err = meter.Float64Histogram("fencepost.acquisition.duration", metric.WithUnit("s"), seconds,
-		metric.WithDescription("How long an acquire took, with its wait."))
-	errs = append(errs, err)
-	o.held, err = meter.Float64Histogram("fencepost.lease.held", metric.WithUnit("s"), seconds,
-		metric.WithDescription("How long a lease was held."))
-	errs = append(errs, err)
-	oldest, err := meter.Float64ObservableGauge("fencepost.lease.oldest", metric.WithUnit("s"),
-		metric.WithDescription("How long the oldest lease of this process has been held."))
-	errs = append(errs, err)
-	ttl, err := meter.Float64ObservableGauge("fencepost.lease.ttl", metric.WithUnit("s"),
-		metric.WithDescription("For how long the leases of this process are asked for."))
-	errs = append(errs, err)
+	histogram := func(name, description string) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description),
+			metric.WithExplicitBucketBoundaries(0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000))
+		errs = append(errs, err)
+		return h
+	}
+	gauge := func(name, description string) metric.Float64ObservableGauge {
+		g, err := meter.Float64ObservableGauge(name, metric.WithUnit("s"), metric.WithDescription(description))
+		errs = append(errs, err)
+		return g
+	}
+	o.acquisition = histogram("fencepost.acquisition.duration", "How long an acquire took, with its wait.")
+	o.held = histogram("fencepost.lease.held", "How long a lease was held.")
+	oldest := gauge("fencepost.lease.oldest", "How long the oldest lease of this process has been held.")
+	ttl := gauge("fencepost.lease.ttl", "For how long the leases of this process are asked for.")
 	highest, err := meter.Int64ObservableGauge("fencepost.token.highest",
 		metric.WithDescription("The highest fencing token that was granted or admitted."))
 	errs = append(errs, err)
