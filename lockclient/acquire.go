@@ -114,7 +114,9 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	for attempt, races := 0, 0; ; attempt++ {
 		ask := r.Request
 		if end, ok := ctx.Deadline(); ok { // after which nobody wants the lease (P8)
-			ask.Timeout = min(ask.Timeout, time.Until(end))
+			if ask.Timeout = min(ask.Timeout, time.Until(end)); ask.Timeout <= 0 {
+				return nil, cmp.Or(lost, guard.Unavailable("acquire", r.Claim(), context.DeadlineExceeded))
+			}
 		}
 		g, err := c.issuer.Acquire(ctx, ask)
 		var held *HeldError

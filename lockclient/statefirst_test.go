@@ -314,6 +314,37 @@ func TestP8CallersDeadline(t *testing.T) {
 	})
 }
 
+// overdue is a context whose deadline has passed and that does not say so yet, as while its
+// timer is late.
+type overdue struct{ context.Context }
+
+func (overdue) Deadline() (time.Time, bool) { return time.Now().Add(-1), true }
+
+// TestOverdue: nothing is asked for after the deadline of the context.
+func TestOverdue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := &answering{}
+		_, err := i.client(t, nil).TryAcquire(overdue{t.Context()}, "r", nil)
+		if failure(t, err, guard.ErrUnavailable, "r", context.DeadlineExceeded); len(i.acquired) != 0 {
+			t.Errorf("asked for %+v", i.acquired)
+		}
+	})
+}
+
+// TestWhereaboutsStayInside: leases without metadata say where their holder runs, but not
+// to other tenants, which are told when they are refused.
+func TestWhereaboutsStayInside(t *testing.T) {
+	for namespace, want := range map[string]string{"": whereabouts(), "tenant": ""} {
+		synctest.Test(t, func(t *testing.T) {
+			i := &answering{limits: driver.Limits{MetadataBytes: 1000}}
+			mustTry(t, i.client(t, &Options{Namespace: namespace}), "r", time.Minute)
+			if got := i.acquired[0].Metadata; got != want {
+				t.Errorf("namespace %q: metadata %q, want %q", namespace, got, want)
+			}
+		})
+	}
+}
+
 // TestWaitGoesOn: a wait goes on over refused connections and lost responses, with
 // growing pauses, and logs the first. What no retry cures ends it.
 func TestWaitGoesOn(t *testing.T) {
