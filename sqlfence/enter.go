@@ -17,39 +17,26 @@ const (
 	presentSQL = "SELECT " + sqlkit.EncodedSQL + ", fencepost.present($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text)"
 )
 
-// Enter fences a transaction that was begun elsewhere, by sqlc, GORM or the
-// driver itself: from here to its end no claim above these can be raised on
-// their resources, and Enter is refused unless each claim is its resource's
-// mark or above it. Call it before anything else in the transaction, at its top
-// level, with all claims at once; they are entered in the order of their
-// resources, one round trip each.
+// Enter fences a transaction that was begun elsewhere, by sqlc, GORM or the driver itself:
+// until it ends, nobody can raise a mark past these claims.
 //
-// It gives less than [DB.InTx]:
+// Call it before anything else in the transaction, at its top level, with all claims at once.
+// They are entered in the order of their resources, one round trip each, and presented to
+// triggers. If one is refused the transaction is aborted: roll it back.
 //
-//   - P2 holds only for what is read in this transaction after Enter. Earlier
-//     reads, in this transaction or elsewhere, may miss a predecessor's
-//     updates.
-//   - Under READ COMMITTED a claim above the mark is raised in this same
-//     transaction: the mark is rolled back with it, and until it ends every
-//     other transaction on the resource waits. Call [DB.Raise] first to avoid
-//     both.
-//   - Under REPEATABLE READ and SERIALIZABLE the claim must have been raised
-//     before the transaction took its snapshot, else ErrInvalid: raise, roll back and
-//     begin again. If another claim was raised since, or another Enter committed, the
-//     result is ErrUnavailable with SQLSTATE 40001 inside: begin again.
-//   - It writes the mark's row, so transactions of one holder that use Enter on
-//     one resource run one after another.
-//   - COMMIT, its lost response and retries are the caller's.
+// It gives less than [DB.InTx]. P2 holds only for what is read after Enter, in this transaction.
+// Transactions of one holder on one resource run one after another. COMMIT, its lost response
+// and retries are the caller's. A claim above the mark is raised in this same transaction,
+// while every other one on the resource waits: call [DB.Raise] first. Under REPEATABLE READ and
+// SERIALIZABLE it must have been raised before the transaction took its snapshot.
 //
-// Inside a savepoint (a nested transaction of pgx or gorm, a PL/pgSQL block
-// with EXCEPTION) it is refused with ErrInvalid: rolling back to the savepoint
-// would release the fence but keep the transaction.
-//
-// Any error leaves the transaction aborted; roll it back. The errors:
-// [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid also for no
-// claim, for two claims on one resource, and in the transaction of a [DB.InTx]
-// for a claim that is not one of its own, or once the callback has begun another
-// transaction; ErrUnavailable.
+// Errors:
+//   - guard.ErrStale, guard.ErrConflict: the claim was refused, as a [*guard.RejectedError].
+//   - guard.ErrInvalid: no claim, two for one resource, or one that was not raised before the
+//     snapshot; inside a savepoint, whose rollback would release the fence; and in a callback's
+//     transaction, for a claim that is not one of its own, or once it has begun another one.
+//   - guard.ErrUnavailable: begin again, also with SQLSTATE 40001 if another claim was raised,
+//     or another Enter committed, since the snapshot.
 func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error {
 	start := time.Now()
 	sorted, err := sortClaims(claims)

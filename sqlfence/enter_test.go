@@ -228,36 +228,6 @@ func TestTwoDBsInOneTransaction(t *testing.T) {
 	})
 }
 
-// TestEndedBehindAnotherError (P6): a holder whose session a raise has ended learns
-// that it is stale, whatever error its callback makes of that; the callback's error
-// stays the cause. Without a raise it is passed on unchanged.
-func TestEndedBehindAnotherError(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		for _, raised := range []bool{true, false} {
-			e.exec("DELETE FROM fencepost.marks")
-			own := errors.New("the work failed")
-			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-				if err != nil {
-					return err
-				}
-				e.terminate(pid)
-				if raised {
-					if err := e.db.Raise(context.Background(), claimOf("r", 6)); err != nil {
-						return err
-					}
-				}
-				write5(ctx, tx)
-				return own
-			})
-			if !errors.Is(err, own) || errors.Is(err, guard.ErrStale) != raised || !raised && err != own {
-				t.Errorf("raised %t: %v", raised, err)
-			}
-		}
-	})
-}
-
 // TestReturning: Update and Upsert read the row as they wrote it; a refusal
 // reads nothing and has its reason.
 func TestReturning(t *testing.T) {

@@ -113,3 +113,19 @@ func ExampleDB_InTxAll() {
 	}
 	// Output: <nil>
 }
+
+// One statement: the holder's is counted, the stale one's is refused.
+func ExampleDB_Exec() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	db, _, done := migrated(ctx)
+	defer done()
+	for _, token := range []guard.Token{11, 10} {
+		claim := guard.Claim{Resource: "tenant_123:invoices", Token: token}
+		rows, err := db.Exec(ctx, claim, "INSERT INTO invoices VALUES ($1, 100)", "ardent")
+		fmt.Println(rows, errors.Is(err, guard.ErrStale))
+	}
+	// Output:
+	// 1 false
+	// 0 true
+}

@@ -41,30 +41,6 @@ func TestContextEndsWithTheRow(t *testing.T) {
 	})
 }
 
-// TestEndedAndCancelled (P5): a callback that ended its transaction in SQL, and whose
-// context ended, may have committed. The control is one whose context alone ended.
-func TestEndedAndCancelled(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		for _, ended := range []bool{true, false} {
-			ctx, cancel := context.WithCancel(t.Context())
-			err := e.db.fenced(ctx, claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				defer cancel()
-				if err := write5(ctx, tx); err != nil || !ended {
-					return err
-				}
-				_, err := tx.exec(ctx, "COMMIT")
-				return err
-			})
-			want := guard.ReasonUnavailable
-			if ended {
-				want = guard.ReasonOutcomeUnknown
-			}
-			wantReason(t, err, want, "ended %v", ended)
-		}
-	})
-}
-
 // TestShortRaiseTimeout: the shortest RaiseTimeout bounds a raise, and so does one that
 // is over when a raise comes to wait.
 func TestShortRaiseTimeout(t *testing.T) {

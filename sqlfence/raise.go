@@ -24,19 +24,23 @@ const (
 		" THEN pg_catalog.set_config('transaction_timeout', '0', true) END"
 )
 
-// Raise makes the claim the resource's mark, unless it is already, and waits
-// until every fenced transaction of an older holder has ended. A new holder
-// that calls it before it reads loses none of the acknowledged updates of its
-// predecessor and is overwritten by none (P2). It is idempotent, and survives a
-// crash of the server once it has returned.
+// Raise makes the claim the resource's mark, unless it is already, and waits until every fenced
+// transaction of an older holder has ended.
 //
-// It raises the marks of schema fencepost, with which [DB.InTx] and
-// [DB.Admit] compare; the rows of package sqlrow have marks of their own.
+// A new holder that calls it before it reads loses none of the acknowledged updates of its
+// predecessor and is overwritten by none (P2). A claim that is refused changes nothing.
 //
-// The errors: [*guard.RejectedError] with ErrStale or ErrConflict; ErrInvalid;
-// ErrUnavailable: not raised (also when an older holder's transaction did not
-// end within Options.RaiseTimeout); ErrOutcomeUnknown: call it again, which shows what
-// the primary has (see [WatchWarnings]).
+// Raise is idempotent, and survives a crash of the server once it has returned. It raises the
+// marks of schema fencepost, with which [DB.InTx] and [DB.Admit] compare; the rows of package
+// sqlrow have marks of their own.
+//
+// Errors:
+//   - guard.ErrStale, guard.ErrConflict: the claim was refused, as a [*guard.RejectedError].
+//   - guard.ErrInvalid: a malformed claim, or one above that of the enclosing InTx.
+//   - guard.ErrUnavailable: not raised, also when an older holder's transaction did not end
+//     within Options.RaiseTimeout.
+//   - guard.ErrOutcomeUnknown: call it again, which shows what the primary has (see
+//     [WatchWarnings]).
 func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 	start := time.Now()
 	err := claim.Validate()

@@ -225,41 +225,6 @@ func TestLateHolders(t *testing.T) {
 	})
 }
 
-// TestEndedHolderCommits (P1, P6): a holder that was ended and whose next use is
-// the COMMIT learns that it is stale, and by which mark: the server says that nothing
-// was committed. The control is one that was ended under the same mark, which is
-// unavailable.
-func TestEndedHolderCommits(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		for _, raised := range []bool{true, false} {
-			e.exec("DELETE FROM fencepost.marks")
-			err := e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				if err := write5(ctx, tx); err != nil {
-					return err
-				}
-				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-				if err != nil {
-					return err
-				}
-				e.terminate(pid)
-				if raised {
-					return e.db.Raise(context.Background(), claimOf("r", 6))
-				}
-				return nil
-			})
-			want := guard.ReasonUnavailable
-			if raised {
-				want = guard.ReasonStale
-			}
-			var rejected *guard.RejectedError
-			if guard.ReasonOf(err) != want || errors.As(err, &rejected) && rejected.Mark.Token != 6 || e.written() != 0 {
-				t.Errorf("raised %t: got %v, want %s", raised, err, want)
-			}
-		}
-	})
-}
-
 // TestRaiseNamesStrangers (P6): a raise that waits for a session that only took
 // the advisory lock says so, and does not end it.
 func TestRaiseNamesStrangers(t *testing.T) {
