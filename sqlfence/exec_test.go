@@ -217,7 +217,7 @@ func TestExecLost(t *testing.T) {
 // that nothing was written.
 func TestExecEnded(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env, open opened) {
-		db := open(2, nil)
+		db := open(1, nil) // on which the statement is prepared
 		for _, raised := range []bool{true, false} {
 			e.exec("DELETE FROM fencepost.marks")
 			_, err := db.fencedExec(t.Context(), claimOf("r", 5), insertSQL, 5) // it is prepared from now on
