@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"lockclient/driver":             {"guard"},
 	"lockclient/driver/drivertest":  {"guard", "lockclient/driver", "internal/faultproxy"},
 	"lockclient/driver/memory":      {"guard", "lockclient/driver"},
-	"lockclient/lockadmin":          {"guard", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "sqlfence/sqladmin", "github.com/jackc/pgx/v5"},
+	"lockclient/lockadmin":          {"guard", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "lockclient/internal/report", "sqlfence/sqladmin", "github.com/jackc/pgx/v5"},
 	"lockclient/lockhttp":           {"guard", "lockclient/driver", "lockclient/internal/inflight", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/report", "lockclient/internal/waiting", "github.com/go-chi/chi/v5"},
 	"lockclient/internal/leasetest": {"guard", "internal/faultproxy", "internal/migrate", "internal/pgtest", "internal/testkit", "lockclient/driver", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/inflight":  {},

@@ -139,7 +139,7 @@ func (o *Operator) Advance(ctx context.Context, resource string, above guard.Tok
 	if err != nil {
 		return guard.NoToken, err
 	}
-	o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_advanced", slog.String("resource", resource), slog.String("above", reached.String()))
+	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("resource", resource), slog.String("above", reached.String()))
 	return reached, nil
 }
 
@@ -167,7 +167,7 @@ func (o *Operator) AdvanceFloor(ctx context.Context, above guard.Token) (guard.T
 	if err != nil {
 		return guard.NoToken, err
 	}
-	o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_advanced", slog.String("above", epoch.Floor.String()))
+	o.log(ctx, slog.LevelInfo, "lock_advanced", slog.String("above", epoch.Floor.String()))
 	return epoch.Floor, nil
 }
 

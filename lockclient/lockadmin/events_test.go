@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ func TestOperatorEvents(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	rec := &recorder{}
 	o, err := New(pool, &Options{OpTimeout: patience, Logger: slog.New(slog.NewJSONHandler(rec, nil)), Observer: rec})
+	o.reportFor = patience
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,3 +274,32 @@ func of(t testing.TB, found []Finding, setting string) Finding {
 	}
 	return found[i]
 }
+
+// TestNobodyWaitsForReports: a force unlock returns the claim that it has invalidated, for
+// the raise that stops the cut holder, although the logger and the observer block.
+func TestNobodyWaitsForReports(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	mustTry(t, newTestClient(t, pool, nil), "r", time.Hour)
+	gate := make(chan struct{})
+	c := clogged{gate, &sync.WaitGroup{}}
+	c.calls.Add(2)
+	o, err := New(pool, &Options{OpTimeout: patience, Logger: slog.New(slog.NewTextHandler(c, nil)), Observer: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done, err := o.ForceUnlock(t.Context(), "r", "ana", "it hangs", nil); err != nil || done.Invalidated.Token != 2 {
+		t.Errorf("%+v, %v", done, err)
+	}
+	close(gate)
+	c.calls.Wait()
+}
+
+// clogged is a logger and an observer that block, on a full pipe for example.
+type clogged struct {
+	until chan struct{}
+	calls *sync.WaitGroup
+}
+
+func (c clogged) Write(b []byte) (int, error)          { <-c.until; c.calls.Done(); return len(b), nil }
+func (c clogged) Observe(context.Context, guard.Event) { <-c.until; c.calls.Done() }

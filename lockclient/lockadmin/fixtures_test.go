@@ -74,6 +74,7 @@ func newTuned(t testing.TB, pool *pgxpool.Pool, lockTimeout time.Duration, o loc
 	if err != nil {
 		t.Fatal(err)
 	}
+	op.reportFor = patience // tests read what is logged
 	return &Client{c, op}
 }
 

@@ -138,18 +138,19 @@ func (o *Operator) unlockDone(ctx context.Context, r unlockRequest, done ForceUn
 	claim := r.claim()
 	if err == nil {
 		claim = done.Invalidated
-		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
+		o.log(ctx, slog.LevelWarn, "lock_force_unlocked", slog.String("resource", r.resource),
 			slog.String("actor", r.actor), slog.String("reason", r.reason),
 			slog.String("fencingToken", claim.Token.String()), slog.String("requestId", r.requestID),
 			slog.String("ownerId", done.Cut.Owner), slog.String("leaseId", done.Cut.LeaseID), slog.Int64("auditId", done.AuditID))
 	} else {
-		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
+		o.log(ctx, slog.LevelWarn, "lock_force_unlock_failed", slog.String("resource", r.resource),
 			slog.String("actor", r.actor), slog.String("requestId", r.requestID), slog.Any("error", err))
 	}
 	if o.observer != nil {
-		o.observer.Observe(ctx, guard.Event{
+		event := guard.Event{
 			Op: guard.OpForceUnlock, Surface: guard.SurfaceLock, Claim: claim, Reason: guard.ReasonOf(err), Duration: took, Err: err,
-		})
+		}
+		o.report(func() { o.observer.Observe(context.WithoutCancel(ctx), event) })
 	}
 }
 

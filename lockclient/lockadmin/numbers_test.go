@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestForceUnlocksAtOnce: several force unlocks at once are recorded under numbers
@@ -16,7 +16,7 @@ import (
 // which copies records and no sequence. The control takes no turns.
 func TestForceUnlocksAtOnce(t *testing.T) {
 	t.Parallel()
-	owner := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 12 })
+	owner := dial(t, migrated(t).Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 16 })
 	client, o := newTestClient(t, owner, nil), newRoleOperator(t, owner)
 	unlock := func(n int) error {
 		resource := fmt.Sprint("r", n)
@@ -49,22 +49,40 @@ func TestForceUnlocksAtOnce(t *testing.T) {
 		t.Errorf("%d records, numbers %d to %d, %v", records, first, last, err)
 	}
 	mutate(t, owner, "force_unlock", "PERFORM FROM fencepost.epoch FOR UPDATE;", "")
-	mutate(t, owner, "force_unlock", "RETURNING id, at INTO o_id, o_at;", "RETURNING id, at INTO o_id, o_at; PERFORM pg_advisory_xact_lock(1);")
-	gate, err := owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	mutate(t, owner, "force_unlock", "RETURNING id, at INTO o_id, o_at;", "RETURNING id, at INTO o_id, o_at; PERFORM pg_advisory_xact_lock(o_id);")
+	gate := func(number int) (open func()) {
+		tx, err := owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1::bigint)", number); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	if _, err := gate.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"); err != nil {
-		t.Fatal(err)
-	}
-	failed := make(chan int)
+	first10, then11 := gate(10), gate(11)
+	failed := make(chan int, 1)
 	go func() { failed <- failures(20) }()
-	// The first has its number and waits at the gate, the others for what becomes of it.
-	pgtest.Blocked(t, owner, "fencepost.force_unlock(", 8)
-	if err := gate.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
+	// One has the number and waits at its gate, the others for what becomes of it. They try
+	// once more, as after a collision of request IDs.
+	behind := func(number, n int) {
+		t.Helper()
+		testkit.Eventually(t, "those behind the one with the number", func() bool {
+			var behind int
+			err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity a JOIN pg_locks l ON l.locktype = 'advisory' AND l.objid = $1::bigint AND NOT l.granted
+				AND l.pid = ANY (pg_blocking_pids(a.pid)) WHERE a.datname = current_database()`, number).Scan(&behind)
+			return err == nil && behind == n
+		})
 	}
-	if <-failed == 0 {
-		t.Error("the control: without the lock all were recorded")
+	behind(10, 7)
+	first10()
+	behind(11, 6)
+	then11()
+	if n := testkit.Receive(t, "the control", failed); n != 6 {
+		t.Errorf("the control: without the lock %d of 8 failed", n)
 	}
 }

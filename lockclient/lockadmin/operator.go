@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,6 +24,8 @@ type Operator struct {
 	namespace input.Namespace
 	tenant    string // the namespace as it was given
 	observer  guard.Observer
+	reports   report.Queue
+	reportFor time.Duration // how long a call waits for what it has reported
 }
 
 // Options configures [New]. The zero value is the default.
@@ -67,7 +70,20 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 	server := &pglease.Server{
 		Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger, Operator: true,
 	}
-	return &Operator{server, namespace, set.Namespace, set.Observer}, nil
+	return &Operator{server: server, namespace: namespace, tenant: set.Namespace, observer: set.Observer, reportFor: 100 * time.Millisecond}, nil
+}
+
+// report hands an event to a logger or an observer, and waits for it for a moment only: they
+// may block, and what was done must be known. A program that ends after the call has it then.
+func (o *Operator) report(event func()) {
+	o.reports.Add(event)
+	ctx, cancel := context.WithTimeout(context.Background(), o.reportFor)
+	defer cancel()
+	o.reports.Drain(ctx)
+}
+
+func (o *Operator) log(ctx context.Context, level slog.Level, name string, attrs ...slog.Attr) {
+	o.report(func() { o.server.Logger.LogAttrs(context.WithoutCancel(ctx), level, name, attrs...) })
 }
 
 var (

@@ -88,9 +88,9 @@ func (o *Operator) Purge(ctx context.Context, opts *PurgeOptions) (Purged, error
 	}
 	purged, err := o.purge(ctx, s)
 	if err != nil {
-		o.server.Logger.LogAttrs(ctx, slog.LevelWarn, "lock_purge_failed", slog.Int64("purged", purged.Count), slog.Any("error", err))
+		o.log(ctx, slog.LevelWarn, "lock_purge_failed", slog.Int64("purged", purged.Count), slog.Any("error", err))
 	} else if purged.Count > 0 {
-		o.server.Logger.LogAttrs(ctx, slog.LevelInfo, "lock_purged", slog.Int64("purged", purged.Count),
+		o.log(ctx, slog.LevelInfo, "lock_purged", slog.Int64("purged", purged.Count),
 			slog.String("floor", purged.Floor.String()), slog.Int("blocked", purged.Blocked))
 	}
 	return purged, pause.WithCause(ctx, err)
