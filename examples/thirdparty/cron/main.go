@@ -1,12 +1,11 @@
 // Command cron runs a job of each tenant in three replicas, by gocron. A replica is stopped
-// in its job for longer than its lease lasts, another takes over, and then the first goes on.
+// in its job for longer than its lease lasts, another takes over, and the first goes on.
 //
 //	go run ./cron             from examples/thirdparty: its late write is refused
 //	go run ./cron -unfenced   the control: its late write replaces the newer balance
 //
-// The code to copy is the method rebuild. A lease does not make a job run once: a replica
-// whose clock is late finds it free. What must happen once a day needs a row with a unique
-// key that says so, in the same transaction.
+// The code to copy is rebuild. A lease does not make a job run once: a replica whose clock is
+// late finds it free. What must happen once a day needs a row with a unique key that says so.
 package main
 
 import (
@@ -40,7 +39,7 @@ type replica struct {
 	locks  *lockclient.Client
 	cron   gocron.Scheduler
 	fenced bool
-	pause  func(ctx context.Context, tenant string) context.Context // where the story stops a replica, which does not notice
+	pause  func(ctx context.Context, tenant string) context.Context // where a replica is stopped, which it does not notice
 }
 
 // rebuild is the job: it adds a tenant's payments up and stores the sum.
@@ -94,9 +93,9 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	stopped, wake, late := make(chan *replica), make(chan bool), make(chan error)
 	var replicas []*replica
 	for _, name := range []string{"replica-1", "replica-2", "replica-3"} {
-		r := &replica{name: name, pool: pool, db: guard.Must(sqlfence.Pgx(pool, nil)), fenced: fenced}
-		r.cron = guard.Must(gocron.NewScheduler(gocron.WithStopTimeout(time.Minute)))
-		r.locks = guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil))
+		locks := guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil))
+		cron := guard.Must(gocron.NewScheduler(gocron.WithStopTimeout(time.Minute)))
+		r := &replica{name: name, pool: pool, db: guard.Must(sqlfence.Pgx(pool, nil)), locks: locks, cron: cron, fenced: fenced}
 		defer r.locks.Close(context.WithoutCancel(ctx))
 		r.pause = func(ctx context.Context, tenant string) context.Context {
 			if tenant == "acme" && !paused.Swap(true) {
@@ -127,13 +126,11 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	}
 	const balance = "SELECT cents FROM balances WHERE tenant = 'acme'"
 	var cents int64
-	for cents != 150 {
-		time.Sleep(10 * time.Millisecond)
+	for ; cents != 150; time.Sleep(10 * time.Millisecond) {
 		if err := pool.QueryRow(ctx, balance).Scan(&cents); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintln(out, "another replica takes over and stores 150")
 	for _, r := range replicas { // so that no later run hides what happens now
 		if r != first {
 			err = errors.Join(err, r.cron.Shutdown())
@@ -145,7 +142,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	if err := pool.QueryRow(ctx, balance).Scan(&cents); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s wakes up and stores 100: %v\nthe balance is %d, the payments are 150\n", first.name, refusal, cents)
+	fmt.Fprintf(out, "another replica takes over and stores 150\n%s wakes up and stores 100: %v\nthe balance is %d, the payments are 150\n", first.name, refusal, cents)
 	if fenced != (cents == 150) {
 		return demo.ErrUnexpected
 	}
