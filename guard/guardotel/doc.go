@@ -50,6 +50,11 @@
 // The directory ops has alert rules for Prometheus (alerts.yml), their tests
 // (alerts_test.yml, for promtool) and a dashboard for Grafana (dashboard.json).
 //
+// # Where to read on
+//
+// observer.go has the instruments and spans, prometheus.go the handler for programs that
+// have no meter provider.
+//
 // # Compatibility
 //
 // As in package guard, names may change until version 1. The changelog lists

@@ -36,6 +36,12 @@
 // sleeps for about a second in total; the
 // numbers are fields of [Harness].
 //
+// # Where to read on
+//
+// guardtest.go is the harness, cases.go the cases with one caller, in steps of steps.go;
+// cancel.go, race.go and model.go have the others, case.go runs them, promise.go names what
+// they check.
+//
 // # What it does not show
 //
 // The suite neither kills the store nor interrupts its network. The store's own tests

@@ -65,6 +65,11 @@
 // mean "do not retry", Unavailable means "retry", as in the gRPC guide. No
 // refusal is Aborted, which invites a retry at a higher level.
 //
+// # Where to read on
+//
+// grpcfence.go has [Fence] and what checks each message, grpc.go and connect.go the
+// interceptors, status.go the refusals in both directions.
+//
 // # Compatibility
 //
 // As in package httpfence, names may change until version 1; meanings will not.
