@@ -146,8 +146,9 @@ type Options struct {
 	MaxBody int64
 	// GracePeriod is how long [Pointers.Collect] keeps data that a pointer has
 	// left, for readers that still read it. 0 means [DefaultGracePeriod]. It is
-	// measured by the clocks of the store and of the collector and serves
-	// readers only: no pointer loses its data because of a wrong clock.
+	// measured by the store's clock, to the second, and serves readers only: no pointer
+	// loses its data because of a wrong clock. A proxy that puts its own Date into
+	// responses, as nginx does, must have the right time.
 	GracePeriod time.Duration
 
 	// RequestTimeout is how long a request may make no progress: no byte of its body goes

@@ -261,3 +261,44 @@ func TestCounts(t *testing.T) {
 		t.Errorf("%d requests after the reset", n)
 	}
 }
+
+// Bodies in chunks, as clients send them over TLS: what is in them is stored, without the
+// framing, and the checksum behind them is verified and returned.
+func TestChunkedBodies(t *testing.T) {
+	for _, tls := range []bool{false, true} {
+		c := newClient(t, s3test.Options{TLS: tls})
+		framed := []string{"X-Amz-Content-Sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "X-Amz-Decoded-Content-Length", "9", "Content-Encoding", "aws-chunked,gzip"}
+		const good = "5\r\nhello\r\n4;chunk-signature=0\r\n you\r\n0\r\nx-amz-checksum-crc32:iOOe2w==\r\n\r\n"
+		for body, code := range map[string]string{
+			strings.Replace(good, "iOOe2w==", "AAAAAA==", 1): "BadDigest", "9\r\nhello": "IncompleteBody", "x\r\n": "IncompleteBody", "": "IncompleteBody",
+			"5\r\nhello4\r\n you\r\n0\r\n\r\n": "IncompleteBody", "5\r\nhello\r\n0\r\n\r\n": "IncompleteBody", "ffffffffffffffff\r\nhello": "IncompleteBody",
+		} {
+			c.do(400, code, http.MethodPut, "/a", body, framed...)
+		}
+		r := c.do(200, "", http.MethodPut, "/a", good, framed...)
+		if got := r.header.Get("X-Amz-Checksum-Crc32"); got != "iOOe2w==" {
+			t.Errorf("the checksum is %q", got)
+		}
+		c.holds("a", "hello you")
+		if o, _ := c.server.Object(bucket, "a"); o.Header.Get("Content-Encoding") != "gzip" {
+			t.Errorf("stored as %v", o.Header)
+		}
+		if strings.HasPrefix(c.server.URL(), "https:") != tls {
+			t.Error(c.server.URL())
+		}
+	}
+}
+
+// What is in front of a store responds in its own words, whether or not the request went on.
+func TestForeignPages(t *testing.T) {
+	c := newClient(t, s3test.Options{})
+	c.server.Inject(s3test.Rule{Ops: puts, Times: 1, Fault: s3test.NotFoundByProxy("no such route")})
+	r := c.do(404, "no such route", http.MethodPut, "/a", "1")
+	if r.header.Get("X-Amz-Request-Id") != "" || c.server.Seq() != 0 {
+		t.Errorf("%v, %d changes", r.header, c.server.Seq())
+	}
+	c.server.Inject(s3test.Rule{Ops: puts, Times: 1, Fault: s3test.Fault{Foreign: true, Page: "OK", Applied: true}})
+	if r := c.do(200, "OK", http.MethodPut, "/a", "1"); r.header.Get("Etag") != "" || c.server.Seq() != 1 {
+		t.Errorf("%v, %d changes", r.header, c.server.Seq())
+	}
+}

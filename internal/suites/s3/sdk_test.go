@@ -64,7 +64,12 @@ func code(err error) string {
 // By default the SDK sends a checksum with each upload, and verifies the one that
 // comes back.
 func TestSDKObjects(t *testing.T) {
-	server := newServer(t, s3test.Options{})
+	for _, tls := range []bool{false, true} { // over which it sends bodies in chunks
+		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) { sdkObjects(t, newServer(t, s3test.Options{TLS: tls})) })
+	}
+}
+
+func sdkObjects(t *testing.T, server *s3test.Server) {
 	client := sdk(server)
 	for _, body := range []string{"", "body", strings.Repeat("large ", 1<<20)} {
 		for _, key := range []string{"plain", "two words", "ünïcode/ключ", "/leading", "a//b", "a/../b", "../up", "plus+", "per%cent", strings.Repeat("k", 1024)} {

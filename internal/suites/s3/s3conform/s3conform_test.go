@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/suites/s3/s3conform"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
@@ -118,14 +119,14 @@ func TestMutants(t *testing.T) {
 }
 
 // meetingLimit ends the wait for another request that does not come.
-const meetingLimit = time.Minute
+const meetingLimit = testkit.Patience
 
 // meeting makes a race of writes certain. Its zero value is ready.
 type meeting struct{ first, second signals }
 
 // join is for Fault.Between. It returns when two writes of one key have been
 // decided on the same condition; a third goes on at once. It is for races only,
-// because a lone write waits for a minute.
+// because a lone write waits for minutes.
 func (m *meeting) join(r *s3test.Request) {
 	if v := version(r); !m.first.send(v) {
 		m.second.send(v)
