@@ -23,10 +23,8 @@
 --   'in place' every row that stays in its partition
 --   'moved'    the same, and a row has left its partition
 --
--- Reading order: require, which a trigger calls for each resource that it saw written,
--- with present in 0001_marks.sql, and what stands in its place: report in report-only mode,
--- refuse_truncate for a table of many resources; then guard_begin, guard_body,
--- install_guard, guard_problems.
+-- Reading order: require, with present in 0001_marks.sql, or report (report-only mode) or refuse_truncate
+-- (many resources), which a trigger calls; then guard_begin, guard_body, install_guard, guard_problems.
 --
 -- Values of types that an application may own are converted to text only by
 -- their output function (see guard_body), because the triggers run with their
