@@ -347,13 +347,23 @@ func TestDriversOwnEOF(t *testing.T) {
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		other := e.holding(claimOf("r", 5))
 		var raising chan error
-		if err := db.fenced(t.Context(), claimOf("r", 5), func(context.Context, testTx) error {
-			raising = e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
-			return io.EOF
-		}); err != io.EOF || len(raising) > 0 {
-			t.Errorf("got %v, want io.EOF itself while the raise waits", err)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- db.fenced(context.Background(), claimOf("r", 5), func(context.Context, testTx) error {
+				raising = e.start(func(func()) error { return e.db.Raise(context.Background(), claimOf("r", 6)) })
+				return io.EOF
+			})
+		}()
+		testkit.Eventually(t, "its end, or that it waits behind the raise", func() bool {
+			return len(ended) > 0 || e.int("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND strpos(query, 'fencepost.enter(') > 0") > 0
+		})
+		if len(ended) == 0 {
+			t.Error("it waits behind the raise")
 		}
 		must(t, other())
+		if err := testkit.Receive(t, "its end", ended); err != io.EOF {
+			t.Errorf("got %v, want io.EOF itself", err)
+		}
 		must(t, <-raising)
 	})
 }
