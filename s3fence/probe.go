@@ -522,6 +522,7 @@ func (p *prober) readRace(ctx context.Context) error {
 		seen  [raceReaders][]sighting
 		stop  = make(chan struct{})
 		begun = make(chan struct{}, raceReaders)
+		meet  = make(chan struct{}) // once each reader has begun: what follows meets the writes
 		etag  = o.etag
 		etags = map[string]guard.Token{}
 	)
@@ -545,6 +546,7 @@ func (p *prober) readRace(ctx context.Context) error {
 				seen[i] = append(seen[i], s)
 				if try == 0 {
 					begun <- struct{}{}
+					<-meet
 				}
 				select {
 				case <-stop:
@@ -559,6 +561,7 @@ func (p *prober) readRace(ctx context.Context) error {
 	for range raceReaders {
 		<-begun
 	}
+	close(meet)
 	for n := guard.Token(2); n <= raceWrites && err == nil; n++ {
 		err = write(n)
 	}
