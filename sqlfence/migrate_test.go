@@ -82,7 +82,7 @@ func TestMigrateBehindAnother(t *testing.T) {
 	e.exec("DROP SCHEMA fencepost CASCADE")
 	waits := func() {
 		t.Helper()
-		e.waitFor("the migration to try the lock", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, 'pg_try_advisory_xact_lock(' || $1::bigint) > 0", key)
+		e.waitFor("the migration to see who has the lock", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle in transaction' AND strpos(query, 'pg_locks') > 0 AND strpos(query, $1::bigint::text) > 0", key)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -279,13 +279,13 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	// The level is explicit: under a server default of REPEATABLE READ the
 	// version would be read from a snapshot older than the lock.
 	if err := conn.Exec(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"); err != nil {
-		return err
+		return uncommitted(err)
 	}
 	committing := false
 	defer func() {
 		if err != nil {
-			if !committing && pgerr.Reason(err, pgerr.Commit) == guard.ReasonOutcomeUnknown {
-				err = pgerr.NotSent(err)
+			if !committing {
+				err = uncommitted(err)
 			}
 			// The caller's context may be why it failed, but a silent network
 			// must not block the caller either. A connection that does not
@@ -335,54 +335,65 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 	return conn.Exec(ctx, "COMMIT")
 }
 
+// uncommitted marks an error from before the COMMIT.
+func uncommitted(err error) error {
+	if pgerr.Reason(err, pgerr.Commit) == guard.ReasonOutcomeUnknown {
+		return pgerr.NotSent(err)
+	}
+	return err
+}
+
 // locked returns the applied version: at once if there is nothing to do up to version,
 // else under the lock of migrations. The lock is a statement of its own, so that what is
 // read after it is newer; it is tried rather than waited for, so that the wait ends when
 // somebody else has done the work, and when its time is over.
 func (c Component) locked(ctx context.Context, conn Conn, version int64) (int64, error) {
+	var busy *BusyError
+	ended := func(err error) error {
+		if busy == nil || ctx.Err() == nil {
+			return err
+		}
+		return fmt.Errorf("%w: %w", context.Cause(ctx), busy)
+	}
 	start := time.Now()
 	for {
 		have, err := c.version(ctx, conn)
 		if err != nil || have >= version {
-			return have, err
+			return have, ended(err)
 		}
 		got, err := conn.QueryInt(ctx, fmt.Sprintf("SELECT pg_catalog.pg_try_advisory_xact_lock(%d)::integer", int64(lockKey)))
 		if err != nil {
-			return 0, err
+			return 0, ended(err)
 		}
 		if got == 1 {
 			return c.version(ctx, conn)
+		}
+		// Asked now, since there is no time for it once the context has ended.
+		pid, err := conn.QueryInt(ctx, fmt.Sprintf(lockedBySQL, int64(lockKey)))
+		if err != nil {
+			return 0, ended(err)
+		}
+		busy = &BusyError{PID: pid, Waited: time.Since(start)}
+		if busy.Waited >= lockWait {
+			return 0, busy
 		}
 		pause := time.NewTimer(lockEvery)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-		}
-		if waited := time.Since(start); waited >= lockWait || ctx.Err() != nil {
-			return 0, c.busy(ctx, conn, waited)
+			return 0, ended(ctx.Err())
 		}
 	}
 }
 
-const lockEvery = 50 * time.Millisecond
-
-// busy says who has the lock of migrations.
-func (c Component) busy(ctx context.Context, conn Conn, waited time.Duration) error {
-	busy := &BusyError{Waited: waited}
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-	defer cancel()
-	var err error
-	if busy.PID, err = conn.QueryInt(look, fmt.Sprintf(`SELECT coalesce(max(pid), 0)::bigint FROM pg_catalog.pg_locks
+const (
+	lockEvery = 50 * time.Millisecond
+	// lockedBySQL returns the process that has the lock of migrations, 0 if it is free by now.
+	lockedBySQL = `SELECT coalesce(max(pid), 0)::bigint FROM pg_catalog.pg_locks
 		WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-		AND classid::bigint << 32 | objid::bigint = %d AND objsubid = 1`, int64(lockKey))); err != nil {
-		return fmt.Errorf("%w: %w", busy, err)
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", context.Cause(ctx), busy)
-	}
-	return busy
-}
+		AND classid::bigint << 32 | objid::bigint = %d AND objsubid = 1`
+)
 
 // Needs says what a role needs for [Component.Up].
 const Needs = "it takes the owner of schema fencepost, or where there is none a role that may create it (GRANT CREATE ON DATABASE)"
