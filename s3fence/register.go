@@ -187,7 +187,7 @@ func (r *register) look(ctx context.Context, key string, base *version, id write
 // list of writes reaches back to the base without naming it, or if what is there now was
 // already there before the write was first sent.
 func seen(id writeID, base, now *version, sent time.Duration) sight {
-	older := !now.modified.IsZero() && !now.seen.IsZero() && now.seen.Sub(now.modified) > sent+clockStep
+	older := now.fenced() && !now.modified.IsZero() && !now.seen.IsZero() && now.seen.Sub(now.modified) > sent+clockStep
 	switch {
 	case now.made(id):
 		return own

@@ -161,7 +161,7 @@ func TestSeen(t *testing.T) {
 		// Sent ten seconds ago, by the writer's clock.
 		"older than the sending":      {made(a, "1"), aged(made(c, "9"), 12*time.Second+1), passed},
 		"perhaps not older":           {made(a, "1"), aged(made(c, "9"), 12*time.Second), beyond},
-		"a foreign one that is older": {made(a, "1"), aged(version{kind: kindUnfenced, etag: "7"}, time.Hour), passed},
+		"a foreign one that is older": {made(a, "1"), aged(version{kind: kindUnfenced, etag: "7"}, time.Hour), bare},
 		"ours, and older":             {made(a, "1"), aged(made(b, "9"), time.Hour), own},
 		"of an unknown age":           {made(a, "1"), undated, beyond},
 	} {
@@ -404,6 +404,7 @@ func TestFormatCases(t *testing.T) {
 	type side struct {
 		ETag  string
 		State *struct {
+			Kind   string
 			Write  string
 			Recent []string
 			Cut    bool
@@ -427,6 +428,10 @@ func TestFormatCases(t *testing.T) {
 	stateOf := func(s side) *version {
 		out := &version{etag: s.ETag}
 		if s.State == nil {
+			return out
+		}
+		if s.State.Kind == "unfenced" {
+			out.kind = kindUnfenced
 			return out
 		}
 		out.kind, out.id, out.cut = kindSealed, id(s.State.Write), s.State.Cut

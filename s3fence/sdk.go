@@ -239,7 +239,9 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 	if err != nil {
 		return s.failed(ctx, way, over, p.again, err)
 	}
-	switch etag := aws.ToString(out.ETag); {
+	switch etag, status := aws.ToString(out.ETag), way.status.Load(); {
+	case status != http.StatusOK && status != 0: // 0 if a wrapper of the client does not show it
+		return result{outcome: unknown, err: fmt.Errorf("the response to a write is %d, not the 200 of a store", status)}
 	case way.page.Load(): // of something in between, 200 and all
 		return result{outcome: unknown, err: errors.New("the response to a write is not a store's: it has a body")}
 	case !strongETag(etag):

@@ -1,6 +1,7 @@
 package s3fence
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -233,12 +234,35 @@ func (t *tracker) option(o *s3.Options) {
 	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
 		t.calls.Add(1)
 		out, err := next.Do(r)
-		if err == nil {
-			t.status.Store(int32(out.StatusCode))
-			t.page.Store(out.ContentLength > 0)
+		if err != nil {
+			return out, err
+		}
+		t.status.Store(int32(out.StatusCode))
+		t.page.Store(false)
+		if out.StatusCode < 300 {
+			err = t.peek(out)
 		}
 		return out, err
 	})
+}
+
+// peek finds out whether a response has a body, which its head does not always say: one in
+// chunks, or over HTTP/2, may have no length.
+func (t *tracker) peek(out *http.Response) error {
+	first := make([]byte, 1)
+	switch _, err := io.ReadFull(out.Body, first); err {
+	case io.EOF:
+	case nil:
+		t.page.Store(true)
+		out.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(first), out.Body), out.Body}
+	default:
+		out.Body.Close()
+		return err
+	}
+	return nil
 }
 
 // kept reports whether the SDK was seen not to send the request.

@@ -28,8 +28,8 @@ type change struct {
 	key   string
 	id    writeID
 	whole bool // next needs the body and the headers of the object
-	// exposed says that a write has left and was not shown to be lost: it may have taken
-	// effect, whatever the response.
+	// exposed says that a write has left, and that no read has since shown another one in its
+	// place: it may have taken effect, whatever the response.
 	exposed bool
 
 	// next decides whether claim may write over base and builds the write. It
@@ -94,7 +94,9 @@ func (b *Bucket) swap(ctx context.Context, c *change) (version, error) {
 			continue
 		}
 		now, fate, err := b.write(ctx, c.key, &base, w, c.whole)
-		c.exposed = c.exposed || fate != lost && fate != withheld
+		if fate != withheld {
+			c.exposed = fate != lost || !now.replaces(w)
+		}
 		if ctx.Err() != nil {
 			err = errors.Join(cmp.Or(guard.Lost(ctx), context.Cause(ctx)), err)
 		}
@@ -122,6 +124,13 @@ func (b *Bucket) swap(ctx context.Context, c *change) (version, error) {
 		}
 	}
 	return base, guard.Unavailable(c.op(), c.claim, errors.New("other writers kept changing the object"))
+}
+
+// replaces reports whether v proves that nothing names what w was to name: it is fenced,
+// has not followed w as far as it lists, and points elsewhere. That there is no fenced
+// object proves nothing: what was read may be a page, and v may only follow w by a raise.
+func (v *version) replaces(w *write) bool {
+	return v.fenced() && !v.made(w.next.id) && v.pointer().Data != w.next.pointer().Data
 }
 
 // contradiction is the error of a store that refuses to write on a condition that

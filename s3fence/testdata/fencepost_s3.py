@@ -424,9 +424,9 @@ def judge(write, base, now, doubt, older):
         reaches = now[0] is not None and not now[0].get("cut", False)
     else:
         reaches = made(now[0], base[0].get("write"))
-    if reaches or older:
-        return "decide"
     bare = now[0] is None or now[0].get("kind") == "unfenced"
+    if reaches or older and not bare:
+        return "decide"
     return "decide" if bare and not doubt else "unknown"
 
 
