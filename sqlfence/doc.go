@@ -40,8 +40,8 @@
 //     committed, as PostgreSQL 13 to 18 have. sqladmin's Migrate and Verify try them out,
 //     and refuse servers that only speak PostgreSQL's protocol; opening a [DB] does not.
 //   - A writer that only presents its claim locks its rows first, and the resource at
-//     the end of each statement. InTx locks the resource first. On the same rows the two
-//     may deadlock; then one of them gets 40P01, ErrUnavailable.
+//     the end of each statement. InTx locks the resource first. On the same rows the two may
+//     deadlock; then one of them gets 40P01, which [ErrorFrom] makes ErrUnavailable.
 //   - Any login role sees the keys of held locks in pg_locks, may take such a lock, and
 //     so delay raises. A raise names the session, for an operator to end.
 //   - With synchronous_commit off a crash may lose an acknowledged transaction, but no mark.

@@ -339,6 +339,48 @@ func TestDriversEndedSession(t *testing.T) {
 	})
 }
 
+// TestDriversUnknownElsewhere (P5): what a callback did elsewhere stays unknown, whatever became
+// of its own transaction.
+func TestDriversUnknownElsewhere(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		db := open(4, nil)
+		for what, raised := range map[string]bool{"its session was ended": false, "a raise ended its session": true} {
+			e.exec("DELETE FROM fencepost.marks")
+			elsewhere := guard.OutcomeUnknown("another system's write", claimOf("other", 1), io.ErrUnexpectedEOF)
+			err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+				must(t, err)
+				if e.terminate(pid); raised {
+					must(t, e.db.Raise(context.Background(), claimOf("r", 6)))
+				}
+				return elsewhere
+			})
+			if err != elsewhere {
+				t.Errorf("%s: got %v, want the callback's error itself", what, err)
+			}
+		}
+	})
+}
+
+// TestDriversConflictAfterwards (P4, P6): a holder whose session was ended learns of another
+// lease under its token.
+func TestDriversConflictAfterwards(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		err := open(4, nil).fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+			must(t, err)
+			e.terminate(pid)
+			e.exec("UPDATE fencepost.marks SET lease_id = 'other' WHERE resource = 'r'")
+			return nil
+		})
+		wantReason(t, err, guard.ReasonConflict)
+		var rejected *guard.RejectedError
+		if !errors.As(err, &rejected) || rejected.Mark.LeaseID != "other" {
+			t.Errorf("got %v, want the other lease", err)
+		}
+	})
+}
+
 // TestDriversOwnEOF (P6): an error of the callback's own that looks like a lost connection is
 // passed on unchanged and at once, though a newer holder is raising the mark: the session lives.
 func TestDriversOwnEOF(t *testing.T) {

@@ -41,6 +41,9 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 	start := time.Now()
 	sorted, err := sortClaims(claims)
 	if err == nil {
+		err = notNil(tx)
+	}
+	if err == nil {
 		err = sqlkit.Ended(ctx, enterOp, claims[0])
 	}
 	if err == nil {
@@ -48,6 +51,14 @@ func (d *DB[Tx]) Enter(ctx context.Context, tx Tx, claims ...guard.Claim) error 
 	}
 	d.observeAll(ctx, claims, start, err)
 	return err
+}
+
+// notNil refuses a nil transaction.
+func notNil[Tx any](tx Tx) error {
+	if none := *new(Tx); any(tx) == any(none) {
+		return guard.Invalid("tx", "nil", "must not be nil")
+	}
+	return nil
 }
 
 func (d *DB[Tx]) enterForeign(ctx context.Context, tx Tx, sorted []guard.Claim) error {
@@ -110,6 +121,9 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 		if err := c.Validate(); err != nil {
 			return err
 		}
+	}
+	if err := notNil(tx); err != nil {
+		return err
 	}
 	for _, c := range claims {
 		if _, err := d.backend.in(tx).Exec(ctx, presentSQL, []any{c.Resource, int64(c.Token), c.LeaseID}); err != nil {

@@ -289,3 +289,18 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
 	})
 }
+
+// TestEnterNil: a transaction that is nil is refused.
+func TestEnterNil(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		var entered, presented error
+		switch db := e.db.(type) {
+		case pgxFence:
+			entered, presented = db.Enter(t.Context(), nil, claimOf("r", 5)), db.Present(t.Context(), nil, claimOf("r", 5))
+		case stdFence:
+			entered, presented = db.Enter(t.Context(), nil, claimOf("r", 5)), db.Present(t.Context(), nil, claimOf("r", 5))
+		}
+		wantInvalid(t, "Enter", entered, "tx", "nil")
+		wantInvalid(t, "Present", presented, "tx", "nil")
+	})
+}

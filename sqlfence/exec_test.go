@@ -2,6 +2,7 @@ package sqlfence
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
@@ -261,6 +263,107 @@ func TestExecInside(t *testing.T) {
 		wantReason(t, err, guard.ReasonUnavailable, "after the context's end")
 		e.wantInt(0, "rows", "SELECT count(*) FROM written")
 		must(t, db.fenced(t.Context(), claimOf("r", 5), write5))
+	})
+}
+
+// panics is an argument that panics when a driver asks for its value.
+type panics struct{}
+
+func (panics) Value() (driver.Value, error) { panic("the argument's own") }
+
+// TestExecGivesBack: the pool's only connection is given back after a panic of an argument's,
+// and a text that is no statement is refused. The panic is the caller's.
+func TestExecGivesBack(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		db := open(1, nil)
+		must(t, db.Raise(t.Context(), claimOf("r", 5)))
+		for range 2 {
+			func() {
+				defer func() {
+					if p := recover(); p == nil {
+						t.Error("the panic was hidden")
+					}
+				}()
+				db.fencedExec(t.Context(), claimOf("r", 5), insertSQL, panics{})
+			}()
+			testkit.Eventually(t, "the connection to be given back", func() bool {
+				f, is := db.(pgxFence)
+				return !is || f.pool.Stat().AcquiredConns() == 0
+			})
+			for _, empty := range []string{"", " \n"} {
+				_, err := db.fencedExec(t.Context(), claimOf("r", 5), empty)
+				wantInvalid(t, "an empty text", err, "sql", "")
+			}
+		}
+		_, err := db.fencedExec(t.Context(), claimOf("r", 5), insertSQL, 5)
+		must(t, err)
+	})
+}
+
+// TestExecUnsent (P6): a statement whose context ends when it has a connection, and nothing was
+// sent, is unavailable.
+func TestExecUnsent(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.createWritten()
+	for _, mode := range e.execModes() {
+		acquired := func() {}
+		config := e.db.(pgxFence).pool.Config()
+		config.ConnConfig.DefaultQueryExecMode = mode
+		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { acquired(); return true, nil }
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		must(t, err)
+		defer pool.Close()
+		db, err := Pgx(pool, &e.defaults)
+		must(t, err)
+		for range 2 { // the second time it is prepared
+			ctx, cancel := context.WithCancel(t.Context())
+			acquired = cancel
+			_, err = db.Exec(ctx, claimOf("r", 5), insertSQL, 5)
+			wantReason(t, err, guard.ReasonUnavailable, "%v", mode)
+			acquired = func() {}
+			_, err = db.Exec(t.Context(), claimOf("r", 5), insertSQL, 6)
+			must(t, err)
+		}
+	}
+	e.wantInt(0, "rows that were not sent", "SELECT count(*) FROM written WHERE token = 5")
+}
+
+// TestExecRefusedThenLost (P6): the statement's own error is passed on if the connection is lost
+// at the ROLLBACK after it.
+func TestExecRefusedThenLost(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		p, through := e.newProxy()
+		db := open(1, nil, through)
+		must(t, db.Raise(t.Context(), claimOf("r", 5)))
+		var lost atomic.Int32
+		p.set(func(message string) fate {
+			if message[0] == 'Q' && strings.Contains(strings.ToLower(message), "rollback") && lost.Add(1) == 1 {
+				return cutBefore
+			}
+			return forward
+		})
+		_, err := db.fencedExec(t.Context(), claimOf("r", 5), "INSERT INTO written SELECT 1 / $1::int", 0)
+		wantState(t, err, "22012")
+		if wantReason(t, err, guard.ReasonOther); lost.Load() == 0 {
+			t.Error("no ROLLBACK was lost")
+		}
+	})
+}
+
+// TestExecPrepares: a statement that prepares the transaction is not said to have done nothing.
+func TestExecPrepares(t *testing.T) {
+	e := newEnvOn(t, 0, mortalServer(t))
+	e.createWritten()
+	onEachWay(t, e, func(t *testing.T, e *env, open opened) {
+		db := open(1, nil)
+		_, err := db.fencedExec(t.Context(), claimOf("r", 5), "PREPARE TRANSACTION 'left'")
+		e.wantInt(1, "prepared transactions", "SELECT count(*) FROM pg_prepared_xacts WHERE gid = 'left'")
+		e.exec("ROLLBACK PREPARED 'left'")
+		if hasPipeline(db) {
+			wantSays(t, err, guard.ReasonInvalid, "ROLLBACK PREPARED")
+		} else {
+			wantReason(t, err, guard.ReasonOutcomeUnknown)
+		}
 	})
 }
 

@@ -30,6 +30,8 @@ func (d *DB[Tx]) failed(ctx context.Context, t *transaction[Tx], err error) erro
 		return t.unknown(fmt.Errorf("%w; and then: %v", err, unknown))
 	case committed:
 		return t.unknown(fmt.Errorf("%w, and returned: %w", errEnded, err))
+	case errors.Is(err, guard.ErrOutcomeUnknown): // of what the callback did elsewhere
+		return err
 	case strings.HasPrefix(pgerr.State(err), "SF"): // a trigger refused a statement of the callback's
 		err = ErrorFrom(err)
 	case gone && sessionLost(err):
@@ -81,7 +83,7 @@ func (d *DB[Tx]) pipelineFailed(ctx context.Context, t *transaction[Tx], p pipel
 	switch {
 	case strings.HasPrefix(pgerr.State(err), "SF"):
 		err = ErrorFrom(err)
-	case gone: // the server ended the session before COMMIT
+	case gone && sessionLost(err): // the server ended the session before COMMIT
 		err = guard.Unavailable("fenced statement", t.claims[0], err)
 	}
 	return d.superseded(ctx, t, gone, err)
@@ -135,7 +137,7 @@ func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent bool) (commit
 // and there is one, else err. A raise that ended the session may have yet to raise the mark:
 // to enter again waits for it, and needs no other rights than the transaction did.
 func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], gone bool, err error) error {
-	if !gone || ctx.Err() != nil || errors.As(err, new(*guard.RejectedError)) { // the driver also ends sessions when ctx ends
+	if !gone || ctx.Err() != nil || errors.As(err, new(*guard.RejectedError)) || errors.Is(err, guard.ErrOutcomeUnknown) { // the driver also ends sessions when ctx ends
 		return err
 	}
 	t.release()
@@ -147,12 +149,17 @@ func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], gone bool, 
 			c.release()
 			continue
 		}
-		if pgerr.State(entering) != pgerr.Stale {
+		reason := guard.ReasonStale
+		switch pgerr.State(entering) {
+		case pgerr.Stale:
+		case pgerr.Conflict:
+			reason = guard.ReasonConflict
+		default:
 			continue
 		}
-		refusal := &guard.RejectedError{Reason: guard.ReasonStale, Claim: claim, Mark: sqlkit.FactsOf(entering).Mark, Cause: err}
-		if failed, is := err.(*guard.FailedError); is {
-			refusal.Cause = failed.Cause // it is stale, and not unavailable
+		refusal := &guard.RejectedError{Reason: reason, Claim: claim, Mark: sqlkit.FactsOf(entering).Mark, Cause: err}
+		if failed, is := err.(*guard.FailedError); is && failed.Reason == guard.ReasonUnavailable {
+			refusal.Cause = failed.Cause // it is refused, and not unavailable
 		}
 		return refusal
 	}

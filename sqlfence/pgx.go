@@ -238,6 +238,8 @@ func (c *pgxConn) pipeline(ctx context.Context, enter statement, query string, a
 	}
 	var unsent pgx.ErrPreprocessingBatch
 	switch {
+	case p.err != nil && pgconn.SafeToRetry(p.err) && !c.Conn.IsClosed(): // ctx had ended
+		p.failed, p.err = atEnter, pgerr.NotSent(p.err)
 	case errors.As(p.err, &unsent) && c.Conn.IsClosed():
 		p.err = pgerr.NotSent(p.err)
 	case errors.As(p.err, &unsent) && unsent.SQL() == query: // it cannot be prepared, or the arguments do not fit

@@ -347,6 +347,9 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 	if err := claim.Validate(); err != nil {
 		return 0, err
 	}
+	if strings.TrimSpace(query) == "" { // pgx panics
+		return 0, guard.Invalid("sql", query, "must be a statement")
+	}
 	if err := d.mayBegin(ctx, "Exec", claim); err != nil {
 		return 0, err
 	}
@@ -357,11 +360,17 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 		if t.conn, err = d.conn(ctx); err != nil {
 			return err
 		}
+		keep := false
+		defer func() { // also if an argument's Valuer panics
+			if !keep {
+				t.release()
+			}
+		}()
 		p = t.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, &t.id)[0], query, args)
 		if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
-			t.release()
 			return p.err
 		}
+		keep = true
 		return nil
 	})
 	if err != nil {
@@ -369,7 +378,9 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 	}
 	defer t.release()
 	switch p.tag {
-	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
+	case "PREPARE TRANSACTION":
+		return 0, guard.Invalid("sql", p.tag, "prepares the transaction, which stays open, and delays raises, until ROLLBACK PREPARED")
+	case "COMMIT", "ROLLBACK", "BEGIN", "START TRANSACTION":
 		return 0, guard.Invalid("sql", p.tag, "begins or ends a transaction; nothing was written")
 	}
 	switch p.failed {
