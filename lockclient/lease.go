@@ -355,7 +355,8 @@ func (l *Lease) renewOnce(ctx context.Context) error {
 // and an attempt to acquire that the network delayed is not granted after it. A lease ID
 // that you chose is not granted again for an hour.
 //
-// If the lease was released or lost before, Release returns nil. Otherwise its errors are:
+// If the issuer has freed the lease before, Release returns nil. It asks even if the lease was
+// lost by its deadline, since the issuer may still have it. Its errors are:
 //   - ErrLeaseLost: its holder believed that it had the lease, and the issuer did not.
 //   - guard.ErrUnavailable, guard.ErrOutcomeUnknown: the lease may still be there, at most
 //     for its TTL. Release may be called again.
