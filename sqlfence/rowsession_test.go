@@ -226,7 +226,8 @@ func (p plainly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 	return p.tx.Query(ctx, sql, args...)
 }
 
-// TestRowExecutorNil: nothing, and a pool that is nil, are refused with their field.
+// TestRowExecutorNil: nothing, a pool that is nil, and what is no pool, connection or
+// transaction are refused with their field.
 func TestRowExecutorNil(t *testing.T) {
 	table, err := anyTable([]string{"docs"}, []string{"id"}, nil)
 	must(t, err)
@@ -234,5 +235,178 @@ func TestRowExecutorNil(t *testing.T) {
 		"no executor": nil, "Pgx(nil)": sqlrow.Pgx(nil), "Std(nil)": sqlrow.Std(nil), "a pool that is nil": sqlrow.Pgx((*pgxpool.Pool)(nil)), "a DB that is nil": sqlrow.Std((*sql.DB)(nil)),
 	} {
 		wantInvalid(t, what, table.Update(t.Context(), on, claimOf("r", 5), Key{1}, Set{"v": 1}), "Executor", "nil")
+	}
+	db := stdlib.OpenDB(pgx.ConnConfig{})
+	must(t, db.Close())
+	wantInvalid(t, "a type that hides a pool", table.Update(t.Context(), sqlrow.Std(onlyRuns{db}), claimOf("r", 5), Key{1}, Set{"v": 1}), "Executor", "onlyRuns")
+}
+
+// Types that embed what a Table runs on, as sqlx's do and those that trace.
+type (
+	embedsDB   struct{ *sql.DB }
+	embedsConn struct{ *sql.Conn }
+	embedsTx   struct{ *sql.Tx }
+	embedsPool struct{ *pgxpool.Pool }
+)
+
+// onlyRuns has a pool in it and hides it.
+type onlyRuns struct{ db *sql.DB }
+
+func (o onlyRuns) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	return o.db.ExecContext(ctx, query, args...)
+}
+
+func (o onlyRuns) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	return o.db.QueryContext(ctx, query, args...)
+}
+
+// loseUpdate loses the response to the next UPDATE, in each exec mode of pgx, once the
+// server has it.
+func loseUpdate() func(message string) fate {
+	executed, lost := false, false
+	return func(message string) fate {
+		executed = executed || message[0] == 'E'
+		if lost || !(message[0] == 'S' && executed) && !(message[0] == 'Q' && strings.Contains(message, "UPDATE")) {
+			return forward
+		}
+		lost = true
+		return cutAfter
+	}
+}
+
+// TestRowLostResponse (P5): a write whose response was lost is sent once, whatever type
+// has the pool in it, and is an unknown outcome unless a transaction was lost with it.
+// The control is a DB's own ExecContext, which sends it again.
+func TestRowLostResponse(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE counts (id int PRIMARY KEY, n int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)")
+	p, through := e.newProxy()
+	table := e.table("counts", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+	inPgx := func(c *pgx.ConnConfig, use func(pool *pgxpool.Pool)) {
+		s, err := openPgx(c, 4)
+		must(t, err)
+		defer s.close()
+		use(s.pool)
+	}
+	inStd := func(c *pgx.ConnConfig, use func(db *sql.DB)) {
+		db := stdlib.OpenDB(*c)
+		defer db.Close()
+		use(db)
+	}
+	type used = func(on sqlrow.Executor)
+	conn := func(db *sql.DB) *sql.Conn { c, err := db.Conn(t.Context()); must(t, err); return c }
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
+		for way, open := range map[string]func(c *pgx.ConnConfig, use used){
+			"a pool":        func(c *pgx.ConnConfig, use used) { inPgx(c, func(p *pgxpool.Pool) { use(sqlrow.Pgx(p)) }) },
+			"embeds a pool": func(c *pgx.ConnConfig, use used) { inPgx(c, func(p *pgxpool.Pool) { use(sqlrow.Pgx(embedsPool{p})) }) },
+			"a DB":          func(c *pgx.ConnConfig, use used) { inStd(c, func(db *sql.DB) { use(sqlrow.Std(db)) }) },
+			"embeds a DB":   func(c *pgx.ConnConfig, use used) { inStd(c, func(db *sql.DB) { use(sqlrow.Std(embedsDB{db})) }) },
+			"a sql.Conn":    func(c *pgx.ConnConfig, use used) { inStd(c, func(db *sql.DB) { use(sqlrow.Std(conn(db))) }) },
+			"embeds a sql.Conn": func(c *pgx.ConnConfig, use used) {
+				inStd(c, func(db *sql.DB) { use(sqlrow.Std(embedsConn{conn(db)})) })
+			},
+			"embeds a hidden DB": func(c *pgx.ConnConfig, use used) {
+				db := sql.OpenDB(wrapping{stdlib.GetConnector(*c)})
+				defer db.Close()
+				use(sqlrow.Std(embedsDB{db}))
+			},
+			"embeds a transaction": func(c *pgx.ConnConfig, use used) {
+				inStd(c, func(db *sql.DB) {
+					tx, err := db.BeginTx(t.Context(), nil)
+					must(t, err)
+					defer tx.Rollback()
+					use(sqlrow.Std(embedsTx{tx}))
+				})
+			},
+		} {
+			for _, dest := range [][]Dest{nil, {{"n": new(int)}}} {
+				config, err := pgx.ParseConfig(e.url)
+				must(t, err)
+				through(config)
+				config.DefaultQueryExecMode = mode
+				e.exec("TRUNCATE counts; INSERT INTO counts VALUES (1, 0)")
+				increase := func(on sqlrow.Executor) error {
+					return table.Update(t.Context(), on, claimOf("r", 5), Key{1}, Set{"n": sqlrow.Raw("counts.n + 1")}, dest...)
+				}
+				want, rows := guard.ReasonOutcomeUnknown, int64(2)
+				if strings.Contains(way, "transaction") {
+					want, rows = guard.ReasonUnavailable, 0
+				}
+				open(config, func(on sqlrow.Executor) {
+					defer p.set(nil)
+					noError(t, increase(on), "%v, %s: a write", mode, way)
+					p.set(loseUpdate())
+					wantReason(t, increase(on), want, "%v, %s, reads %d", mode, way, len(dest))
+				})
+				e.wantInt(rows, mode.String()+", "+way+": the writes", "SELECT n FROM counts FOR UPDATE")
+			}
+		}
+	}
+	config, err := pgx.ParseConfig(e.url)
+	must(t, err)
+	through(config)
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	e.exec("UPDATE counts SET n = 0")
+	inStd(config, func(db *sql.DB) {
+		p.set(loseUpdate())
+		_, err := embedsDB{db}.ExecContext(t.Context(), "UPDATE counts SET n = n + 1")
+		noError(t, err, "the control")
+	})
+	e.wantInt(2, "the writes of the control", "SELECT n FROM counts")
+}
+
+// TestRowExecutorKept (P5): whether a write was in a transaction, which a lost response
+// undoes, is asked when it is sent, not when its executor was made.
+func TestRowExecutorKept(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	e.exec("CREATE TABLE counts (id int PRIMARY KEY, n int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)")
+	p, through := e.newProxy()
+	table := e.table("counts", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+	for way, make := range map[string]func(c *pgxpool.Conn) sqlrow.Executor{
+		"a connection":        func(c *pgxpool.Conn) sqlrow.Executor { return sqlrow.Pgx(c.Conn()) },
+		"a pool's connection": func(c *pgxpool.Conn) sqlrow.Executor { return sqlrow.Pgx(c) },
+		"a transaction":       nil,
+	} {
+		for _, open := range []bool{false, true} { // is a transaction, when the write is sent?
+			e.exec("TRUNCATE counts; INSERT INTO counts VALUES (1, 0)")
+			config, err := pgx.ParseConfig(e.url)
+			must(t, err)
+			through(config)
+			s, err := openPgx(config, 1)
+			must(t, err)
+			c, err := s.pool.Acquire(t.Context())
+			must(t, err)
+			run := func(sql string) { _, err := c.Exec(t.Context(), sql); must(t, err) }
+			var on sqlrow.Executor
+			switch {
+			case make == nil:
+				tx, err := c.Begin(t.Context())
+				must(t, err)
+				if on = sqlrow.Pgx(tx); !open {
+					run("COMMIT")
+				}
+			case open:
+				on = make(c)
+				run("BEGIN")
+			default:
+				run("BEGIN")
+				on = make(c)
+				run("COMMIT")
+			}
+			increase := func() error {
+				return table.Update(t.Context(), on, claimOf("r", 5), Key{1}, Set{"n": sqlrow.Raw("counts.n + 1")})
+			}
+			noError(t, increase(), "%s, open %v: a write", way, open)
+			p.set(loseUpdate())
+			want, rows := guard.ReasonOutcomeUnknown, int64(2)
+			if open {
+				want, rows = guard.ReasonUnavailable, 0
+			}
+			wantReason(t, increase(), want, "%s, open %v", way, open)
+			p.set(nil)
+			c.Release()
+			s.close()
+			e.wantInt(rows, way+": the writes", "SELECT n FROM counts FOR UPDATE")
+		}
 	}
 }

@@ -3,6 +3,7 @@ package sqlrow
 import (
 	"context"
 	"database/sql"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,14 +18,15 @@ import (
 type Executor interface {
 	exec(ctx context.Context, sql string, args []any) (int64, error)
 	query(ctx context.Context, sql string, args []any, each sqlkit.EachRow) error
-	// commits reports whether a statement commits by itself.
+	// commits reports whether a statement that is sent now commits by itself.
 	commits() bool
 	// usable refuses nil, and a pool inside an InTx on it.
 	usable(ctx context.Context) error
 }
 
 // Pgx returns an [Executor] on a pool, a connection or a transaction of pgx. It sends
-// nothing. Every exec mode of pgx works.
+// nothing. Every exec mode of pgx works. A type that embeds a pool is used through one of
+// the pool's connections.
 //
 // In a transaction, which may be that of sqlfence's InTx, statements compare with the
 // row's mark as always, and take effect when it commits. Until it ends the row is locked,
@@ -40,26 +42,35 @@ func Pgx(on interface {
 		if on == nil {
 			return executor{}
 		}
-		return executor{pool: on, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
-			c, err := sqlkit.AcquirePgx(ctx, on)
+	case *pgxpool.Conn:
+		return executor{inTx: func() bool { return inTx(on.Conn()) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on.Conn()} })}
+	case *pgx.Conn:
+		if on == nil {
+			return executor{}
+		}
+		return executor{inTx: func() bool { return inTx(on) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on} })}
+	case pgx.Tx:
+		return executor{inTx: func() bool { return inTx(on.Conn()) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on.Conn()} })}
+	}
+	if pool, ok := on.(sqlkit.PgxPool); ok {
+		return executor{pool: on, inTx: never, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
+			c, err := sqlkit.AcquirePgx(ctx, pool)
 			if err != nil {
 				return nil, nil, err
 			}
 			return sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, c.Release, nil
 		}}
-	case pgx.Tx:
-		return executor{acquire: without(sqlkit.Pgx{On: on, Conn: sqlkit.ConnOf(on)}), inTx: true}
-	case *pgx.Conn:
-		return executor{acquire: without(sqlkit.Pgx{On: on, Conn: on}), inTx: on != nil && sqlkit.Busy(on)}
-	case *pgxpool.Conn:
-		return executor{acquire: without(sqlkit.Pgx{On: on, Conn: on.Conn()}), inTx: sqlkit.Busy(on.Conn())}
 	}
-	return executor{acquire: without(sqlkit.Pgx{On: on})}
+	return executor{inTx: never, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on} })}
 }
 
 // Std is [Pgx] for database/sql with a PostgreSQL driver. The reasons of a refusal
 // come from the server's SQLSTATE, which is available from every driver whose
 // errors have a SQLState method, as those of pgx's stdlib have.
+//
+// A type that embeds a *sql.DB, *sql.Conn or *sql.Tx, as sqlx's types do, is used as what
+// it embeds. Anything else is refused with guard.ErrInvalid: a *sql.DB inside it would
+// send a write that was committed a second time.
 func Std(on interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -71,27 +82,41 @@ func Std(on interface {
 		if on == nil {
 			return executor{}
 		}
-		return executor{pool: on, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
-			c, err := sqlkit.AcquireStd(ctx, on)
+	case interface{ Rollback() error }:
+		return executor{inTx: func() bool { return true }, acquire: held(func() sqlkit.Querier { return sqlkit.Std{On: on.(sqlkit.StdExecer)} })}
+	case interface {
+		Raw(func(driverConn any) error) error
+	}:
+		return executor{inTx: never, acquire: held(func() sqlkit.Querier { return sqlkit.Std{On: on.(sqlkit.StdExecer)} })}
+	}
+	if pool, ok := on.(sqlkit.StdPool); ok {
+		return executor{pool: on, inTx: never, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
+			c, err := sqlkit.AcquireStd(ctx, pool)
 			if err != nil {
 				return nil, nil, err
 			}
 			return c, func() { c.Pooled.Close() }, nil
 		}}
 	}
-	_, inTx := on.(interface{ Rollback() error })
-	return executor{acquire: without(sqlkit.Std{On: on}), inTx: inTx}
+	return executor{unknown: fmt.Sprintf("%T", on)}
 }
 
 type executor struct {
 	pool    any // nil for a connection or a transaction
 	acquire func(ctx context.Context) (q sqlkit.Querier, release func(), err error)
-	inTx    bool
+	inTx    func() bool // asked when the executor is used: it may be kept longer than a transaction
+	unknown string      // the type of what is neither a pool nor a connection nor a transaction
 }
 
-// without is the acquire of what is not acquired.
-func without(q sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
-	return func(context.Context) (sqlkit.Querier, func(), error) { return q, func() {}, nil }
+// inTx reports that nothing that is sent on c now commits: a transaction is open, which a
+// COMMIT as text ends as well, or c is closed. What hides its connection is a transaction.
+func inTx(c *pgx.Conn) bool { return c == nil || c.IsClosed() || sqlkit.Busy(c) }
+
+func never() bool { return false }
+
+// held is the acquire of a connection or transaction that the caller has.
+func held(q func() sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
+	return func(context.Context) (sqlkit.Querier, func(), error) { return q(), func() {}, nil }
 }
 
 // exec and query are never repeated: what they run may commit by itself.
@@ -113,10 +138,12 @@ func (e executor) query(ctx context.Context, sql string, args []any, each sqlkit
 	return q.Query(ctx, sql, args, each)
 }
 
-func (e executor) commits() bool { return !e.inTx }
+func (e executor) commits() bool { return !e.inTx() }
 
 func (e executor) usable(ctx context.Context) error {
 	switch {
+	case e.unknown != "":
+		return guard.Invalid("Executor", e.unknown, "must be or embed a *sql.DB, a *sql.Conn or a *sql.Tx")
 	case e.acquire == nil:
 		return guard.Invalid("Executor", "nil", "must be made of a pool, a connection or a transaction")
 	case e.pool != nil && sqlkit.InTx(ctx, e.pool):

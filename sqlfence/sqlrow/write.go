@@ -119,7 +119,8 @@ func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Clai
 	if err := on.usable(ctx); err != nil {
 		return guard.Mark{}, err
 	}
-	s, err := t.statement(k, claim, key, set, dest, on.commits())
+	commits := on.commits() // asked before the statement: a connection that is lost shows no transaction
+	s, err := t.statement(k, claim, key, set, dest, commits)
 	if err != nil {
 		return guard.Mark{}, err
 	}
@@ -131,7 +132,7 @@ func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Clai
 		n, err := s.send(ctx, on)
 		switch {
 		case err != nil:
-			return guard.Mark{}, t.failed(ctx, on, k, claim, key, err)
+			return guard.Mark{}, t.failed(ctx, on, commits, k, claim, key, err)
 		case n > 1:
 			return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
 		case n == 1 && k == raises && !s.kept:
@@ -199,19 +200,19 @@ func (s *statement) send(ctx context.Context, on Executor) (n int64, err error) 
 }
 
 // failed turns the error of a statement that writes into one of guard's.
-func (t *Table) failed(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key, err error) error {
+func (t *Table) failed(ctx context.Context, on Executor, commits bool, k kind, claim guard.Claim, key Key, err error) error {
 	misread := sqlkit.Unreadable{}
 	switch unread := errors.As(err, &misread); {
-	case unread && on.commits(): // whatever the dest's error says, the row may be written
+	case unread && commits: // whatever the dest's error says, the row may be written
 		return guard.OutcomeUnknown(t.op(k), claim, err)
 	case unread && sqlkit.Explained(misread): // its promises are not this write's
 		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %v", t.op(k), misread)
 	case unread:
 		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %w", t.op(k), misread)
-	case pgerr.State(err) == pgerr.LockTimeout && on.commits():
+	case pgerr.State(err) == pgerr.LockTimeout && commits:
 		err = t.lockedBy(ctx, on, key, err)
 	}
-	return t.failure(t.op(k), claim, err, on.commits())
+	return t.failure(t.op(k), claim, err, commits)
 }
 
 // lockedBy adds to the error of a statement that waited in vain for the row who has it.

@@ -89,9 +89,6 @@ func Replicated(c *pgx.Conn, err error) error {
 	return pgerr.Doubt(c.PgConn())
 }
 
-// ConnOf returns the connection of a transaction.
-func ConnOf(tx pgx.Tx) *pgx.Conn { return tx.Conn() }
-
 // Pgx is a connection, or a transaction on it.
 type Pgx struct {
 	On interface {
@@ -121,13 +118,14 @@ func (q Pgx) Query(ctx context.Context, sql string, args []any, each EachRow) er
 	return Replicated(q.Conn, PgxSent(q.Conn, err))
 }
 
-// Std is a connection or a transaction.
-type Std struct {
-	On interface {
-		ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	}
+// StdExecer is a pool, a connection or a transaction of database/sql.
+type StdExecer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
+
+// Std is a connection or a transaction.
+type Std struct{ On StdExecer }
 
 func (q Std) Exec(ctx context.Context, query string, args []any) (int64, error) {
 	res, err := q.On.ExecContext(ctx, query, args...)
@@ -161,9 +159,14 @@ func usable(c *pgx.Conn) error {
 	return Encoded(c)
 }
 
+// PgxPool is a *pgxpool.Pool, or a type that embeds one.
+type PgxPool interface {
+	Acquire(ctx context.Context) (*pgxpool.Conn, error)
+}
+
 // AcquirePgx returns a connection without a transaction. Its errors are known to
 // have sent nothing.
-func AcquirePgx(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+func AcquirePgx(ctx context.Context, pool PgxPool) (*pgxpool.Conn, error) {
 	c, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, unavailable(err)
@@ -192,8 +195,15 @@ type StdConn struct {
 	Native *pgx.Conn // the one under it, if the driver is pgx's stdlib
 }
 
+// StdPool is a *sql.DB, or a type that embeds one. A pool's own ExecContext sends a
+// statement again if the driver says ErrBadConn, which pgx's stdlib also says of a
+// response that was lost: a statement that commits is sent on a connection.
+type StdPool interface {
+	Conn(ctx context.Context) (*sql.Conn, error)
+}
+
 // AcquireStd is [AcquirePgx] for database/sql.
-func AcquireStd(ctx context.Context, db *sql.DB) (StdConn, error) {
+func AcquireStd(ctx context.Context, db StdPool) (StdConn, error) {
 	pooled, err := db.Conn(ctx)
 	if err != nil {
 		return StdConn{}, unavailable(err)
