@@ -63,7 +63,8 @@ type Options struct {
 	// the process IDs and application names of the sessions it waits for; nil means slog.Default().
 	Logger *slog.Logger
 	// Observer receives an event for every InTx, InTxAll, Exec, Enter and Raise, and OpContend
-	// for each raise that has waited for half a second or ends a session; nil means none.
+	// for each raise that has waited for half a second or ends a session, perhaps after the
+	// raise has returned, as for the logger; nil means none.
 	Observer guard.Observer
 }
 

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
@@ -103,11 +105,13 @@ type waitingRaise[Tx any] struct {
 	claim guard.Claim
 	work  bool
 	start time.Time
-	told  bool // the log has what it waits for
 
-	mu      sync.Mutex
-	seen    []session // at the last look
-	refused error     // why the server refused the last look
+	mu        sync.Mutex
+	seen      []session // at the last look
+	refused   error     // why the server refused the last look
+	reported  bool      // what it waits for
+	reports   []func()  // that wait for the logger or the observer
+	reporting bool
 }
 
 // onTwo waits for the lock and, on another connection, looks for the sessions in its
@@ -249,13 +253,13 @@ const (
 	LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
 	WHERE a.pid IS NOT NULL OR h.gid IS NOT NULL ORDER BY 6 DESC`
 	// terminateSQL ends those sessions that are still in the transactions seen
-	// before, with the caller's own rights.
+	// before, with the caller's own rights, and counts them.
 	terminateSQL = `SELECT pg_catalog.count(*) FROM (
 	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h
 	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
 	WHERE h.entered AND ` + sameRole + `
 		AND ` + heldBy + ` OPERATOR(pg_catalog.=) ANY (pg_catalog.string_to_array($4::pg_catalog.text, ' '))
-) AS ended`
+) AS ended (sent) WHERE ended.sent`
 	// heldBy identifies a session and its transaction.
 	heldBy   = `CASE WHEN a.xact_start IS NOT NULL THEN pg_catalog.concat(a.pid, '@', extract(epoch FROM a.xact_start)) END`
 	sameRole = `a.usesysid OPERATOR(pg_catalog.=) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) session_user)`
@@ -327,7 +331,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 	w.mu.Unlock()
 	next, late := w.late(seen)
 	if len(seen) > 0 && (len(late) > 0 || time.Since(w.start) >= reportAfter) {
-		defer w.report(ctx, seen) // when the sessions were ended: a logger may block
+		w.reportWait(ctx, seen)
 	}
 	if last || len(late) == 0 {
 		return next, nil
@@ -337,27 +341,72 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 		return next, sqlkit.SchemaFailure("end sessions of older holders", w.claim, err)
 	}
 	for _, h := range late {
-		waited := time.Since(w.start)
-		defer w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", w.claim.Resource),
-			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.String("holder", h.String()))
-		var n int64
-		if _, err := sqlkit.Row(ctx, q, terminateSQL, append(args, h.key), &n); err != nil {
+		var ended int64
+		_, err := sqlkit.Row(ctx, q, terminateSQL, append(args, h.key), &ended)
+		// The raise that the end of the session lets go on may end the look before the response.
+		if ended > 0 || err != nil && ctx.Err() != nil && !pgconn.SafeToRetry(err) {
+			w.reportEnd(ctx, h)
+		}
+		if err != nil {
 			return next, sqlkit.SchemaFailure("end sessions of older holders", w.claim, err)
 		}
 	}
 	return soonest, nil
 }
 
-// report logs what a raise waits for, once.
-func (w *waitingRaise[Tx]) report(ctx context.Context, seen []session) {
-	if w.told {
+// reportWait reports what a raise waits for, once.
+func (w *waitingRaise[Tx]) reportWait(ctx context.Context, seen []session) {
+	w.mu.Lock()
+	before := w.reported
+	w.reported = true
+	w.mu.Unlock()
+	if before {
 		return
 	}
-	w.told = true
 	waited := time.Since(w.start)
-	w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", w.claim.Resource),
-		slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(seen)))
-	w.db.observe(ctx, guard.Event{Op: guard.OpContend, Claim: w.claim, Duration: waited, Err: waitsFor(seen)})
+	ctx = context.WithoutCancel(ctx)
+	w.report(func() {
+		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", w.claim.Resource),
+			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(seen)))
+		w.db.observe(ctx, guard.Event{Op: guard.OpContend, Claim: w.claim, Duration: waited, Err: waitsFor(seen)})
+	})
+}
+
+// reportEnd reports a session that was ended.
+func (w *waitingRaise[Tx]) reportEnd(ctx context.Context, h session) {
+	waited := time.Since(w.start)
+	ctx = context.WithoutCancel(ctx)
+	w.report(func() {
+		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", w.claim.Resource),
+			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.String("holder", h.String()))
+	})
+}
+
+// report calls the logger and the observer, one report after the other, in a goroutine that
+// nobody waits for: one that blocks delays neither a look nor the raise, and may be called
+// when the raise has returned.
+func (w *waitingRaise[Tx]) report(call func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reports = append(w.reports, call)
+	if w.reporting {
+		return
+	}
+	w.reporting = true
+	go func() {
+		for {
+			w.mu.Lock()
+			if len(w.reports) == 0 {
+				w.reporting = false
+				w.mu.Unlock()
+				return
+			}
+			next := w.reports[0]
+			w.reports = w.reports[1:]
+			w.mu.Unlock()
+			next()
+		}
+	}()
 }
 
 // late returns the sessions that have been in the way for too long, and the time

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,6 +125,82 @@ func (e *events) of(op guard.Op) (of []guard.Event) {
 	return of
 }
 
+// logged keeps what is logged.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// blocking is a logger and an observer that does not return before it is let go on.
+type blocking struct {
+	called atomic.Int32
+	goOn   chan struct{}
+}
+
+func (b *blocking) Write(p []byte) (int, error) {
+	b.called.Add(1)
+	<-b.goOn
+	return len(p), nil
+}
+
+func (b *blocking) Observe(_ context.Context, event guard.Event) {
+	if event.Op == guard.OpContend {
+		b.called.Add(1)
+		<-b.goOn
+	}
+}
+
+// TestBlockedReports (P2): a logger or an observer that blocks for good delays neither the end
+// of an idle holder's session nor the return of the raise that waits for it, nor that of a raise
+// whose context ends.
+func TestBlockedReports(t *testing.T) {
+	bothDrivers(t, func(t *testing.T, e *env) {
+		e.createWritten()
+		for _, what := range []string{"logger", "observer"} {
+			for _, after := range []time.Duration{time.Millisecond, endsNobody} {
+				e.exec("DELETE FROM fencepost.marks")
+				must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+				b := &blocking{goOn: make(chan struct{})}
+				defer close(b.goOn)
+				opts := &Options{TerminateAfter: after, RaiseTimeout: patience, Logger: testkit.Logger(t)}
+				if what == "logger" {
+					opts.Logger = slog.New(slog.NewTextHandler(b, nil))
+				} else {
+					opts.Observer = b
+				}
+				end := e.holding(claimOf("r", 5))
+				ctx, cancel := context.WithCancel(t.Context())
+				raised := make(chan error, 1)
+				go func() { raised <- e.open(opts).Raise(ctx, claimOf("r", 6)) }()
+				testkit.Eventually(t, "the "+what+" to be called", func() bool { return b.called.Load() > 0 })
+				if after == endsNobody {
+					cancel()
+					wantReason(t, testkit.Receive(t, "the raise's end", raised), guard.ReasonUnavailable, what)
+					noError(t, end(), "the holder")
+				} else {
+					noError(t, testkit.Receive(t, "the raise's end", raised), what)
+					if end() == nil {
+						t.Error("the holder was not ended")
+					}
+				}
+				cancel()
+			}
+		}
+	})
+}
+
 // TestIdleHolderIsEnded (P2, P6): with the defaults a holder that sits idle in
 // its transaction is ended; the raise reports the sessions it waits for; and the ended
 // holder gets ErrStale. The control is the same without ending any session: the raise
@@ -155,7 +232,7 @@ func TestIdleHolderIsEnded(t *testing.T) {
 		if len(old) > 0 {
 			t.Fatalf("the control ended the holder: %v", <-old)
 		}
-		var log bytes.Buffer
+		var log logged
 		var seen events
 		successor := e.open(&Options{Observer: &seen, RaiseTimeout: patience, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		noError(t, successor.Raise(t.Context(), claimOf("r", 6)), "the successor")
@@ -164,6 +241,7 @@ func TestIdleHolderIsEnded(t *testing.T) {
 		if err := <-old; !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Mark.Token != 6 || e.written() != 0 {
 			t.Errorf("the holder that was ended: %v", err)
 		}
+		testkit.Eventually(t, "the reports", func() bool { return strings.Contains(log.String(), "terminating the session") })
 		if contend := seen.of(guard.OpContend); len(contend) != 1 || !strings.Contains(contend[0].Err.Error(), "the old holder") || contend[0].Claim != claimOf("r", 6) || contend[0].Duration <= 0 {
 			t.Errorf("events: %v", contend)
 		}
@@ -240,13 +318,14 @@ func TestRaiseNamesStrangers(t *testing.T) {
 			}
 		}
 		for _, begin := range []string{"", "BEGIN; "} {
-			var log bytes.Buffer
+			var log logged
 			run(begin + "SELECT pg_advisory_lock_shared(fencepost.lock_key('r'))")
 			looked := e.countLooks()
 			db := e.open(&Options{RaiseTimeout: patience, TerminateAfter: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			end := e.raising(db, claimOf("r", 6))
 			looked(3)
 			wantSays(t, end(), guard.ReasonUnavailable, "without entering", "%q", begin)
+			testkit.Eventually(t, "the report", func() bool { return strings.Contains(log.String(), "waits for older holders") })
 			if strings.Contains(log.String(), "terminating") {
 				t.Errorf("%q: logged %s", begin, &log)
 			}
