@@ -180,8 +180,8 @@ func (s *steps) noWrite(id int, err error) bool {
 		return false
 	case reason == guard.ReasonStale, reason == guard.ReasonSpent, pgerr.State(err) == "40001":
 		return true
-	// Replaced at every try, or by a control under a lower mark.
-	case (s.antagonist || s.broken) && strings.Contains(err.Error(), "although the claim was admissible"):
+	// Replaced between the statement and its verdict, or by a control under a lower mark.
+	case (s.antagonist || s.broken) && reason == guard.ReasonUnavailable && strings.Contains(err.Error(), "other writers replaced"):
 		return true
 	}
 	s.Errorf("row %d: %v", id, err)
@@ -361,8 +361,9 @@ var schedules = map[string]struct {
 		}
 		<-late
 	}, "op-2"},
-	// The row is replaced while the holder's statement waits for it.
+	// The row is replaced while the holder's statement waits for it. Another try writes it.
 	"replaced": {func(ctx context.Context, s *steps) {
+		s.antagonist = true
 		h := s.taken(ctx, s.alone, 1)
 		tx, err := s.admin.Begin(ctx)
 		if err != nil {
@@ -377,6 +378,9 @@ var schedules = map[string]struct {
 			s.Fatal(err)
 		}
 		<-late
+		if s.int("SELECT count(*) FROM log WHERE op = 'op-1'") == 0 { // an update is unavailable
+			h.write(ctx, s.alone)
+		}
 	}, "op-1"},
 }
 

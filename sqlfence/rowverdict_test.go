@@ -266,28 +266,32 @@ func TestRowsDecideControls(t *testing.T) {
 }
 
 // TestReplacedRow (P6): a row that refused a write and admits it when its mark is read was
-// replaced by another, or deleted under an upsert. The write is sent again, three times
-// at most, and is neither stale nor missing because of it.
+// replaced by another, or deleted under an upsert. The write is unavailable, neither stale
+// nor missing nor held back because of it, and is sent once.
 func TestReplacedRow(t *testing.T) {
 	e := someEnv(t)
 	e.createDocs()
 	const gone = -1
 	for what, c := range map[string]struct {
-		marks []int // before each statement: the write, the verdict, and again
+		marks []int // before each statement: the write and the verdict
 		way   func(table *Table, q Querier) error
 		want  guard.Reason
 		row   string
 	}{
-		"replaced once":          {[]int{9, 4, 4}, updateDoc, guard.ReasonNone, "new 5"},
-		"replaced, then refused": {[]int{9, 4, 9, 6}, updateDoc, guard.ReasonStale, "old 6"},
-		"replaced for ever":      {[]int{9, 4, 9, 3, 9, 4}, updateDoc, guard.ReasonUnavailable, "old 4"},
-		"deleted":                {[]int{9, gone, gone}, updateDoc, guard.ReasonNotFound, ""},
-		"deleted, an upsert":     {[]int{9, gone, gone}, upsertDoc, guard.ReasonNone, "new 5"},
+		"replaced":               {[]int{9, 4}, updateDoc, guard.ReasonUnavailable, "old 4"},
+		"replaced by a newer":    {[]int{9, 6}, updateDoc, guard.ReasonStale, "old 6"},
+		"replaced, an upsert":    {[]int{9, 4}, upsertDoc, guard.ReasonUnavailable, "old 4"},
+		"deleted":                {[]int{9, gone}, updateDoc, guard.ReasonNotFound, ""},
+		"deleted, an upsert":     {[]int{9, gone}, upsertDoc, guard.ReasonUnavailable, ""},
+		"the control, the write": {[]int{4}, updateDoc, guard.ReasonNone, "new 5"},
 	} {
 		sent := 0
 		e.exec("TRUNCATE docs; INSERT INTO docs VALUES (1, 'old')")
 		replacing := e.altered(func(sql string) string {
-			if !strings.HasPrefix(sql, "WITH RECURSIVE") { // the first look at the table
+			if !strings.HasPrefix(sql, "WITH RECURSIVE") { // the looks at the table
+				if sent == len(c.marks) {
+					t.Fatalf("%s: sent again: %s", what, sql)
+				}
 				e.exec("UPDATE docs SET last_fencing_token = $1", c.marks[sent])
 				e.exec("DELETE FROM docs WHERE last_fencing_token = $1", gone)
 				sent++
@@ -297,6 +301,36 @@ func TestReplacedRow(t *testing.T) {
 		wantReason(t, c.way(e.table("docs", []string{"id"}, nil), replacing), c.want, what)
 		e.wantText(c.row, what, "SELECT coalesce((SELECT concat_ws(' ', v, last_fencing_token) FROM docs), '')")
 	}
+}
+
+// TestTriggerLeavesOut (P6): a trigger that leaves the row out runs once, so what it wrote
+// elsewhere is there once, and the write is ErrSetup, which no retry cures. The control
+// is the write with the trigger disabled.
+func TestTriggerLeavesOut(t *testing.T) {
+	eachDriver(t, func(t *testing.T, e *env) {
+		e.exec(`CREATE TABLE docs (id int, v text NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (id)) PARTITION BY LIST (id);
+			CREATE TABLE docs_1 PARTITION OF docs FOR VALUES IN (1); CREATE TABLE effects (v text);
+			CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO effects VALUES (NEW.v); RETURN NULL; END $$`)
+		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		for way, write := range map[string]func(*Table, Querier) error{
+			"Update": updateDoc, "Upsert": upsertDoc,
+			"Table.Raise": func(table *Table, q Querier) error {
+				return table.Raise(t.Context(), q, claimOf("r", 5), Key{1}, Dest{"v": new(string)})
+			},
+		} {
+			for _, where := range []string{"docs", "docs_1"} {
+				e.exec("TRUNCATE docs, effects; INSERT INTO docs VALUES (1, 'old', 0)")
+				e.exec("CREATE TRIGGER leaves BEFORE UPDATE ON " + where + " FOR EACH ROW EXECUTE FUNCTION leave_out()")
+				wantSays(t, write(table, e.db), guard.ReasonSetup, "a trigger leaves it out", "%s, %s", way, where)
+				e.wantInt(1, way+", "+where+": the trigger's effects", "SELECT count(*) FROM effects")
+				e.wantText("old 0", way+", "+where, "SELECT concat_ws(' ', v, last_fencing_token) FROM docs")
+				e.exec("ALTER TABLE " + where + " DISABLE TRIGGER leaves")
+				noError(t, write(table, e.db), "%s, %s, the control", way, where)
+				e.wantInt(5, way+", "+where+": the mark of the control", "SELECT last_fencing_token FROM docs")
+				e.exec("DROP TRIGGER leaves ON " + where)
+			}
+		}
+	})
 }
 
 func updateDoc(table *Table, q Querier) error {

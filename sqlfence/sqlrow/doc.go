@@ -62,8 +62,8 @@
 // second time ErrSpent, unless the rule is guard.SameOrNewer; no such row ErrNotFound;
 // a claim for another row ErrMisdirected, before anything is sent. A lost response is
 // ErrOutcomeUnknown, and the row's mark shows what happened. ErrUnavailable and
-// ErrLeaseLost mean that nothing was written. A statement is repeated only if it is known
-// to have written nothing.
+// ErrLeaseLost mean that the row was not written. No statement is sent a second time, and
+// what a trigger of the table wrote elsewhere stays, also where it left the row out.
 //
 // # Where to read on
 //

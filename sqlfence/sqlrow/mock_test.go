@@ -69,8 +69,8 @@ func mockTable(t *testing.T, rule guard.Rule) *Table {
 	return table
 }
 
-// TestFailureAroundUpdate: a driver that cannot say how many rows were written, and
-// the row of the verdict that cannot be read.
+// TestFailureAroundUpdate: a driver that cannot say how many rows were written, the row of
+// the verdict that cannot be read, and triggers that cannot be looked for.
 func TestFailureAroundUpdate(t *testing.T) {
 	for want, expect := range map[guard.Reason]func(m sqlmock.Sqlmock){
 		guard.ReasonOutcomeUnknown: func(m sqlmock.Sqlmock) {
@@ -79,6 +79,11 @@ func TestFailureAroundUpdate(t *testing.T) {
 		guard.ReasonUnavailable: func(m sqlmock.Sqlmock) {
 			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewResult(0, 0))
 			m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(9, nil, true).RowError(0, errInjected))
+		},
+		guard.ReasonSetup: func(m sqlmock.Sqlmock) {
+			m.ExpectExec(mockUpdate).WillReturnResult(sqlmock.NewResult(0, 0))
+			m.ExpectQuery(mockVerdict).WillReturnRows(sqlmock.NewRows(make([]string, 3)).AddRow(4, nil, true))
+			m.ExpectQuery(leavesOutSQL).WithArgs(`"jobs"`).WillReturnError(state("42501"))
 		},
 	} {
 		err := mockTable(t, guard.OncePerToken).Update(t.Context(), mocked(t, expect), claimOf("r", 5), Key{7}, Set{"v": "new"})

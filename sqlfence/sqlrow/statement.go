@@ -118,6 +118,16 @@ func (t *Table) raised() string {
 	return raised
 }
 
+// leavesOutSQL reports whether something may leave a row of a table, $1, out of a
+// statement: a BEFORE trigger for rows, also one of a partition, or a policy.
+const leavesOutSQL = `WITH RECURSIVE tree AS (
+	SELECT pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid AS oid
+	UNION SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) tree.oid
+)
+SELECT coalesce(pg_catalog.row_security_active(pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid), false) OR EXISTS (
+	SELECT FROM tree JOIN pg_catalog.pg_trigger g ON g.tgrelid OPERATOR(pg_catalog.=) tree.oid
+	WHERE (g.tgtype::pg_catalog.int4 OPERATOR(pg_catalog.&) 3) OPERATOR(pg_catalog.=) 3 AND g.tgenabled OPERATOR(pg_catalog.<>) 'D')` // 3: for each row, before
+
 // lockersSQL names the session whose transaction has locked the row with a key. One that
 // only shares a lock with others is not seen.
 func (t *Table) lockersSQL() string {

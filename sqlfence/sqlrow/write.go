@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"time"
 
@@ -37,14 +36,15 @@ type Dest map[string]any
 // A dest reads columns of the row as written. Update fences one row: for a set, to which
 // an older holder may add a row, use sqlfence's InTx.
 //
-// Errors; where they say nothing else, nothing was written:
+// Errors; where they say nothing else, the row was not written:
 //   - guard.ErrStale, guard.ErrSpent, guard.ErrConflict: the mark refuses the claim.
 //   - guard.ErrNotFound: no such row; with [ErrPredicate], one that Where excludes.
 //   - guard.ErrUnfenced: the token column is NULL.
 //   - guard.ErrMisdirected, guard.ErrInvalid: wrong input.
 //   - guard.ErrUnavailable: try again. A row that another transaction has locked for 20 s,
 //     or for the session's own lock_timeout, is one; the error names its session.
-//   - guard.ErrSetup: a right is missing, or a trigger or policy leaves the row out.
+//   - guard.ErrSetup: a right is missing, or a trigger or policy leaves the row out; what
+//     such a trigger wrote elsewhere stays.
 //   - guard.ErrOutcomeUnknown: the response was lost, or a dest did not take its value (in
 //     a transaction its own error, and the row is written): the row's mark shows it.
 //   - errors of the statement, such as a violated constraint, with the driver's inside; or
@@ -102,11 +102,7 @@ func (t *Table) run(ctx context.Context, on Executor, k kind, claim guard.Claim,
 	return err
 }
 
-// maxReplaced bounds how often a write is repeated because the row that refused
-// it was gone, or replaced by a newer one, when its mark was read.
-const maxReplaced = 3
-
-// write checks the input, sends the statement and, if it wrote nothing, asks for the
+// write checks the input, sends the statement once and, if it wrote no row, asks for the
 // reason. It returns the row's mark as far as it is known.
 func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key, set Set, dest []Dest) (guard.Mark, error) {
 	key, err := t.check(ctx, k, claim, key)
@@ -127,38 +123,44 @@ func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Clai
 	if err := t.look(ctx, on); err != nil {
 		return guard.Mark{}, err
 	}
-	var marks []guard.Mark
-	for range maxReplaced {
-		n, err := s.send(ctx, on)
-		switch {
-		case err != nil:
-			return guard.Mark{}, t.failed(ctx, on, commits, k, claim, key, err)
-		case n > 1:
-			return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
-		case n == 1 && k == raises && !s.kept:
-			return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
-				Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
-		case n == 1:
-			return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
-		}
-		// If the row as it is now admits the claim, the row that refused it was
-		// replaced since. Nothing was written, so it may be sent again.
-		mark, err := t.refusal(ctx, on, k, claim, key)
-		if err != nil {
-			return mark, err
-		}
-		marks = append(marks, mark)
+	n, err := s.send(ctx, on)
+	switch {
+	case err != nil:
+		return guard.Mark{}, t.failed(ctx, on, commits, k, claim, key, err)
+	case n > 1:
+		return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
+	case n == 1 && k == raises && !s.kept:
+		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
+			Cause: guard.Invalid("column "+t.token, claim.Token.String(), "did not keep the mark: a trigger or rule of the table put another value there")}
+	case n == 1:
+		return guard.Mark{Token: claim.Token, LeaseID: claim.LeaseID}, nil
 	}
-	if len(slices.Compact(marks)) > 1 {
-		return guard.Mark{}, guard.Unavailable(t.op(k), claim, errReplaced)
+	mark, err := t.refusal(ctx, on, k, claim, key)
+	if err != nil {
+		return mark, err
 	}
-	return guard.Mark{}, guard.Setup(t.op(k), claim, errHeldBack) // the mark was the same each time
+	return mark, t.leftOut(ctx, on, k, claim)
 }
 
 var (
-	errReplaced = fmt.Errorf("other writers replaced the row in each of %d attempts", maxReplaced)
-	errHeldBack = fmt.Errorf("the row admits the claim and was not written in %d attempts: a trigger leaves it out (as suppress_redundant_updates_trigger does) or changes its key, or a row-level security policy keeps it", maxReplaced)
+	errReplaced = errors.New("the row admits the claim by now, and did not when the statement came: other writers replaced or changed it")
+	errHeldBack = errors.New("the row admits the claim and was not written: a trigger leaves it out (as suppress_redundant_updates_trigger does), or a row-level security policy keeps it; or other writers replaced it meanwhile, and another try helps")
 )
+
+// leftOut is the error of a statement that did not write a row that admits its claim. It
+// is not sent again: a trigger that left the row out may have written elsewhere, and
+// would do so a second time.
+func (t *Table) leftOut(ctx context.Context, on Executor, k kind, claim guard.Claim) error {
+	var may bool
+	each := func(scan func(dest ...any) error) error { return scan(&may) }
+	switch err := on.query(ctx, leavesOutSQL, []any{t.layout.Name}, each); {
+	case err != nil:
+		return t.failure(t.op(k), claim, err, false)
+	case may:
+		return guard.Setup(t.op(k), claim, errHeldBack)
+	}
+	return guard.Unavailable(t.op(k), claim, errReplaced)
+}
 
 // check validates the input of a write before anything is sent, and returns the
 // key to send.
