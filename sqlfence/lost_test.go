@@ -319,7 +319,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 			p.change(rolledBack)
 			for what, call := range calls {
-				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing was committed") {
+				if err := call(); !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || !strings.Contains(err.Error(), "nothing of this transaction was committed") {
 					t.Errorf("%s, %v: got %v, want that nothing was committed", what, mode, err)
 				}
 			}

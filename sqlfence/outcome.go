@@ -24,11 +24,12 @@ import (
 // failed rolls back a transaction whose callback failed with err, and returns err if that is
 // what became of it.
 func (d *DB[Tx]) failed(ctx context.Context, t *transaction[Tx], err error) error {
-	committed, gone, unknown := d.end(ctx, t, false)
+	ended, open := d.ended(ctx, t)
+	committed, gone, unknown := d.end(ctx, t, false, open)
 	switch {
 	case unknown != nil:
 		return t.unknown(fmt.Errorf("%w; and then: %v", err, unknown))
-	case committed:
+	case committed || ended: // what it did afterwards is not known
 		return t.unknown(fmt.Errorf("%w, and returned: %w", errEnded, err))
 	case errors.Is(err, guard.ErrOutcomeUnknown): // of what the callback did elsewhere
 		return err
@@ -40,13 +41,32 @@ func (d *DB[Tx]) failed(ctx context.Context, t *transaction[Tx], err error) erro
 	return d.superseded(ctx, t, gone, err)
 }
 
+// ended reports that the transaction was over when the callback returned, so that what it sent
+// afterwards was not fenced, and may be committed; open, that it was not. Neither is seen in a
+// session that a failed statement has aborted, or that has ended.
+func (d *DB[Tx]) ended(ctx context.Context, t *transaction[Tx]) (ended, open bool) {
+	switch t.status() {
+	case txNone:
+		return true, false
+	case txUnseen:
+		return false, false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
+	defer cancel()
+	says, err := ask(ctx, t.in(), t.id)
+	if err != nil || !says.same {
+		return false, false
+	}
+	return says.status == "aborted" || says.status == "committed", says.status == inProgress
+}
+
 // commitFailed says what became of a transaction whose COMMIT failed with err. It is committed
 // if no response came and the server says so.
 func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], err error) error {
 	if errors.Is(err, pgerr.ErrUnreplicated) { // the primary has it, and only the primary
 		return guard.OutcomeUnknown(commitOp, t.claims[0], err)
 	}
-	committed, gone, unknown := d.end(ctx, t, true)
+	committed, gone, unknown := d.end(ctx, t, true, false)
 	switch {
 	case unknown != nil:
 		return t.unknown(err)
@@ -57,7 +77,7 @@ func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], err error
 	case committed:
 		return t.unknown(fmt.Errorf("%w: %w", errEnded, err))
 	case unanswered(err):
-		err = fmt.Errorf("nothing was committed: %w", err)
+		err = fmt.Errorf("nothing of this transaction was committed: %w", err)
 	case !gone && pgerr.Unsent(err):
 		err = invalidUse{errUnread, err}
 	}
@@ -103,11 +123,15 @@ func (t *transaction[Tx]) unknown(err error) error {
 }
 
 // end rolls back what is open, and asks the server whether the transaction was committed. The
-// error says why this is not known. gone reports that the session had ended.
-func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent bool) (committed, gone bool, err error) {
+// error says why this is not known. It need not ask about a transaction that was open. gone
+// reports that the session had ended.
+func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent, open bool) (committed, gone bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()
 	alive, gone := t.rollback(ctx)
+	if alive && open {
+		return false, false, nil
+	}
 	if alive {
 		says, err := ask(ctx, t.conn, t.id)
 		if err == nil {
@@ -170,10 +194,10 @@ func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], gone bool, 
 var errEnded = errors.New("the callback ended the transaction itself, or took its marker away, as RESET ALL does")
 
 // errUnread is the error of a COMMIT that cannot be sent.
-var errUnread = guard.Invalid("fn", "", "left rows open, did not close a batch, or still uses the transaction; nothing was committed")
+var errUnread = guard.Invalid("fn", "", "left rows open, did not close a batch, or still uses the transaction; nothing of it was committed")
 
 // errNotYours is what a callback gets that ends its transaction by the handle.
-var errNotYours = guard.Invalid("fn", "", "must not end the transaction: return nil to commit it, and an error to roll it back; nothing was committed")
+var errNotYours = guard.Invalid("fn", "", "must not end the transaction: return nil to commit it, and an error to roll it back; nothing of this transaction was committed")
 
 // sessionLost reports the errors of a session that the server ended, or that was used
 // again after it ended. They say so only of a session that has ended.

@@ -135,14 +135,14 @@ const (
 // commit: on a connection without a transaction a COMMIT would succeed.
 func (c *pgxConn) commit(ctx context.Context) error {
 	switch native := c.Conn.PgConn(); {
+	case !c.Conn.IsClosed() && native.TxStatus() == 'I': // before what says that nothing was committed
+		return errEnded
 	case c.handle.misused.Load():
 		return errNotYours
 	case c.Conn.IsClosed():
 		return pgerr.NotSent(pgconn.ErrConnClosed)
 	case native.IsBusy():
 		return errUnread
-	case native.TxStatus() == 'I':
-		return errEnded
 	case native.TxStatus() == 'E':
 		return sqlkit.ErrAborted
 	}
@@ -156,6 +156,21 @@ func (c *pgxConn) commit(ctx context.Context) error {
 	}
 	c.committed = err == nil
 	return sqlkit.Replicated(c.Conn, err)
+}
+
+func (c *pgxConn) status() txStatus { return statusOf(c.Conn) }
+
+func statusOf(c *pgx.Conn) txStatus {
+	native := c.PgConn()
+	switch {
+	case c.IsClosed():
+		return txUnseen
+	case native.TxStatus() == 'I':
+		return txNone
+	case native.IsBusy() || native.TxStatus() == 'E':
+		return txUnseen
+	}
+	return txSome
 }
 
 func (c *pgxConn) rollback(ctx context.Context) (alive, gone bool) {

@@ -119,6 +119,15 @@ func (c *stdConn) commit(ctx context.Context) error {
 // server turned into a ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
+// status is not seen where the driver is hidden. A handle that the callback closed sends
+// nothing more, so the handle is asked also where no transaction is open.
+func (c *stdConn) status() (s txStatus) {
+	if c.Native == nil || c.Pooled.Raw(func(any) error { s = statusOf(c.Native); return nil }) != nil || s == txUnseen {
+		return txUnseen
+	}
+	return txSome
+}
+
 func (c *stdConn) rollback(ctx context.Context) (alive, gone bool) {
 	if c.handle == nil {
 		return true, false

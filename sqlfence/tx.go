@@ -88,6 +88,8 @@ type conn[Tx any] interface {
 	tx() Tx
 	// commit returns errEnded, and commits nothing, if the marker is missing.
 	commit(ctx context.Context) error
+	// status is what the connection shows without a round trip.
+	status() txStatus
 	// rollback ends what is open. alive reports that the session can be asked something,
 	// gone that it had ended.
 	rollback(ctx context.Context) (alive, gone bool)
@@ -97,6 +99,14 @@ type conn[Tx any] interface {
 	// long, and does nothing when it is called again.
 	release()
 }
+
+type txStatus int
+
+const (
+	txUnseen txStatus = iota // it cannot be asked
+	txNone                   // no transaction is open
+	txSome                   // one is, perhaps another one than was begun
+)
 
 // statement is sent with a BEGIN; if dest is set, it returns one row for it.
 type statement struct {

@@ -236,7 +236,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "ROLLBACK that asks nothing", wrong: "what the callback committed by itself is called rolled back",
-		edits: []edit{{"sqlfence/outcome.go", "\tcommitted, gone, unknown := d.end(ctx, t, false)\n", "\t_, gone, unknown := d.end(ctx, t, false)\n\tcommitted := false\n"}},
+		edits: []edit{{"sqlfence/outcome.go", "\tcommitted, gone, unknown := d.end(ctx, t, false, open)\n", "\t_, gone, unknown := d.end(ctx, t, false, open)\n\tcommitted := false\n"}},
 		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
 	},
 	{

@@ -15,7 +15,7 @@ import (
 
 // ErrAborted is the error of a COMMIT of a transaction that a statement had
 // aborted.
-var ErrAborted = errors.New("nothing was committed: the transaction was aborted by an earlier error, which the callback did not return")
+var ErrAborted = errors.New("nothing of this transaction was committed: it was aborted by an earlier error, which the callback did not return")
 
 // Failure turns a driver's error into one of guard's, by the table in package
 // pgerr. wrote says whether the statement may have committed something.
