@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -337,5 +338,52 @@ func TestCollectGoesOn(t *testing.T) {
 	locked.Remove()
 	if done, err := o.Collect(t.Context(), ""); err != nil || done.Deleted != 2 || done.Skipped != 0 || done.Err != nil {
 		t.Errorf("later: %+v, %v", done, err)
+	}
+}
+
+// A Put whose context has ended does not wait for as long as a request may take, only to
+// delete data that no pointer names.
+func TestPutEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	server := newServer(t, nil)
+	b := open(t, server, &s3fence.Options{RequestTimeout: 2 * testkit.Patience})
+	o := objects(t, b, s3fence.Pointer, nil)
+	pause := server.Pause(s3test.Rule{Prefix: b.DataPrefix(key)}, s3test.BeforeApply) // the data, and its deletion
+	defer pause.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil) }()
+	_, err := pause.Wait(t.Context())
+	must(t, err)
+	cancel()
+	refused(t, testkit.Receive(t, "the end of Put", done), guard.ReasonUnavailable)
+}
+
+// A listing whose continuation tokens go round ends, for the caller and for the collector.
+func TestListingThatGoesRound(t *testing.T) {
+	t.Parallel()
+	server, b, _ := setup(t, s3fence.Pointer, 0)
+	pages := 0
+	client := via(newClient(server), func(r *http.Request, send sendFunc) (*http.Response, error) {
+		if pages++; pages > 10 {
+			return nil, errors.New("it goes on")
+		}
+		return response(r, http.StatusOK, "<ListBucketResult><Name>"+bucketName+"</Name><IsTruncated>true</IsTruncated><NextContinuationToken>"+
+			[]string{"A", "B", "C"}[pages%3]+"</NextContinuationToken></ListBucketResult>"), nil
+	})
+	o := objects(t, b.On(client, bucketName), s3fence.Pointer, nil)
+	var listed error
+	for _, listed = range o.List(t.Context(), "") {
+	}
+	first := pages
+	_, collected := o.Collect(t.Context(), "")
+	for _, err := range []error{listed, collected} {
+		if refused(t, err, guard.ReasonUnavailable); err == nil || !strings.Contains(err.Error(), "continuation token") {
+			t.Error(err)
+		}
+	}
+	if first != 4 || pages != 8 {
+		t.Errorf("%d and %d pages were asked for, want 4 each", first, pages-first)
 	}
 }

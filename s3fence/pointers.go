@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -183,14 +184,16 @@ func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
 
 // discard deletes data that no pointer will ever name: its pointer never left, or reads
 // showed each sending to be lost. Otherwise the data stays, and
-// the collector finds it if no pointer names it.
+// the collector finds it if no pointer names it. If the context has ended, it takes no
+// longer than the read that resolves a write does then.
 func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
 	if c.exposed {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
-	_ = b.remove(ctx, made.Data) // the collector finds what stays
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(resolveTimeout, cancel) })()
+	_ = b.remove(detached, made.Data) // the collector finds what stays
 }
 
 // Get reads an object, its mark, headers and metadata. The result is never older

@@ -77,7 +77,7 @@ func (r *Report) usable(b *Bucket, now time.Time) (bool, error) {
 
 // Probe tests a store whole: what [Open] checks at Amazon's endpoints, and besides it lets
 // 16 writers race for one condition, 16 times, and reads an object while it is overwritten.
-// A round counts if one writer won and half of its rivals, or more, were refused because of
+// A round counts if one writer won and 7 of its 15 rivals, or more, were refused because of
 // their condition: only those met. The report says how many did.
 //
 // It sends 400 to 800 requests to keys of its own and deletes them, for which it needs
@@ -86,11 +86,9 @@ func (r *Report) usable(b *Bucket, now time.Time) (bool, error) {
 //
 // Run it when a store is chosen or upgraded, on idle machines, and read the report. No
 // probe shows that all is well: a store that compares and then writes in a second step
-// is found only if requests meet between the two, as versitygw 1.7 was in 9 probes of
-// 10 on a busy machine.
+// is found only if requests meet between the two, as versitygw 1.7 was in 9 probes of 10.
 //
-// Errors: as [Open]. Where a limiter turns racing writers away, nothing was tested: that
-// is ErrUnavailable.
+// Errors: as [Open]; ErrUnavailable also where a limiter turns racing writers away.
 func Probe(ctx context.Context, client S3, bucket string, opts *Options) (*Report, error) {
 	b, err := newBucket(client, bucket, opts)
 	if err != nil {

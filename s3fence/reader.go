@@ -268,8 +268,12 @@ func (b *Bucket) listed(ctx context.Context, prefix string) iter.Seq2[entry, err
 			yield(entry{}, err)
 			return
 		}
+		given := map[string]bool{} // a token that returns would let the listing go round
 		for token := ""; ; {
 			p, err := b.list(ctx, prefix, token)
+			if err == nil && p.next != "" && given[p.next] {
+				err = &failure{err: errors.New("the store truncated the listing without a new continuation token")}
+			}
 			if err != nil {
 				yield(entry{}, err)
 				return
@@ -282,6 +286,7 @@ func (b *Bucket) listed(ctx context.Context, prefix string) iter.Seq2[entry, err
 			if token = p.next; token == "" {
 				return
 			}
+			given[token] = true
 		}
 	}
 }

@@ -14,8 +14,8 @@ const (
 	// maxSends is how often one write is sent while its fate is open.
 	maxSends = 8
 	maxDelay = 2 * time.Second
-	// resolveTimeout bounds the one read that still resolves a write whose
-	// context has ended.
+	// resolveTimeout bounds what is still done for a write whose context has ended: one
+	// read that resolves it, and one deletion of data that nothing names.
 	resolveTimeout = time.Second
 	// clockStep is by how much times of one store, which are whole seconds, may differ.
 	clockStep = 2 * time.Second

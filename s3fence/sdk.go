@@ -132,17 +132,45 @@ func readAll(from io.Reader, size, limit int64) ([]byte, error) {
 }
 
 func (s *sdk) open(ctx context.Context, key string) (*object, error) {
+	ctx, w := watch(ctx, s.idle)
 	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key}, untouched)
 	if err != nil {
+		defer w.stop()
 		return nil, s.readError(ctx, err)
 	}
 	o, err := describe(out)
 	if err != nil {
+		w.stop()
 		out.Body.Close()
 		return nil, err
 	}
-	o.body = out.Body
+	w.timer.Stop()
+	o.body = &watched{out.Body, ctx, s, w}
 	return o, nil
+}
+
+// watched is a body that its reader takes as fast as it likes, and the store does not: the
+// time counts during a Read only.
+type watched struct {
+	io.ReadCloser
+	ctx context.Context
+	s   *sdk
+	w   *watchdog
+}
+
+func (b *watched) Read(p []byte) (int, error) {
+	b.w.timer.Reset(b.w.after)
+	n, err := b.ReadCloser.Read(p)
+	b.w.timer.Stop()
+	if err != nil && err != io.EOF && context.Cause(b.ctx) == errIdle {
+		err = b.s.readError(b.ctx, err)
+	}
+	return n, err
+}
+
+func (b *watched) Close() error {
+	b.w.stop()
+	return b.ReadCloser.Close()
 }
 
 // describe reads the headers of a response to GET. Without a strong ETag it gives a write
@@ -269,17 +297,19 @@ func (s *sdk) remove(ctx context.Context, key string) result {
 }
 
 func (s *sdk) list(ctx context.Context, prefix, token string) (page, error) {
+	ctx, w := watch(ctx, s.idle)
+	defer w.stop()
 	for again := false; ; again = true {
-		got, err := s.listOnce(ctx, prefix, token)
+		got, err := s.listOnce(ctx, w, prefix, token)
 		if err == nil || again || httpStatus(err) >= 300 || errors.As(err, new(*failure)) || ctx.Err() != nil {
 			return got, s.readError(ctx, err)
 		}
 	}
 }
 
-func (s *sdk) listOnce(ctx context.Context, prefix, token string) (page, error) {
+func (s *sdk) listOnce(ctx context.Context, w *watchdog, prefix, token string) (page, error) {
 	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: str(prefix), ContinuationToken: str(token), EncodingType: types.EncodingTypeUrl}
-	out, err := s.client.ListObjectsV2(ctx, in, untouched)
+	out, err := s.client.ListObjectsV2(ctx, in, untouched, w.option)
 	if err != nil {
 		return page{}, err
 	}
@@ -305,8 +335,8 @@ func (s *sdk) listOnce(ctx context.Context, prefix, token string) (page, error) 
 	switch {
 	case !aws.ToBool(out.IsTruncated):
 		p.next = ""
-	case p.next == "" || p.next == token:
-		return page{}, &failure{err: errors.New("the store truncated the listing without a new continuation token")}
+	case p.next == "":
+		return page{}, &failure{err: errors.New("the store truncated the listing without a continuation token")}
 	}
 	return p, nil
 }

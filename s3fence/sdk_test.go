@@ -2,6 +2,7 @@ package s3fence
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,7 @@ import (
 )
 
 // responding is the driver over Amazon's client, to which every request has one response.
-func responding(t *testing.T, status int, header, body string) *sdk {
+func responding(status int, header, body string) *sdk {
 	client := s3.New(s3.Options{
 		BaseEndpoint: aws.String("http://store"), UsePathStyle: true, Region: "r", Retryer: aws.NopRetryer{},
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
@@ -122,7 +123,7 @@ func TestResponses(t *testing.T) {
 	} {
 		for name, c := range rows {
 			t.Run(store+"/"+name, func(t *testing.T) {
-				d := responding(t, c.status, c.header, c.body)
+				d := responding(c.status, c.header, c.body)
 				reads := func(what string, err error, want int) {
 					t.Helper()
 					got := unit
@@ -261,6 +262,33 @@ func (r *trickle) Read(p []byte) (int, error) {
 	return 1, r.ctx.Err()
 }
 
+// slowListing is a client to which a listing of the prefix "p" comes over such a line.
+func slowListing() *s3.Client {
+	d := responding(http.StatusOK, "", `<ListBucketResult><Name>inv</Name><Prefix>p</Prefix></ListBucketResult>`).client.(*s3.Client)
+	return s3.New(d.Options(), func(o *s3.Options) {
+		before := o.HTTPClient
+		o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+			out, err := before.Do(r)
+			if err == nil {
+				out.Body = io.NopCloser(&delayed{r.Context(), out.Body})
+			}
+			return out, err
+		})
+	})
+}
+
+// delayed has ten bytes every minute, less a second.
+type delayed struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+func (r *delayed) Read(p []byte) (int, error) {
+	time.Sleep(time.Minute - time.Second)
+	n, err := r.from.Read(p[:min(len(p), 10)])
+	return n, cmp.Or(r.ctx.Err(), err)
+}
+
 // hanging is a store that never responds.
 type hanging struct{ S3 }
 
@@ -272,6 +300,25 @@ func (hanging) PutObject(ctx context.Context, _ *s3.PutObjectInput, _ ...func(*s
 func (hanging) GetObject(ctx context.Context, _ *s3.GetObjectInput, _ ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+func (hanging) ListObjectsV2(ctx context.Context, _ *s3.ListObjectsV2Input, _ ...func(*s3.Options)) (*s3.ListObjectsV2Output, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// stalling is a store whose responses begin and do not go on.
+type stalling struct{ S3 }
+
+func (stalling) GetObject(ctx context.Context, _ *s3.GetObjectInput, _ ...func(*s3.Options)) (*s3.GetObjectOutput, error) {
+	return &s3.GetObjectOutput{ETag: aws.String(`"e"`), Body: io.NopCloser(io.MultiReader(strings.NewReader("x"), stalled{ctx}))}, nil
+}
+
+type stalled struct{ ctx context.Context }
+
+func (r stalled) Read([]byte) (int, error) {
+	<-r.ctx.Done()
+	return 0, r.ctx.Err()
 }
 
 // RequestTimeout is about progress: a slow line takes as long as it takes, and a store that
@@ -286,14 +333,36 @@ func TestRequestTimeoutIsForIdleness(t *testing.T) {
 		if o, err := d.get(t.Context(), "k", 0, 1<<20); err != nil || len(o.content) != 10 {
 			t.Errorf("a slow download: %+v, %v", o, err)
 		}
+		o, err := d.open(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour) // the reader is slow, too
+		if text, err := io.ReadAll(o.body); err != nil || len(text) != 10 || o.body.Close() != nil {
+			t.Errorf("a slow stream: %q, %v", text, err)
+		}
+		d.client = slowListing()
+		if p, err := d.list(t.Context(), "p", ""); err != nil || p.next != "" {
+			t.Errorf("a slow listing: %+v, %v", p, err)
+		}
+		ctx, end := context.WithTimeout(t.Context(), time.Hour)
+		defer end()
 		d.client = hanging{}
 		begin := time.Now()
-		r := d.put(t.Context(), "k", noObject, payload{})
-		_, err := d.get(t.Context(), "k", 0, 1<<20)
-		if took := time.Since(begin); took != 2*time.Minute {
+		r := d.put(ctx, "k", noObject, payload{})
+		_, err = d.get(ctx, "k", 0, 1<<20)
+		_, opened := d.open(ctx, "k")
+		_, listed := d.list(ctx, "", "")
+		d.client = stalling{}
+		o, body := d.open(ctx, "k")
+		if body == nil {
+			_, body = io.ReadAll(o.body)
+			o.body.Close()
+		}
+		if took := time.Since(begin); took != 5*time.Minute {
 			t.Errorf("it took %v", took)
 		}
-		for _, err := range []error{r.err, err} {
+		for _, err := range []error{r.err, err, opened, listed, body} {
 			if err == nil || !strings.Contains(err.Error(), "Options.RequestTimeout") {
 				t.Errorf("it does not name the option: %v", err)
 			}

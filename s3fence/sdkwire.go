@@ -320,6 +320,21 @@ func (w *watchdog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// option lets w see the body of a response that the SDK reads by itself.
+func (w *watchdog) option(o *s3.Options) {
+	next := o.HTTPClient
+	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
+		out, err := next.Do(r)
+		if err == nil {
+			out.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.TeeReader(out.Body, w), out.Body}
+		}
+		return out, err
+	})
+}
+
 // amazon begins the endpoint of a client that uses Amazon's own.
 const amazon = "aws "
 
