@@ -16,13 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// silent hides that an issuer can notify of releases.
-type silent struct{ driver.Issuer }
-
-func (silent) Watch(context.Context, driver.Watch, func()) (driver.Watching, error) {
-	return driver.Watching{}, driver.ErrNoWatch
-}
-
 // listens returns when a client is notified of releases.
 func listens(t *testing.T, c *Client) {
 	t.Helper()

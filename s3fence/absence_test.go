@@ -113,8 +113,8 @@ func TestP5APageIsNoAnswer(t *testing.T) {
 		"an error": "<Error><Code>InternalError</Code></Error>", "a root without a name": "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>",
 		"another bucket's": "<ListBucketResult><Name>other</Name><IsTruncated>false</IsTruncated></ListBucketResult>",
 	} {
-		server, b, o := setup(t, s3fence.Pointer, 0)
-		o = objects(t, b.On(paged{newClient(server)}, bucketName), s3fence.Pointer, nil)
+		server, b, _ := setup(t, s3fence.Pointer, 0)
+		o := objects(t, b.On(paged{newClient(server)}, bucketName), s3fence.Pointer, nil)
 		for i := range 12 {
 			must(t, o.Put(t.Context(), claim(5, "a"), string(rune('a'+i)), nil, nil))
 		}

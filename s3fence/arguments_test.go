@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -232,23 +231,6 @@ func TestBadOptions(t *testing.T) {
 	if server.Count() != 0 {
 		t.Error("requests were sent")
 	}
-}
-
-// headersSent records the headers of requests.
-type headersSent struct {
-	mu sync.Mutex
-	of map[s3test.Op][]http.Header
-}
-
-func record(server *s3test.Server) *headersSent {
-	h := &headersSent{of: map[s3test.Op][]http.Header{}}
-	server.Inject(s3test.Rule{Match: func(r *s3test.Request) bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.of[r.Op] = append(h.of[r.Op], r.Header.Clone())
-		return false
-	}})
-	return h
 }
 
 // encrypting is a client that adds what a bucket's policy demands, as S3 says.
