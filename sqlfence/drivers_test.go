@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -311,6 +312,32 @@ func TestDriversWritesAfterwards(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDriversStillInAStatement: a callback that returns while a goroutine of its own is in a
+// statement, which takes ten minutes, gets an error after CommitTimeout, also on database/sql.
+func TestDriversStillInAStatement(t *testing.T) {
+	e := newEnvOf(t, "std")
+	db := e.open(&Options{CommitTimeout: 100 * time.Millisecond})
+	for _, own := range []error{nil, errors.New("its own")} {
+		ended := make(chan error, 1)
+		left := make(chan struct{})
+		go func() {
+			ended <- db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				go func() {
+					defer close(left)
+					tx.exec(context.Background(), "SELECT pg_sleep(600)")
+				}()
+				e.waitFor("the statement", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(600)'")
+				return own
+			})
+		}()
+		if err := testkit.Receive(t, "its end", ended); err == nil {
+			t.Error("it is a success")
+		}
+		testkit.Receive(t, "the end of the goroutine", left)
+		e.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT pg_sleep(600)'")
+	}
 }
 
 // TestDriversHandleEnds: a callback that ends its transaction by its handle gets no success.

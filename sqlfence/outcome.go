@@ -45,14 +45,14 @@ func (d *DB[Tx]) failed(ctx context.Context, t *transaction[Tx], err error) erro
 // afterwards was not fenced, and may be committed; open, that it was not. Neither is seen in a
 // session that a failed statement has aborted, or that has ended.
 func (d *DB[Tx]) ended(ctx context.Context, t *transaction[Tx]) (ended, open bool) {
-	switch t.status() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
+	defer cancel()
+	switch t.status(ctx) {
 	case txNone:
 		return true, false
 	case txUnseen:
 		return false, false
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
-	defer cancel()
 	says, err := ask(ctx, t.in(), t.id)
 	if err != nil || !says.same {
 		return false, false

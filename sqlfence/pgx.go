@@ -158,7 +158,7 @@ func (c *pgxConn) commit(ctx context.Context) error {
 	return sqlkit.Replicated(c.Conn, err)
 }
 
-func (c *pgxConn) status() txStatus { return statusOf(c.Conn) }
+func (c *pgxConn) status(context.Context) txStatus { return statusOf(c.Conn) }
 
 func statusOf(c *pgx.Conn) txStatus {
 	native := c.PgConn()

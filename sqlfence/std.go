@@ -91,7 +91,7 @@ func (c *stdConn) begin(ctx context.Context, level sql.IsolationLevel, marked bo
 // commit looks for the marker on a round trip of its own: database/sql has no pipeline, and
 // only the server knows of a COMMIT in the callback's SQL.
 func (c *stdConn) commit(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, c.cancel)
+	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
 	if c.marked {
 		var same bool
@@ -121,18 +121,29 @@ const commitRollbackText = "commit unexpectedly resulted in rollback"
 
 // status is not seen where the driver is hidden. A handle that the callback closed sends
 // nothing more, so the handle is asked also where no transaction is open.
-func (c *stdConn) status() (s txStatus) {
+func (c *stdConn) status(ctx context.Context) (s txStatus) {
+	stop := context.AfterFunc(ctx, c.giveUp)
+	defer stop()
 	if c.Native == nil || c.Pooled.Raw(func(any) error { s = statusOf(c.Native); return nil }) != nil || s == txUnseen {
 		return txUnseen
 	}
 	return txSome
 }
 
+// giveUp ends the handle, and cuts the session: database/sql waits for a goroutine of the
+// callback's that is in a statement.
+func (c *stdConn) giveUp() {
+	c.cancel()
+	if c.Native != nil {
+		c.Native.PgConn().Conn().Close()
+	}
+}
+
 func (c *stdConn) rollback(ctx context.Context) (alive, gone bool) {
 	if c.handle == nil {
 		return true, false
 	}
-	stop := context.AfterFunc(ctx, c.cancel)
+	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
 	err := c.handle.Rollback() // also closes rows that the callback left open
 	alive = err == nil || errors.Is(err, sql.ErrTxDone)
@@ -148,7 +159,7 @@ func (c *stdConn) release() {
 	}
 	c.released = true
 	if c.handle != nil {
-		timer := time.AfterFunc(releaseTimeout, c.cancel)
+		timer := time.AfterFunc(releaseTimeout, c.giveUp)
 		defer timer.Stop()
 		c.handle.Rollback() // a connection that cannot roll back is closed, and the server rolls back
 	}

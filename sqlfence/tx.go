@@ -89,7 +89,7 @@ type conn[Tx any] interface {
 	// commit returns errEnded, and commits nothing, if the marker is missing.
 	commit(ctx context.Context) error
 	// status is what the connection shows without a round trip.
-	status() txStatus
+	status(ctx context.Context) txStatus
 	// rollback ends what is open. alive reports that the session can be asked something,
 	// gone that it had ended.
 	rollback(ctx context.Context) (alive, gone bool)
