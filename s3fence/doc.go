@@ -36,10 +36,9 @@
 // # What it does not
 //
 //   - Writers, lifecycle rules and replication that bypass it are not stopped.
-//     What they write is reported as unfenced or damaged, unless it is an older
-//     state of the same object restored whole, or a sealed object copied here from
-//     the same key of another bucket, which lowers the mark to that one's. What
-//     they delete loses its mark and admits anybody: exempt fenced keys, and
+//     What they write is reported as unfenced or damaged, unless it is an older state of the
+//     object restored whole, a sealed object of the same key of another bucket, or a plain
+//     one of any key with its metadata, which lowers the mark to that one's. What they delete loses its mark and admits anybody: exempt fenced keys, and
 //     everything below ".fencepost/", from rules that expire objects. A bucket
 //     policy that denies PUT without a condition stops most of them; this package
 //     sends none.
@@ -51,7 +50,7 @@
 //     refused. Several gateways over one store are one store only if they compare
 //     there: give the probe a client for each ([Options].ProbeClients).
 //   - InsecureDelete forgets the mark.
-//   - A raise or an adoption rewrites the object; tags, access list and lock are new.
+//   - A raise or an adoption rewrites the object: it drops tags, access list, lock and encryption.
 //   - The checksums detect damage, not forgery: anyone who may write to the
 //     bucket directly can make a seal.
 //

@@ -219,3 +219,43 @@ func TestRaisedPointerKeepsItsData(t *testing.T) {
 	}
 	want(t, o, "mine", guard.Mark{Token: 43, LeaseID: "r"})
 }
+
+// ownHTTP is a client that sends each write by an HTTP client of its own.
+type ownHTTP struct {
+	*s3.Client
+	do httpFunc
+}
+
+func (o ownHTTP) PutObject(ctx context.Context, in *s3.PutObjectInput, opts ...func(*s3.Options)) (*s3.PutObjectOutput, error) {
+	return o.Client.PutObject(ctx, in, append(opts, func(s *s3.Options) { s.HTTPClient = o.do })...)
+}
+
+// A client whose wrapper sends by an HTTP client of its own is not seen to send. What it has
+// sent is not called unsent, whether that client is net/http's or leaves no trace at all.
+func TestP6SentUnseen(t *testing.T) {
+	t.Parallel()
+	eachMode(t, func(t *testing.T, mode s3fence.Mode) {
+		for _, traced := range []bool{true, false} {
+			server, b, o := setup(t, mode, 0)
+			put(t, o, claim(4, "z"), "before")
+			var sent atomic.Bool
+			client := ownHTTP{newClient(server), func(r *http.Request) (*http.Response, error) {
+				if !traced {
+					r = r.Clone(context.Background())
+				}
+				out, err := server.HTTPClient().Do(r)
+				if err == nil && putOf(r, key) {
+					sent.Store(true)
+					out.Body.Close()
+					return nil, errors.New("the response is lost")
+				}
+				return out, err
+			}}
+			err := objects(t, b.On(client, bucketName), mode, nil).Put(t.Context(), claim(5, "a"), key, strings.NewReader("mine"), nil)
+			if err != nil || !sent.Load() {
+				t.Errorf("traced %v: a write that a read shows to be stored: %v", traced, err)
+			}
+			want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"})
+		}
+	})
+}

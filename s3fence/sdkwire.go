@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -204,6 +206,7 @@ func once(o *s3.Options) {
 // once, of which HTTP clients that retry on their own give no other sign.
 type tracker struct {
 	opened atomic.Bool  // the SDK has taken our options, so calls are counted
+	signed atomic.Bool  // the SDK was ready to send, by whatever HTTP client a wrapper may have set
 	direct atomic.Bool  // the HTTP client is net/http's own: it sends nothing unseen
 	calls  atomic.Int32 // of the HTTP client
 	asked  atomic.Int32 // for a connection
@@ -223,6 +226,13 @@ func (t *tracker) trace(ctx context.Context) context.Context {
 
 func (t *tracker) option(o *s3.Options) {
 	t.opened.Store(true)
+	o.APIOptions = append(slices.Clip(o.APIOptions), func(stack *middleware.Stack) error {
+		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("fencepost:sent",
+			func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+				t.signed.Store(true)
+				return next.HandleDeserialize(ctx, in)
+			}), middleware.After)
+	})
 	switch c := o.HTTPClient.(type) {
 	case *awshttp.BuildableClient:
 		t.direct.Store(true)
@@ -265,8 +275,9 @@ func (t *tracker) peek(out *http.Response) error {
 	return nil
 }
 
-// kept reports whether the SDK was seen not to send the request.
-func (t *tracker) kept() bool { return t.opened.Load() && t.calls.Load() == 0 }
+// kept reports whether the SDK was seen not to send the request: it did not come so far, nor
+// was our HTTP client called.
+func (t *tracker) kept() bool { return t.opened.Load() && !t.signed.Load() && t.calls.Load() == 0 }
 
 // unconnected reports whether each sending was seen to find no connection.
 func (t *tracker) unconnected() bool {
