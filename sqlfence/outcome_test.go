@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
 
@@ -198,4 +199,86 @@ func TestCancelledAsksNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDriversWritesAfterwards (P5): a callback that rolls back by itself, and then writes what
+// commits by itself, is not told that nothing was committed, whatever it returns: where it can be
+// seen that its transaction was over, that is an unknown outcome. Where a failed statement hides
+// it, nothing is said of what is not this transaction's.
+func TestDriversWritesAfterwards(t *testing.T) {
+	own := guard.Unavailable("its own", claimOf("other", 1), errors.New("its own"))
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		db := open(2, nil)
+		for what, then := range map[string]func(ctx context.Context, tx testTx) error{
+			"by the refused handle": func(ctx context.Context, tx testTx) error {
+				if _, is := tx.(pgxTx); is {
+					tx.end(false)
+				}
+				return nil
+			},
+			"rows left open": func(ctx context.Context, tx testTx) error {
+				if tx, is := tx.(pgxTx); is {
+					tx.tx.Query(ctx, "SELECT 1")
+				}
+				return nil
+			},
+			"its own error":              func(context.Context, testTx) error { return own },
+			"another one, its own error": func(ctx context.Context, tx testTx) error { tx.exec(ctx, "BEGIN"); return own },
+			"another one, which is failed": func(ctx context.Context, tx testTx) error {
+				tx.exec(ctx, "BEGIN")
+				tx.exec(ctx, "SELECT 1/0")
+				return nil
+			},
+		} {
+			e.exec("DELETE FROM written")
+			err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				for _, sql := range []string{"ROLLBACK", "INSERT INTO written VALUES (5)"} {
+					if _, err := tx.exec(ctx, sql); err != nil {
+						return err
+					}
+				}
+				return then(ctx, tx)
+			})
+			if e.wantInt(1, "rows", "SELECT count(*) FROM written"); err == nil {
+				t.Errorf("%s: no error", what)
+			}
+			if _, hidden := db.(stdFence); hidden && strings.Contains(what, "own error") && strings.Contains(t.Name(), "wrapped") {
+				continue
+			}
+			if what == "another one, which is failed" {
+				wantSays(t, err, guard.ReasonOther, "nothing of this transaction was committed", what)
+				continue
+			}
+			wantReason(t, err, guard.ReasonOutcomeUnknown, what)
+			if errors.Is(err, guard.ErrUnavailable) {
+				t.Errorf("%s: %v promises that nothing was written", what, err)
+			}
+		}
+	})
+}
+
+// TestDriversStillInAStatement: a callback that returns while a goroutine of its own is in a
+// statement, which takes ten minutes, gets an error after CommitTimeout, also on database/sql.
+func TestDriversStillInAStatement(t *testing.T) {
+	e := newEnvOf(t, "std")
+	db := e.open(&Options{})
+	for _, own := range []error{nil, errors.New("its own")} {
+		ended := make(chan error, 1)
+		left := make(chan struct{})
+		go func() {
+			ended <- db.fenced(context.Background(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+				go func() {
+					defer close(left)
+					tx.exec(context.Background(), "SELECT pg_sleep(600)")
+				}()
+				e.waitFor("the statement", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(600)'")
+				return own
+			})
+		}()
+		if err := testkit.Receive(t, "its end", ended); err == nil {
+			t.Error("it is a success")
+		}
+		testkit.Receive(t, "the end of the goroutine", left)
+		e.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT pg_sleep(600)'")
+	}
 }
