@@ -262,7 +262,7 @@ func TestCacheInBetween(t *testing.T) {
 				}
 				return
 			}
-			refused(t, err, guard.ReasonSetup)
+			refused(t, err, guard.ReasonOutcomeUnknown) // the cache would hide a write that something below sent twice
 			if err == nil || !strings.Contains(err.Error(), "a cache serves its reads") {
 				t.Errorf("it does not name the cache: %v", err)
 			}

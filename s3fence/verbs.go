@@ -110,7 +110,7 @@ func (b *Bucket) swap(ctx context.Context, c *change) (version, error) {
 			return base, guard.Unavailable(c.op(), c.claim, err)
 		case contradicted:
 			if contradictions++; contradictions == maxContradictions {
-				return now, guard.Setup(c.op(), c.claim, contradiction(&now))
+				return now, guard.OutcomeUnknown(c.op(), c.claim, contradiction(&now)) // a cache may also hide our write
 			}
 		case lost:
 			contradictions, met = 0, true

@@ -479,7 +479,7 @@ def put(url, key, claim, rule, body, trusting=False):
             return "outcome_unknown"
         contradictions = contradictions + 1 if verdict == "contradiction" else 0
         if contradictions == 3:
-            return "unavailable"
+            return "unknown"
         base = now
     return "unavailable"
 
