@@ -60,7 +60,7 @@ var allowed = map[string][]string{
 	"internal/longtest":             {},
 	"internal/testkit":              {},
 	"s3fence/s3test":                {"github.com/aws/aws-sdk-go-v2"},
-	"s3fence":                       {"guard", "github.com/aws/aws-sdk-go-v2"},
+	"s3fence":                       {"guard", "github.com/aws/aws-sdk-go-v2", "github.com/aws/smithy-go/middleware"},
 	"examples/billingclose":         {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "s3fence", "lockclient", "lockclient/pglock", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/adopt":                {"guard", "lockclient", "lockclient/pglock", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/internal/demo":        {"internal/pgtest", "github.com/jackc/pgx/v5"},
@@ -83,6 +83,7 @@ var direct = []string{
 	"github.com/DATA-DOG/go-sqlmock",
 	"github.com/aws/aws-sdk-go-v2",
 	"github.com/aws/aws-sdk-go-v2/service/s3",
+	"github.com/aws/smithy-go", // the SDK's own core, whose types its options have
 	"github.com/go-chi/chi/v5",
 	"github.com/jackc/pgx/v5",
 	"github.com/urfave/cli/v3",
