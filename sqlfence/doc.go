@@ -81,13 +81,14 @@
 // with the mark as it is under the lock. So transactions of one holder run side by
 // side, a raise waits for those that entered before it, and later ones see the mark.
 //
-// On pgx BEGIN and enter are one round trip, COMMIT another, and Exec sends all at once. On
-// database/sql enter and a check before COMMIT are a round trip each.
+// On pgx BEGIN and enter are one round trip, COMMIT another, and Exec is one. On database/sql
+// enter and a check before COMMIT are a round trip each.
 //
 // Enter sets a marker that lives as long as the transaction, and COMMIT looks for it. If a
 // callback ends the transaction in SQL all the same, what it writes after that is not fenced,
-// and InTx returns ErrOutcomeUnknown: never a success, and never that nothing was committed.
-// The server is asked, by the transaction's ID, what became of it unless COMMIT succeeded.
+// and InTx returns ErrOutcomeUnknown. Unless COMMIT succeeded, the server is asked by the
+// transaction's ID what became of it. If no response came, no result, not even nil, speaks of
+// what such a callback wrote afterwards.
 // Sessions are checked in SQL, so that a wrapped database/sql driver hides nothing.
 //
 // While a raise waits it looks for the sessions in its way, on a second connection if
@@ -106,7 +107,6 @@
 // ErrLeaseLost mean that nothing of the caller's work was written; the mark may have been
 // raised. ErrOutcomeUnknown means that it may have been; [DB.Resolve] can find out later. A
 // closed pool is ErrSetup. No callback is called twice and no COMMIT sent twice.
-//
 // Until version 1 exported names may change; the schema is migrated forward only.
 //
 // # Where to read on
