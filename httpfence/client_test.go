@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"strconv"
 	"strings"
 	"testing"
@@ -208,11 +209,18 @@ func TestDoSeesThroughTimeouts(t *testing.T) {
 		"no response": {never, "POST", "outcome_unknown"}, "no connection": {noConnection, "POST", "unavailable"}, "a read": {never, "GET", "other"},
 	} {
 		client := &http.Client{Transport: newTransport(c.base, []string{"http://ours.test"}, nil), Timeout: time.Millisecond}
+		asked := false // for a connection
 		send := func(do func(r *http.Request) (*http.Response, error)) error {
-			_, err := do(guard.Must(http.NewRequestWithContext(guard.WithClaim(t.Context(), held), c.method, "http://ours.test/", nil)))
+			asked = false
+			ctx := httptrace.WithClientTrace(guard.WithClaim(t.Context(), held), &httptrace.ClientTrace{GetConn: func(string) { asked = true }})
+			_, err := do(guard.Must(http.NewRequestWithContext(ctx, c.method, "http://ours.test/", nil)))
 			return err
 		}
 		err := send(func(r *http.Request) (*http.Response, error) { return Do(client, r) })
+		for c.base == noConnection && !asked { // the time was over before the request began
+			client.Timeout *= 2
+			err = send(func(r *http.Request) (*http.Response, error) { return Do(client, r) })
+		}
 		var timeout net.Error
 		if guard.ReasonOf(err) != c.want || !errors.As(err, &timeout) || !timeout.Timeout() {
 			t.Errorf("%s: %v", name, err)
