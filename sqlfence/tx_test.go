@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // written counts what the transactions of a test committed.
@@ -70,9 +71,7 @@ func TestInTxRollsBack(t *testing.T) {
 		}()
 		<-exited
 		check("goexit")
-		if n := e.db.inUse(); n != 0 {
-			t.Errorf("%d connections are in use", n)
-		}
+		testkit.Eventually(t, "the connections to be given back", func() bool { return e.db.inUse() == 0 })
 		noError(t, e.db.fenced(t.Context(), claimOf("r", 5), write5), "the control")
 		e.wantInt(1, "rows of the control", "SELECT count(*) FROM written")
 	})

@@ -19,11 +19,8 @@
 // harness does not declare that it is shared or durable has not been shown to
 // be.
 //
-// Each case is a subtest named after its promise, so that
-//
-//	go test -run 'TestStore/P1'
-//
-// runs the cases about stale writes. A failure prints the promise that was
+// Each case is a subtest named after its promise: the flag -run 'TestStore/P1' selects
+// the cases about stale writes. A failure prints the promise that was
 // broken and the seed that repeats the random choices. [Check] runs the same
 // cases without a [testing.T] and returns the failures, for running the suite
 // against a store that must fail.

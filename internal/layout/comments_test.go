@@ -265,7 +265,7 @@ func typeName(e ast.Expr) string {
 var testName = regexp.MustCompile(`(?:^|[^\w ]|[^c] )(Test[A-Z]\w*)`)
 
 // prefixes are names that stand for several tests.
-var prefixes = []string{"TestMain", "TestLong", "TestP1"}
+var prefixes = []string{"TestMain", "TestLong"}
 
 // Tests that comments and documents name exist.
 func TestCitedTestsExist(t *testing.T) {
