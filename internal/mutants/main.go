@@ -29,17 +29,14 @@ func main() {
 func command(ctx context.Context, root string, args []string, out, errs io.Writer) int {
 	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
 	flags.SetOutput(errs)
-	named := flags.Bool("named", false, "try the mistakes of mistakes.go, or those whose name matches the argument, each by the test that is named for it")
+	named := flags.Bool("named", false, "try the mistakes, or those whose name matches the argument, each by the test that is named for it")
 	short := flags.Bool("short", false, "with -named: only by the tests, which take a few seconds each, not by the campaign")
 	times := flags.Int("times", 1, "with -named: how often each test must catch its mistake")
-	seed := flags.Uint64("seed", 1, "the order in which random mutants of a package's SQL are taken")
-	n := flags.Int("n", 20, "how many random mutants that are valid SQL; 0 is all")
-	tests := flags.String("run", ".", "the package's tests that must notice a random mutant, as for go test")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
-	if flags.NArg() > 1 || !*named && flags.NArg() == 0 {
-		fmt.Fprintln(errs, "mutants: -named, or one package after the flags")
+	if flags.NArg() > 1 || !*named {
+		fmt.Fprintln(errs, "mutants: -named, and at most one pattern of names after the flags")
 		return 2
 	}
 	// All tests that only need a database share one PostgreSQL.
@@ -49,12 +46,8 @@ func command(ctx context.Context, root string, args []string, out, errs io.Write
 		err = os.Setenv("FENCEPOST_DATABASE_URL", url)
 	}
 	code := 2
-	switch {
-	case err != nil:
-	case *named:
+	if err == nil {
 		code, err = huntMistakes(ctx, root, flags.Arg(0), *times, *short, out)
-	default:
-		code, err = huntRandom(ctx, root, flags.Arg(0), *tests, *seed, *n, out)
 	}
 	if err != nil {
 		fmt.Fprintln(errs, "mutants:", err)

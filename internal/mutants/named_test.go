@@ -58,25 +58,14 @@ func module(t *testing.T) (root string) {
 	t.Helper()
 	root = t.TempDir()
 	for name, text := range map[string]string{
-		"go.mod":       "module example.com/m\n\ngo 1.26\n",
-		"p/schema.sql": "CREATE FUNCTION ours.f() ...\n  SELECT a = b AND c\n",
+		"go.mod": "module example.com/m\n\ngo 1.26\n",
 		"p/p.go": `package p
 
-import _ "embed"
-
-//go:embed schema.sql
-var schema string
-
 func Sum(a, b int) int { return a + b }
-
-func statement() string { return "SELECT true, 7" }
 `,
 		"p/p_test.go": `package p
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
 func TestSum(t *testing.T) {
 	if Sum(1, 2) != 3 {
@@ -91,26 +80,6 @@ func TestFirst(t *testing.T) {
 		t.Fail()
 	}
 }
-
-func TestSQL(t *testing.T) {
-	if !strings.Contains(schema, "a = b") {
-		t.Fatal("ERROR: syntax error at or near (SQLSTATE 42601)")
-	}
-	if !strings.Contains(statement(), "true") {
-		t.Fail()
-	}
-}
-`,
-		"p/testdata/equivalent_mutants.txt": `# a comment
-in ours.f
-- CREATE FUNCTION ours.f() ...
-+ CREATE FUNCTION ours.f() ...
-because it is an entry
-
-in ours.f
-- SELECT a = b AND c
-+ SELECT a = b OR c
-because c is the same
 `,
 	} {
 		name = filepath.Join(root, name)
@@ -177,5 +146,14 @@ func TestViolation(t *testing.T) {
 	}
 	if _, err := violation("campaign: no PostgreSQL"); err == nil {
 		t.Error("a campaign that did not run has caught nothing")
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, args := range [][]string{{}, {"purge"}, {"-named", "a", "b"}, {"-nothing"}} {
+		var out bytes.Buffer
+		if code := command(t.Context(), t.TempDir(), args, &out, &out); code != 2 || out.Len() == 0 {
+			t.Errorf("%q: exit %d: %s", args, code, &out)
+		}
 	}
 }
