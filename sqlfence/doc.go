@@ -116,5 +116,5 @@
 // they say. enter, refuse_entry, judge and verdict in sqladmin/migrations/0001_marks.sql decide.
 // errors.go, internal/sqlkit (drivers.go, failure.go, querier.go, identifier.go) and package
 // pgerr make guard's errors. raise.go raises, waits, and ends sessions. Then enter.go for
-// transactions begun elsewhere and store.go for guard.Store.
+// transactions begun elsewhere and store.go for guard.Store. SQL.md is for other languages.
 package sqlfence

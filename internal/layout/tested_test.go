@@ -21,6 +21,7 @@ var tested = []struct{ with, result, directory, test string }{
 	{"[Connect](../examples/thirdparty/connect), [grpc-go, grpc-gateway](../examples/thirdparty/grpc)", "fenced", "examples/thirdparty/grpc", "TestGateway"},
 	{"Python 3 and Node 20, standard libraries", "workers by HTTP, SQL and S3", "internal/suites/lockserver", "TestWorkers"},
 	{"Python 3, WSGI", "a service by `httpfence/FORMAT.md`, with Go's client", "internal/suites/http", "TestGoClientOfPython"},
+	{"psycopg2 2.9, psql", "a worker by `sqlfence/SQL.md`", "internal/suites/sql", "TestPythonWorker"},
 	{"versitygw 1.8, MinIO", "accepted", "internal/suites/s3", "TestRace"},
 	{"versitygw 1.7, rclone, gofakes3", "refused: they break conditional writes", "internal/suites/s3", "TestProbe"},
 	{"versitygw 1.8 with versioning", "refused: it does not compare with a delete marker", "internal/suites/s3", "TestStoresAndRefusals"},
