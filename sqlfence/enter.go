@@ -68,6 +68,9 @@ func (d *DB[Tx]) enterForeign(ctx context.Context, tx Tx, sorted []guard.Claim) 
 	for _, claim := range sorted {
 		_, err := d.backend.in(tx).Exec(ctx, enterRowSQL, []any{claim.Resource, int64(claim.Token), claim.LeaseID,
 			int32(d.opts.LockTimeout.Milliseconds()), int32(d.opts.IdleTimeout.Milliseconds())})
+		if pgerr.State(err) == pgerr.LockTimeout {
+			return d.blocked(ctx, []guard.Claim{claim}, enterFailure(claim, err))
+		}
 		if err != nil {
 			return enterFailure(claim, err)
 		}

@@ -51,9 +51,12 @@ type Options struct {
 	// of this DB first found the transaction in its way, because the server does
 	// not say when it entered. A transaction that waits for its client, as a
 	// stopped process's does, has a fifteenth of that time, counted from when it
-	// became idle if the server says so. Only sessions of the same login role
-	// are ended, and none that itself raises a mark, as [DB.Enter] may. 0 means
-	// 15 s, so that a stopped holder delays its successor by at most 2 s.
+	// became idle if the server says so. 0 means 15 s, so that a stopped holder
+	// delays its successor by at most 2 s.
+	//
+	// A login may end its own sessions, also after SET ROLE, and those of other logins
+	// with pg_read_all_stats and pg_signal_backend, which sqladmin's Verify asks for.
+	// A session that raises a mark, as [DB.Enter] may, is never ended.
 	TerminateAfter time.Duration
 	// CommitTimeout bounds a COMMIT, and then the search for its outcome if no response
 	// came. The response is awaited even if the caller's context has ended, because

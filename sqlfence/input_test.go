@@ -327,10 +327,12 @@ func TestSessionText(t *testing.T) {
 		session
 		want string
 	}{
-		{session{pid: 7, application: "a b", state: "idle", open: 1500, entered: true}, `pid 7, application "a b", idle, its transaction open for 1.5s`},
-		{session{pid: 7, state: "active", open: 0, entered: true}, `pid 7, application "", active, its transaction open for 0s`},
-		{session{pid: 7, state: "not visible", open: -1, entered: true}, `pid 7, application "", not visible`},
-		{session{pid: 7, state: "idle", open: -1}, `pid 7, application "", idle, which took the advisory lock without entering`},
+		{session{pid: 7, application: "a b", state: "idle", open: 1500, login: "l", mayEnd: true, kind: "entered"}, `pid 7, login "l", application "a b", idle, its transaction open for 1.5s`},
+		{session{pid: 7, state: "active", open: 0, mayEnd: true, kind: "entered"}, `pid 7, login "", application "", active, its transaction open for 0s`},
+		{session{pid: 7, state: "not visible", open: -1, kind: "entered"}, `pid 7, login "", application "", not visible: grant this login pg_read_all_stats and pg_signal_backend, or have an administrator end it`},
+		{session{pid: 7, state: "idle", open: -1, kind: "entered", key: "7@1"}, `pid 7, login "", application "", idle, which this login may not end: grant it pg_signal_backend, or have an administrator end it`},
+		{session{pid: 7, state: "idle", open: -1, kind: "raising"}, `pid 7, login "", application "", idle, which raises the mark`},
+		{session{pid: 7, state: "idle", open: -1, kind: "stranger"}, `pid 7, login "", application "", idle, which took the advisory lock without entering: pg_terminate_backend ends it`},
 	} {
 		if got := c.String(); got != c.want {
 			t.Errorf("got %s, want %s", got, c.want)

@@ -309,8 +309,8 @@ func TestRolesGrantExactly(t *testing.T) {
 	must(t, e.db.MigrateRoles(t.Context(), roles))
 	e.exec("CREATE FUNCTION fencepost.open() RETURNS void LANGUAGE sql AS ''")
 	for _, c := range []struct{ role, functions, relations string }{
-		{roles.Enforcer, "enter enter_row enter_snapshot holders join_resource open present raise", ""},
-		{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource open present raise reset retire", "guarded mark_resets marks migrations"},
+		{roles.Enforcer, "enter enter_row enter_snapshot holders join_resource open present raise session", ""},
+		{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource open present raise reset retire session", "guarded mark_resets marks migrations"},
 		{roles.Reader, "guard_problems guard_status open", "guarded mark_resets marks migrations"},
 		{e.newRole("anybody", ""), "open", ""},
 	} {
@@ -355,7 +355,7 @@ func TestLockKeyIsSecret(t *testing.T) {
 			if _, err := tx.exec(ctx, "SELECT pg_advisory_xact_lock_shared("+lock+")"); err != nil {
 				return err
 			}
-			if got := e.text("SELECT coalesce(string_agg(entered::text, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "false" {
+			if got := e.text("SELECT coalesce(string_agg(kind, ' '), '') FROM fencepost.holders('r', $1, 'x')", int64(token)); lock != byName && got != "stranger" {
 				t.Errorf("the session that did not enter is listed as %q", got)
 			}
 			err = impatient.Raise(ctx, claimOf("r", token))
@@ -369,7 +369,7 @@ func TestLockKeyIsSecret(t *testing.T) {
 	noError(t, raiseUnder(byName, 5), "under a lock on the name's hash")
 	wantState(t, raiseUnder(fmt.Sprint(e.int("SELECT fencepost.lock_key('r')")), 6), pgerr.LockTimeout, "under a lock on the key, the control")
 	noError(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-		e.wantText("true", "the session that entered is listed as", "SELECT string_agg(entered::text, ' ') FROM fencepost.holders('r', 6, 'x')")
+		e.wantText("entered", "the session that entered is listed as", "SELECT string_agg(kind, ' ') FROM fencepost.holders('r', 6, 'x')")
 		return nil
 	}))
 }

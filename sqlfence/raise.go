@@ -242,50 +242,51 @@ const (
 	// -1 if it is working, 0 if it waits in the middle of a statement, which has no
 	// time; and prepared transactions. The server shows little of other
 	// roles' sessions.
-	holdersSQL = `SELECT coalesce(h.pid, 0), coalesce(h.gid, ''), coalesce(a.application_name, ''), coalesce(a.state, 'not visible'),
-		coalesce(` + heldBy + `, ''),
-		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) coalesce(a.xact_start, h.prepared)) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
-		CASE WHEN pg_catalog.starts_with(a.state, 'idle in transaction')
-				THEN greatest(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.state_change) OPERATOR(pg_catalog.*) 1000, 1)
-			WHEN a.wait_event_type OPERATOR(pg_catalog.=) 'Client' THEN 0 ELSE -1 END::bigint,
-		coalesce(` + sameRole + `, false), h.entered
+	holdersSQL = `SELECT coalesce(h.pid, 0), coalesce(h.gid, ''), coalesce(s.login, ''), coalesce(s.application, ''), coalesce(s.state, 'not visible'),
+		coalesce(s.transaction, ''),
+		coalesce(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) coalesce(s.began, h.prepared)) OPERATOR(pg_catalog.*) 1000, -1)::bigint,
+		CASE WHEN pg_catalog.starts_with(s.state, 'idle in transaction')
+				THEN greatest(extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) s.changed) OPERATOR(pg_catalog.*) 1000, 1)
+			WHEN s.event OPERATOR(pg_catalog.=) 'Client' THEN 0 ELSE -1 END::bigint,
+		coalesce(s.may_end, false), h.kind
 	FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h
-	LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
-	WHERE a.pid IS NOT NULL OR h.gid IS NOT NULL ORDER BY 6 DESC`
+	LEFT JOIN LATERAL fencepost.session(h.pid, '{}') s ON true
+	WHERE s.login IS NOT NULL OR h.gid IS NOT NULL ORDER BY 7 DESC`
 	// terminateSQL ends those sessions that are still in the transactions seen
 	// before, with the caller's own rights, and counts them.
-	terminateSQL = `SELECT pg_catalog.count(*) FROM (
-	SELECT pg_catalog.pg_terminate_backend(a.pid) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h
-	JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) h.pid
-	WHERE h.entered AND ` + sameRole + `
-		AND ` + heldBy + ` OPERATOR(pg_catalog.=) ANY (pg_catalog.string_to_array($4::pg_catalog.text, ' '))
-) AS ended (sent) WHERE ended.sent`
-	// heldBy identifies a session and its transaction.
-	heldBy   = `CASE WHEN a.xact_start IS NOT NULL THEN pg_catalog.concat(a.pid, '@', extract(epoch FROM a.xact_start)) END`
-	sameRole = `a.usesysid OPERATOR(pg_catalog.=) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) session_user)`
+	terminateSQL = `SELECT pg_catalog.count(*) FROM fencepost.holders($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text) h,
+		fencepost.session(h.pid, CASE WHEN h.kind OPERATOR(pg_catalog.=) 'entered' THEN pg_catalog.string_to_array($4::pg_catalog.text, ' ') END) s
+	WHERE s.ended`
 )
 
 // session is a session that keeps a mark from being raised.
 type session struct {
-	pid                int
-	prepared           string // the name of a prepared transaction, which has no session
-	application, state string
-	key                string // of its transaction; empty if it cannot be seen
-	open, idle         int64  // milliseconds
-	own                bool   // its role is the caller's
-	entered            bool   // false if it only took the same advisory lock
+	pid                       int
+	prepared                  string // the name of a prepared transaction, which has no session
+	login, application, state string
+	key                       string // of its transaction; empty if it cannot be seen
+	open, idle                int64  // milliseconds
+	mayEnd                    bool   // this login may end it
+	kind                      string // entered, raising or stranger
 }
 
 func (h session) String() string {
 	if h.prepared != "" {
 		return fmt.Sprintf("the prepared transaction %q, for %v, which COMMIT PREPARED or ROLLBACK PREPARED ends", h.prepared, time.Duration(h.open)*time.Millisecond)
 	}
-	s := fmt.Sprintf("pid %d, application %q, %s", h.pid, h.application, h.state)
+	s := fmt.Sprintf("pid %d, login %q, application %q, %s", h.pid, h.login, h.application, h.state)
 	if h.open >= 0 {
 		s += fmt.Sprintf(", its transaction open for %v", time.Duration(h.open)*time.Millisecond)
 	}
-	if !h.entered {
-		s += ", which took the advisory lock without entering"
+	switch {
+	case h.kind == "stranger":
+		s += ", which took the advisory lock without entering: pg_terminate_backend ends it"
+	case h.kind == "raising":
+		s += ", which raises the mark"
+	case h.key == "" && h.state == "not visible":
+		s += ": grant this login pg_read_all_stats and pg_signal_backend, or have an administrator end it"
+	case !h.mayEnd:
+		s += ", which this login may not end: grant it pg_signal_backend, or have an administrator end it"
 	}
 	return s
 }
@@ -320,7 +321,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 	var seen []session
 	if err := q.Query(ctx, holdersSQL, args, func(scan func(dest ...any) error) error {
 		var h session
-		err := scan(&h.pid, &h.prepared, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.own, &h.entered)
+		err := scan(&h.pid, &h.prepared, &h.login, &h.application, &h.state, &h.key, &h.open, &h.idle, &h.mayEnd, &h.kind)
 		seen = append(seen, h)
 		return err
 	}); err != nil {
@@ -414,7 +415,7 @@ func (w *waitingRaise[Tx]) report(call func()) {
 func (w *waitingRaise[Tx]) late(seen []session) (next time.Duration, late []session) {
 	next, after := lookEvery, w.db.opts.TerminateAfter
 	for _, h := range seen {
-		if h.key == "" || !h.own || !h.entered {
+		if h.key == "" || !h.mayEnd || h.kind != "entered" {
 			continue
 		}
 		working, idle := w.db.holders.see(h.key, time.Duration(h.idle)*time.Millisecond)
@@ -449,6 +450,18 @@ func (w *waitingRaise[Tx]) explain(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w; %w", err, waitsFor(w.seen))
+}
+
+// blocked adds to the error of an enter that did not get its lock the sessions that have it.
+func (d *DB[Tx]) blocked(ctx context.Context, claims []guard.Claim, err error) error {
+	for _, claim := range claims {
+		w := &waitingRaise[Tx]{db: d, claim: claim, start: time.Now()}
+		w.look(ctx, spareWait, true)
+		if len(w.seen) > 0 {
+			return w.explain(err)
+		}
+	}
+	return err
 }
 
 // because returns why a look failed without its reason, which is not the raise's:

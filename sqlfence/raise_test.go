@@ -20,9 +20,14 @@ import (
 // which returns its error.
 func (e *env) holding(claim guard.Claim) (end func() error) {
 	e.Helper()
+	return e.holdingOn(e.db, claim)
+}
+
+func (e *env) holdingOn(db fence, claim guard.Claim) (end func() error) {
+	e.Helper()
 	entered, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- e.db.fenced(context.Background(), claim, func(ctx context.Context, tx testTx) error {
+		done <- db.fenced(context.Background(), claim, func(ctx context.Context, tx testTx) error {
 			_, err := tx.exec(ctx, "INSERT INTO written VALUES ($1)", int64(claim.Token))
 			close(entered)
 			<-leave

@@ -25,7 +25,7 @@ import (
 func TestTerminateIsNarrow(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		role := e.newRole("app", "")
-		e.exec("CREATE TABLE written (token bigint); GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.holders(text, bigint, text) TO " + role)
+		e.exec("CREATE TABLE written (token bigint); GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.holders, fencepost.session TO " + role)
 		for _, resource := range []string{"r", "other"} {
 			must(t, e.db.Raise(t.Context(), claimOf(resource, 5)))
 		}
@@ -262,7 +262,7 @@ func TestLateHolders(t *testing.T) {
 		opts, err := Options{}.resolve()
 		must(t, err)
 		const look = 50 * time.Millisecond
-		inTheWay := session{key: "1@2", own: true, entered: true}
+		inTheWay := session{key: "1@2", mayEnd: true, kind: "entered"}
 		for what, c := range map[string]struct {
 			session    func(sinceStart time.Duration) session
 			least, max time.Duration // 0 for never
@@ -275,8 +275,8 @@ func TestLateHolders(t *testing.T) {
 			"idle from then on": {func(d time.Duration) session { s := inTheWay; s.idle = d.Milliseconds(); return s }, time.Second, 2 * time.Second},
 			"in the middle":     {func(time.Duration) session { return inTheWay }, time.Second, 2 * time.Second},
 			"at work":           {func(time.Duration) session { s := inTheWay; s.idle, s.open = -1, time.Hour.Milliseconds(); return s }, 15 * time.Second, 16 * time.Second},
-			"another role's":    {func(time.Duration) session { s := inTheWay; s.own = false; return s }, 0, 0},
-			"a stranger":        {func(time.Duration) session { s := inTheWay; s.entered = false; return s }, 0, 0},
+			"another role's":    {func(time.Duration) session { s := inTheWay; s.mayEnd = false; return s }, 0, 0},
+			"a stranger":        {func(time.Duration) session { s := inTheWay; s.kind = "stranger"; return s }, 0, 0},
 			"not visible":       {func(time.Duration) session { s := inTheWay; s.key = ""; return s }, 0, 0},
 		} {
 			for _, short := range []bool{false, true} {

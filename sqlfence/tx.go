@@ -190,6 +190,8 @@ func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, enter func()
 		switch {
 		case err == nil:
 			return nil
+		case pgerr.State(err) == pgerr.LockTimeout:
+			return d.blocked(ctx, claims, sqlkit.SchemaFailure(enterOp, offered(claims, err), err))
 		case pgerr.State(err) != pgerr.MustRaise:
 			return sqlkit.SchemaFailure(enterOp, offered(claims, err), err)
 		case tries == maxEnter: // no enter would follow another raise

@@ -15,7 +15,7 @@ DROP TABLE fencepost.marks, fencepost.lock_salt, fencepost.mark_resets, fencepos
 DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict,
   fencepost.refuse, fencepost.judge, fencepost.check_level, fencepost.check_claim,
   fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter, fencepost.refuse_entry,
-  fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
+  fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
   fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
   fencepost.count_refusal, fencepost.start_counters, fencepost.refuse_truncate,

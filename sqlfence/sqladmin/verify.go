@@ -238,7 +238,9 @@ const verifyFunctionsSQL = `
 		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))
 	UNION ALL
 	SELECT 'function fencepost.' || name, format('has the setting %s, which is not of this build', c) FROM expected JOIN have ON proname = name AND prosrc = body, unnest(proconfig) c
-		WHERE c NOT IN ('search_path=pg_catalog, pg_temp', 'quote_all_identifiers=off') OR NOT pinned
+		WHERE c NOT IN ('search_path=pg_catalog, pg_temp', 'quote_all_identifiers=off') AND (name, c) <> ('session', 'role=none') OR NOT pinned
+	UNION ALL
+	SELECT 'function fencepost.session', 'does not look as the login, and so shows nothing after SET ROLE' FROM have WHERE proname = 'session' AND NOT 'role=none' = ANY (proconfig)
 	UNION ALL
 	SELECT 'function fencepost.' || name, 'has another volatility, and so may read a mark as it was before the lock' FROM expected JOIN have ON proname = name AND prosrc = body
 		WHERE provolatile::text <> volatility

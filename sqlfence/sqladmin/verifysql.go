@@ -86,6 +86,12 @@ const verifyRoleSQL = `
 	UNION ALL
 	SELECT 'role ' || rolname, 'is a superuser, or a member of one, whom nothing stops' FROM r WHERE rolsuper
 	UNION ALL
+	SELECT 'role ' || l.rolname, format('may not see and end the sessions of other logins that write as %s, such as %s, so that a raise waits for one that has stopped until an administrator ends it: grant pg_read_all_stats and pg_signal_backend', r.rolname, min(o.rolname))
+		FROM r, pg_roles l, pg_roles o WHERE l.rolcanlogin AND o.rolcanlogin AND NOT l.rolsuper AND NOT o.rolsuper
+			AND pg_has_role(l.oid, r.oid, 'MEMBER') AND pg_has_role(o.oid, r.oid, 'MEMBER') AND NOT pg_has_role(l.oid, o.oid, 'USAGE')
+			AND NOT (pg_has_role(l.oid, 'pg_read_all_stats', 'USAGE') AND pg_has_role(l.oid, 'pg_signal_backend', 'USAGE'))
+		GROUP BY l.rolname, r.rolname
+	UNION ALL
 	SELECT 'role ' || rolname, 'may grant itself any role, also that of an owner: before PostgreSQL 16 CREATEROLE includes that' FROM r
 		WHERE NOT rolsuper AND current_setting('server_version_num')::int < 160000 AND EXISTS (SELECT FROM may WHERE rolcreaterole)
 	UNION ALL

@@ -392,38 +392,49 @@ END $$;
 
 -- ==== For operators: who is in the way, retirement, resets ====
 
--- holders lists what keeps a claim above the mark from being raised: sessions and
--- prepared transactions (PREPARE TRANSACTION), which only a person can end. Sessions
--- that entered also have a lock on the table of marks, which only the functions here
--- and a reader can take; the others only took an advisory lock that is the same by
--- accident or on purpose. A session that holds the lock exclusively is raising the
--- mark, perhaps above the claim, and is not listed. The locks of a prepared
+-- holders lists what keeps a claim from being raised or, if it is the mark, from being
+-- entered under: sessions, and prepared transactions (PREPARE TRANSACTION), which only a
+-- person can end. kind is 'entered'; 'raising' for a session that raises the mark,
+-- perhaps above the claim; or 'stranger'. The first two also have a lock on the table of
+-- marks, which only the functions here and a reader can take; a stranger only took an
+-- advisory lock that is the same by accident or on purpose. The locks of a prepared
 -- transaction have no process; the lock on its own ID names it. A claim that could
--- not be raised is an error. Ending the sessions is left to the caller's own rights:
--- this function has its owner's.
+-- not be raised is an error.
 CREATE FUNCTION fencepost.holders(p_resource text, p_token bigint, p_lease text)
-RETURNS TABLE (pid integer, entered boolean, gid text, prepared timestamptz)
+RETURNS TABLE (pid integer, kind text, gid text, prepared timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  key bigint := fencepost.lock_key(p_resource);
+  key     bigint := fencepost.lock_key(p_resource);
+  current boolean;
 BEGIN
   PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
-  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
-    RETURN;
-  END IF;
-  RETURN QUERY WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted),
-    held AS (SELECT l.pid, l.virtualtransaction, l.mode FROM locks l
-      WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.locktype = 'advisory' AND l.objsubid = 1
+  current := fencepost.judge(p_resource, p_token, p_lease, true) = 'current';
+  RETURN QUERY WITH locks AS MATERIALIZED (SELECT l.* FROM pg_locks l
+      WHERE granted AND (l.database IS NULL OR l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))),
+    held AS (SELECT l.pid, l.virtualtransaction, l.mode FROM locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
         AND l.classid::bigint = ((key >> 32) & 4294967295) AND l.objid::bigint = (key & 4294967295))
-    SELECT h.pid, EXISTS (SELECT FROM locks t WHERE t.pid = h.pid AND t.locktype = 'relation' AND t.relation = 'fencepost.marks'::regclass
-        AND t.database = (SELECT oid FROM pg_database WHERE datname = current_database())), NULL::text, NULL::timestamptz
-      FROM held h WHERE h.mode = 'ShareLock' AND h.pid <> pg_backend_pid()
+    SELECT h.pid, CASE WHEN NOT EXISTS (SELECT FROM locks t WHERE t.pid = h.pid AND t.locktype = 'relation' AND t.relation = 'fencepost.marks'::regclass) THEN 'stranger'
+        WHEN h.mode = 'ShareLock' THEN 'entered' ELSE 'raising' END, NULL::text, NULL::timestamptz
+      FROM held h WHERE h.pid <> pg_backend_pid() AND NOT (current AND h.mode = 'ShareLock')
     UNION ALL
-    SELECT NULL, true, p.gid, p.prepared
+    SELECT NULL, 'entered', p.gid, p.prepared
       FROM held h JOIN locks x ON x.virtualtransaction = h.virtualtransaction AND x.locktype = 'transactionid'
       JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
-      WHERE h.pid IS NULL AND x.pid IS NULL AND p.database = current_database();
+      WHERE h.pid IS NULL AND x.pid IS NULL AND p.database = current_database() AND NOT (current AND h.mode = 'ShareLock');
 END $$;
+
+-- session is what the server shows of a session, and whether the caller may end it. It ends
+-- the session if that is in one of the transactions p_end. The server judges both by the
+-- role at the moment; here that is the login, because after SET ROLE (Vault's
+-- recipe, or a login without INHERIT) not even the login's own sessions can be seen.
+CREATE FUNCTION fencepost.session(p_pid integer, p_end text[])
+RETURNS TABLE (login text, application text, state text, transaction text, began timestamptz, changed timestamptz, event text, may_end boolean, ended boolean)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET role = 'none' AS $$
+  SELECT s.*, CASE WHEN s.may_end AND s.transaction = ANY (p_end) THEN pg_terminate_backend(p_pid) ELSE false END FROM (
+    SELECT r.rolname::text, a.application_name, a.state, CASE WHEN a.xact_start IS NOT NULL THEN concat(a.pid, '@', extract(epoch FROM a.xact_start)) END AS transaction,
+        a.xact_start, a.state_change, a.wait_event_type, (pg_has_role(me.oid, r.oid, 'USAGE') OR pg_has_role(me.oid, 'pg_signal_backend', 'USAGE')) AND (me.rolsuper OR NOT r.rolsuper) AS may_end
+      FROM pg_stat_get_activity(p_pid) a JOIN pg_roles r ON r.oid = a.usesysid JOIN pg_roles me ON me.rolname = session_user) s
+$$;
 
 -- retire deletes marks that were last raised before the given time and raises
 -- the floor to the highest token among them, in one step. It refuses to raise the
@@ -519,7 +530,7 @@ REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM P
 REVOKE ALL ON FUNCTION
   fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge,
   fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
-  fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders,
+  fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
   fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
   FROM PUBLIC;
