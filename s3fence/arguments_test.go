@@ -283,6 +283,7 @@ func TestBucketPolicies(t *testing.T) {
 	}
 }
 
+// Every write is observed, admitted or refused, also one that is refused before it is sent.
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	var events []guard.Event
@@ -290,13 +291,15 @@ func TestObserver(t *testing.T) {
 	b := open(t, server, &s3fence.Options{Observer: guard.ObserverFunc(func(_ context.Context, e guard.Event) { events = append(events, e) })})
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.Pointer} {
 		events = nil
-		o := objects(t, b, mode, nil)
-		name := s3fence.NameOf(mode)
+		o := objects(t, b, mode, &s3fence.ObjectsOptions{
+			Resource: guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}")), KeyPattern: s3fence.NameOf(mode) + "/{tenant}/{period}"})
+		name := s3fence.NameOf(mode) + "/tenant_123/2026-04"
 		_ = o.Put(t.Context(), claim(5, "a"), name, nil, nil)
 		_ = o.Put(t.Context(), claim(4, "a"), name, nil, nil)
 		_ = o.Raise(t.Context(), claim(6, "b"), name)
 		_ = o.Delete(t.Context(), claim(6, "c"), name)
-		if len(events) != 4 {
+		_ = o.Put(t.Context(), claim(7, "d"), strings.ReplaceAll(name, "123", "124"), nil, nil)
+		if len(events) != 5 {
 			t.Fatalf("%s: %d events: %+v", name, len(events), events)
 		}
 		for i, want := range []guard.Event{
@@ -304,9 +307,10 @@ func TestObserver(t *testing.T) {
 			{Op: guard.OpWrite, Mark: guard.Mark{Token: 5, LeaseID: "a"}, Reason: guard.ReasonStale},
 			{Op: guard.OpRaise, Mark: guard.Mark{Token: 6, LeaseID: "b"}},
 			{Op: guard.OpWrite, Mark: guard.Mark{Token: 6, LeaseID: "b"}, Reason: guard.ReasonConflict},
+			{Op: guard.OpWrite, Reason: guard.ReasonMisdirected},
 		} {
 			e := events[i]
-			if e.Surface != "s3" || e.Op != want.Op || e.Reason != want.Reason || e.Mark != want.Mark || e.Duration <= 0 {
+			if e.Surface != "s3" || e.Op != want.Op || e.Reason != want.Reason || e.Mark != want.Mark || e.Claim.Resource != resource || e.Duration <= 0 {
 				t.Errorf("%s: event %d is %+v, want %+v", name, i, e, want)
 			}
 		}

@@ -75,26 +75,21 @@ type object struct {
 // whole reports whether content is all of the object.
 func (o *object) whole() bool { return int64(len(o.content)) == o.size }
 
-// outcome is what a response shows about the write, or deletion, that it is about.
+// outcome is what is known of a write or deletion: of one sending from the driver, of all
+// of its sendings from the register.
 type outcome uint8
 
 const (
 	// applied: it took effect.
 	applied outcome = iota
-	// mismatch: the condition was false.
+	// mismatch: it took no effect, because its condition was false.
 	mismatch
-	// raced: it met another write. It may have taken effect.
-	raced
-	// busy: the store did not process it, and says that it may be sent again.
+	// busy: it took no effect. Sent again, it may.
 	busy
-	// refused: the store did not process it, and will not.
+	// refused: it took no effect, and would take none if it were sent again.
 	refused
-	// unsent: it never left.
-	unsent
 	// unknown: it may have taken effect, or may yet.
 	unknown
-
-	outcomes = iota
 )
 
 // result is what became of one sending.

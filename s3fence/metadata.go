@@ -201,8 +201,3 @@ func parsePlain(key string, o *object) (version, error) {
 	}
 	return s, nil
 }
-
-// isMD5 reports whether the ETag is the MD5 of the body.
-func isMD5(etag string, sum [md5.Size]byte) bool {
-	return strings.ToLower(strings.Trim(etag, `"`)) == hex.EncodeToString(sum[:])
-}

@@ -151,7 +151,7 @@ func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 //   - ErrOutcomeUnknown: the write may have taken effect, or may yet. To present the
 //     same claim again is safe for the order of writers.
 func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *Headers) error {
-	c, err := o.begin("put", claim, key)
+	c, err := o.begin(ctx, guard.OpWrite, "put", claim, key)
 	if err != nil {
 		return err
 	}
@@ -173,9 +173,9 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body [
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
-		return o.holding(base.follow(o.kind, claim, c.id), key, headers, body, length), nil
+		return base.follow(o.kind, claim, c.id).holding(key, headers, body, length), nil
 	}
-	return o.observed(ctx, guard.OpWrite, c)
+	return o.run(ctx, c)
 }
 
 // fitting refuses headers that a gzip file cannot be served with.
@@ -215,7 +215,7 @@ func (o *Objects) Get(ctx context.Context, key string) (*Object, error) { return
 // OncePerToken adopting uses up the token.
 // Errors: as Put, and ErrNotFound.
 func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
-	c, err := o.begin("adopt", claim, key)
+	c, err := o.begin(ctx, guard.OpWrite, "adopt", claim, key)
 	if err != nil {
 		return err
 	}
@@ -225,9 +225,6 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 	c.whole = true
 	c.next = func(_ context.Context, base *version) (*write, error) {
 		if done, err := o.adopted(c, base); done || err != nil {
-			return nil, err
-		}
-		if err := o.safeBase(claim, key, base); err != nil {
 			return nil, err
 		}
 		h, err := base.rewritable()
@@ -240,9 +237,9 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 				return nil, err
 			}
 		}
-		return o.holding(base.follow(o.kind, claim, c.id), key, h, body, length), nil
+		return base.follow(o.kind, claim, c.id).holding(key, h, body, length), nil
 	}
-	return o.observed(ctx, guard.OpWrite, c)
+	return o.run(ctx, c)
 }
 
 // adoptGzip returns a foreign body as a gzip file of one member, and the length of
@@ -269,7 +266,7 @@ func (o *Objects) adopted(c *change, v *version) (bool, error) {
 	if v.kind == kindUnfenced {
 		return false, nil
 	}
-	if err := o.writable(c.claim, c.key, v); err != nil {
+	if err := o.sameMode(c.claim, c.key, v); err != nil {
 		return false, err
 	}
 	if err := guard.Decide(guard.SameOrNewer, v.mark, c.claim); err != nil {

@@ -36,8 +36,9 @@ func (b *Bucket) Pointers(opts *ObjectsOptions) (*Pointers, error) {
 // Put stores body under a key of its own and makes key point to it under claim, if
 // the pointer's mark admits the claim under the rule.
 //
-// If the claim is refused, the pointer stays as it is and nothing is left of the body. If
-// Put fails, the reader is left where it was.
+// If the claim is refused, the pointer stays as it is. If others wrote meanwhile, the body
+// may stay until [Pointers.Collect]; otherwise nothing is left of it. If Put fails, the
+// reader is left where it was.
 //
 // body is nil for an empty one; otherwise it is sent from where it stands to its
 // end, at most 5 GiB, and stored whole or not at all. A reader that stands at its end, but
@@ -48,7 +49,7 @@ func (b *Bucket) Pointers(opts *ObjectsOptions) (*Pointers, error) {
 //
 // Errors: as [Objects.Put].
 func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body io.ReadSeeker, h *Headers) error {
-	c, err := o.begin("put", claim, key)
+	c, err := o.begin(ctx, guard.OpWrite, "put", claim, key)
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body 
 		}
 		return base.follow(kindPointer, claim, c.id).pointing(key, base, made, o.b.opts.GracePeriod), nil
 	}
-	if err = o.observed(ctx, guard.OpWrite, c); err == nil {
+	if err = o.run(ctx, c); err == nil {
 		return nil
 	}
 	if made.Data != "" {
@@ -150,11 +151,11 @@ func (d *data) Seek(offset int64, whence int) (int64, error) {
 //
 // The SDK may send it again: only this write uses the key, and the bytes are the same. The
 // condition is for buckets whose policy refuses writes without one; it fails only
-// after a response that was lost.
+// after a response that was lost, and then the data is there.
 func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (pointer, error) {
 	made := pointer{Data: b.dataKey(c.key, c.claim.Token, c.id), Token: c.claim.Token}
 	got := b.put(ctx, made.Data, noObject, payload{headers: h, metadata: h.Metadata, from: from, length: from.length, again: true})
-	if got.outcome == mismatch && b.stored(ctx, made.Data, from.length) {
+	if (got.outcome == mismatch || got.outcome == unknown) && b.stored(ctx, made.Data, from.length) {
 		got = result{outcome: applied}
 	}
 	if got.outcome == applied && !from.changed && (from.complete || from.length == 0) {
@@ -169,7 +170,7 @@ func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (
 		return pointer{}, guard.Invalid("body", "", "was changed while it was read")
 	}
 	// Data that no pointer names counts as not written.
-	return pointer{}, guard.Unavailable(c.op(), c.claim, got.err)
+	return pointer{}, guard.Unavailable(c.name(), c.claim, got.err)
 }
 
 // stored reports whether data of that length is under key.
@@ -182,12 +183,11 @@ func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
 	return o.size == length
 }
 
-// discard deletes data that no pointer will ever name: its pointer never left, or reads
-// showed each sending to be lost. Otherwise the data stays, and
-// the collector finds it if no pointer names it. If the context has ended, it takes no
+// discard deletes data that no pointer will ever name, because its pointer never left.
+// Otherwise the data stays, and the collector finds it if no pointer names it. If the context has ended, it takes no
 // longer than the read that resolves a write does then.
 func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
-	if c.exposed {
+	if c.sent {
 		return
 	}
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
@@ -250,13 +250,13 @@ func (o *Pointers) Collect(ctx context.Context, prefix string) (Collected, error
 	for e, err := range o.b.listed(ctx, prefix) {
 		switch {
 		case err == nil && e.err != nil:
-			done.skip(guard.Unavailable((&change{verb: "collect", key: e.Key}).op(), guard.Claim{}, e.err))
+			done.skip(guard.Unavailable((&change{verb: "collect", key: e.Key}).name(), guard.Claim{}, e.err))
 		// An object longer than a tail is not a pointer.
 		case err == nil && !internal(e.Key) && e.StoredSize <= tailSize:
 			err = o.b.collect(ctx, e.Key, &done)
 		}
 		if err != nil {
-			return done, c.failed(err)
+			return done, c.unavailable(err)
 		}
 	}
 	return done, nil
@@ -268,7 +268,7 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 	v, err := b.read(ctx, key, false)
 	switch {
 	case ofOneObject(err):
-		done.skip(c.failed(err))
+		done.skip(c.unavailable(err))
 		return nil
 	case err != nil:
 		return err
@@ -291,7 +291,7 @@ func (b *Bucket) collect(ctx context.Context, key string, done *Collected) error
 			done.Bytes += e.StoredSize
 		case ofOneObject(r.err):
 			c.verb = "collect data of"
-			done.skip(guard.Unavailable(c.op()+": delete "+strconv.QuoteToASCII(e.Key), guard.Claim{}, r.err))
+			done.skip(guard.Unavailable(c.name()+": delete "+strconv.QuoteToASCII(e.Key), guard.Claim{}, r.err))
 		default:
 			return r.err
 		}

@@ -346,7 +346,7 @@ func (p *prober) expect(ctx context.Context, check string, over condition, throu
 			return "", p.fails(check, "%v", r.err)
 		case errors.As(r.err, new(*etagError)):
 			return "", p.fails(check, "%v", r.err)
-		case r.outcome == refused, r.outcome == unsent, try == maxSends, ctx.Err() != nil:
+		case r.outcome == refused, try == maxSends, ctx.Err() != nil:
 			return "", r.err
 		}
 		sleep(ctx, p.b.backoff(try))
@@ -470,13 +470,13 @@ func (p *prober) round(ctx context.Context, key string, over condition) (won str
 	wg.Wait()
 	winners := 0
 	for _, r := range got {
-		switch r.outcome {
-		case applied:
+		switch {
+		case r.outcome == applied:
 			won = r.etag
 			winners++
-		case mismatch, raced:
+		case r.outcome == mismatch, storeSays(r.err, conflictCode, abortedCode):
 			met++
-		case refused, unsent:
+		case r.outcome == refused:
 			return "", -1, r.err
 		default:
 			why = r.err

@@ -81,7 +81,7 @@ func (o *fenced) readable(c *change, v *version) error {
 	if o.kind == kindAbsent && v.kind != kindUnfenced { // a Reader
 		return nil
 	}
-	return o.writable(c.claim, c.key, v)
+	return o.sameMode(c.claim, c.key, v)
 }
 
 // Mark returns the mark of an object without reading its body, the zero Mark if
@@ -95,14 +95,14 @@ func (o *fenced) Mark(ctx context.Context, key string) (guard.Mark, error) {
 
 // see reads an object that o may read.
 func (o *fenced) see(ctx context.Context, verb, key string, whole bool) (v version, c *change, err error) {
-	if c, err = o.reading(verb, key); err != nil {
+	if c, err = o.keyed(verb, key); err != nil {
 		return v, c, err
 	}
 	if err = c.ended(ctx); err != nil {
 		return v, c, err
 	}
 	if v, err = o.b.read(ctx, key, whole); err != nil {
-		return version{}, c, c.failed(err)
+		return version{}, c, c.unavailable(err)
 	}
 	if err = o.readable(c, &v); err != nil {
 		return version{}, c, err
@@ -135,14 +135,14 @@ func (o *fenced) get(ctx context.Context, key string) (*Object, error) {
 			out.Body = &verifier{ReadCloser: data.body, key: key, left: p.Length, want: p.CRC}
 			return out, nil
 		case !errors.Is(err, errAbsent):
-			return nil, c.failed(err)
+			return nil, c.unavailable(err)
 		case v.etag == last: // and the pointer has not moved
-			return nil, c.failed(damaged(key, "its data "+quoteShort(p.Data)+" is gone"))
+			return nil, c.unavailable(damaged(key, "its data "+quoteShort(p.Data)+" is gone"))
 		}
 		last = v.etag
 	}
 	c := &change{verb: "get", key: key}
-	return nil, c.failed(errors.New("the object was changed while it was read; try again"))
+	return nil, c.unavailable(errors.New("the object was changed while it was read; try again"))
 }
 
 // object is what a reader sees of v before its content.
@@ -159,7 +159,7 @@ func (b *Bucket) unwrap(c *change, v *version) (*Object, error) {
 		}
 		var err error
 		if body, err = unpack(body, v.content); err != nil || int64(len(body)) != v.content {
-			return nil, c.failed(damaged(c.key, "its body does not unpack to the "+strconv.FormatInt(v.content, 10)+" bytes in its trailer"))
+			return nil, c.unavailable(damaged(c.key, "its body does not unpack to the "+strconv.FormatInt(v.content, 10)+" bytes in its trailer"))
 		}
 	}
 	out.Headers, out.Body, out.Size = *v.headers, io.NopCloser(bytes.NewReader(body)), int64(len(body))
@@ -236,11 +236,11 @@ func (o *fenced) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 				}
 			}
 			if err != nil {
-				yield(Entry{}, c.failed(err))
+				yield(Entry{}, c.unavailable(err))
 				return
 			}
 			if unread != nil {
-				unread = (&change{verb: "list", key: e.Key}).failed(unread)
+				unread = (&change{verb: "list", key: e.Key}).unavailable(unread)
 			}
 			if !hidden && !yield(e.Entry, unread) {
 				return

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxSends is how often one write is sent while its fate is open.
+	// maxSends is how often one write is sent while it is unknown what became of it.
 	maxSends = 8
 	maxDelay = 2 * time.Second
 	// resolveTimeout bounds what is still done for a write whose context has ended: one
@@ -21,8 +21,8 @@ const (
 	clockStep = 2 * time.Second
 )
 
-// register reads versions of objects, and writes over a version. It knows no claim. It
-// sends a write until it knows what became of it, and remembers versions.
+// register reads versions of objects, and replaces one version by another. It knows no
+// claim. It sends a write until it knows what became of it, and remembers versions.
 type register struct {
 	driver
 	maxBody int64
@@ -30,15 +30,16 @@ type register struct {
 
 	mu       sync.Mutex
 	cache    map[string]version
-	capacity int // about 1 KiB for each object
+	capacity int // entries of about 1 KiB, of a pointer or a long key up to 5
 }
 
 // read reads a version: its headers with its last bytes, or all of it. The version of what
-// is absent has kindAbsent. It reads once more what was cut, and what seems damaged: some
-// stores respond to a read during a write with parts of two versions; real damage stays.
+// is absent has kindAbsent. It reads once more what was cut, what seems damaged, and what
+// seems another program's: some stores respond to a read during a write with parts of two
+// versions, and something in between may respond with a page. What is so stays so.
 func (r *register) read(ctx context.Context, key string, whole bool) (version, error) {
 	v, err := r.readOnce(ctx, key, whole)
-	if errors.As(err, new(*DamagedError)) || errors.As(err, new(*cutError)) {
+	if errors.As(err, new(*DamagedError)) || errors.As(err, new(*cutError)) || v.kind == kindUnfenced {
 		v, err = r.readOnce(ctx, key, whole)
 	}
 	if err != nil {
@@ -67,138 +68,84 @@ func (r *register) readOnce(ctx context.Context, key string, whole bool) (versio
 	return parse(key, o)
 }
 
-// fate is what became of a write, however often it was sent, or how far that is known
-// while it is sent.
-type fate uint8
-
-const (
-	unclear fate = iota // final: it may have taken effect, or may yet
-
-	none    // nothing has left
-	denied  // so far its condition was false: no effect, unless something on the way sent it twice
-	held    // so far the store had no time for it: no effect, with the same exception
-	open    // one is out of which no response shows whether it took effect
-	closing // as open, but to send it again shows nothing more
-
-	written      // final: it took effect, once
-	lost         // final: it took no effect and never will; the base is gone
-	contradicted // final: the store refuses it on a condition that its reads show to be true
-	declined     // final: the store refused each sending
-	withheld     // final: nothing has left
-
-	fates = iota
-)
-
-func (f fate) final() bool { return f == unclear || f >= written }
-
-// sight is what a read shows of a write.
-type sight uint8
-
-const (
-	own    sight = iota // it took effect; others may have written since
-	same                // its base is still there
-	passed              // its base is gone, and it was not among what followed
-	beyond              // its base is gone, and what followed is not known back to it
-	bare                // its base is gone, and what is there, if anything, is another program's
-	unread              // the object could not be read
-	broken              // the object is damaged, and stays so
-
-	sights = iota
-)
-
-// afterSending is the fate of a write after the outcome to a sending, afterReading after
-// what a read then shows, atTheEnd once the context or the sendings have ended. What is not
-// listed does not happen, and would be unclear.
-var (
-	afterSending = [fates][outcomes]fate{
-		none: {applied: written, mismatch: denied, raced: open, busy: held, refused: declined, unsent: withheld, unknown: open},
-		held: {applied: written, mismatch: denied, raced: open, busy: held, refused: declined, unsent: declined, unknown: open},
-		open: {applied: written, mismatch: open, raced: open, busy: open, refused: closing, unsent: closing, unknown: open},
-	}
-	afterReading = [fates][sights]fate{
-		denied:  {own: written, same: contradicted, passed: lost, beyond: unclear, bare: lost, unread: open, broken: unclear},
-		held:    {own: written, same: held, passed: lost, beyond: unclear, bare: lost, unread: declined, broken: declined},
-		open:    {own: written, same: open, passed: lost, beyond: unclear, bare: unclear, unread: open, broken: unclear},
-		closing: {own: written, same: unclear, passed: lost, beyond: unclear, bare: unclear, unread: unclear, broken: unclear},
-	}
-	atTheEnd = [fates]fate{none: withheld, denied: closing, held: declined, open: closing, closing: closing}
-)
-
-// write sends w, on condition that the object still is base, until its fate is final. now
-// is the version that w made or, if w was lost or contradicted, the one that is there,
-// with its body if whole is set. err is why it was not written.
-func (r *register) write(ctx context.Context, key string, base *version, w *write, whole bool) (now version, f fate, err error) {
+// compareAndSwap sends w, on condition that the object still is base, until it is known
+// what became of it:
+//
+//   - applied: it took effect, once. now is the version that it made.
+//   - mismatch: it took no effect and never will. now is the version that is there, with its
+//     body if whole is set. If that is base, the store has contradicted itself.
+//   - refused: it took no effect. err says why.
+//   - unknown: it may have taken effect, or may yet. err says why.
+//
+// These are the steps 4 and 5 of FORMAT.md, section 6. After any response but success the
+// object is read, and its last writes show what happened. If ctx ends, what was sent is
+// looked for once more.
+func (r *register) compareAndSwap(ctx context.Context, key string, base *version, w *write, whole bool) (now version, o outcome, err error) {
 	first := time.Now()
-	f = none
-	for try := 0; ; try++ {
-		if try > 0 {
-			sleep(ctx, r.backoff(try))
-		}
-		if try < maxSends && ctx.Err() == nil {
+	o = busy // what has not left took no effect; unknown, once it may have, is FORMAT.md's "in doubt"
+	for try := 1; ; try++ {
+		last := try > maxSends || ctx.Err() != nil
+		if !last {
 			got := r.put(ctx, key, base.over(), w.payload)
-			if f = afterSending[f][got.outcome]; f == written {
+			if got.outcome == applied {
 				w.next.etag, w.next.modified = got.etag, got.date
 				r.remember(key, w.next)
-				return w.next, f, nil
+				return w.next, applied, nil
 			}
-			err = got.err
+			if o != unknown { // otherwise an earlier sending may still take effect, whatever this one did
+				o = got.outcome
+			}
+			err, last = got.err, got.outcome == refused || ctx.Err() != nil
 		}
-		if try == maxSends || ctx.Err() != nil && !f.final() {
-			f = atTheEnd[f]
+		if o == refused || o == busy && last {
+			return *base, refused, err
 		}
-		if f.final() {
-			return *base, f, err
+		reading, cancel := ctx, context.CancelFunc(func() {})
+		if ctx.Err() != nil {
+			o = unknown // no response counts as the only one
+			reading, cancel = context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
 		}
-		now, shown, unread := r.look(ctx, key, base, w.next.id, first, whole)
-		if f = afterReading[f][shown]; unread != nil {
+		now, unread := r.read(reading, key, whole)
+		cancel()
+		if unread != nil {
 			err = fmt.Errorf("%w, and then: %w", err, unread)
 		}
-		if f == unclear {
-			r.forget(key)
+		final := false
+		if o, final = verdict(w.next.id, base, &now, unread, o, ago(first)); final || last {
+			if o == unknown {
+				r.forget(key)
+			}
+			return now, o, err
 		}
-		if f.final() {
-			return now, f, err
-		}
+		sleep(ctx, r.backoff(try))
 	}
 }
 
-// look reads what has become of the write id over base. If the context has ended, one
-// short read does not depend on it.
-func (r *register) look(ctx context.Context, key string, base *version, id writeID, first time.Time, whole bool) (version, sight, error) {
-	if ctx.Err() != nil {
-		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
-		defer cancel()
-		ctx = detached
-	}
-	now, err := r.read(ctx, key, whole)
-	switch {
-	case errors.As(err, new(*DamagedError)):
-		return now, broken, err
-	case err != nil:
-		return now, unread, err
-	}
-	return now, seen(id, base, &now, ago(first)), nil
-}
-
-// seen compares what a read shows with the base of a write that was first sent so long ago.
+// verdict is what a read shows of the write id over base, which was first sent so long ago
+// and of which o is known so far: the table of FORMAT.md, section 6. If it is not final, the
+// same bytes may be sent again: they cannot take effect twice.
 //
 // An ETag that was replaced never returns, because the bytes or the ETag of every write
 // are new. So a write whose base is gone cannot take effect any more. It never did if the
 // list of writes reaches back to the base without naming it, or if what is there now was
 // already there before the write was first sent.
-func seen(id writeID, base, now *version, sent time.Duration) sight {
+func verdict(id writeID, base, now *version, unread error, o outcome, sent time.Duration) (shown outcome, final bool) {
 	older := now.fenced() && !now.modified.IsZero() && !now.seen.IsZero() && now.seen.Sub(now.modified) > sent+clockStep
 	switch {
-	case now.made(id):
-		return own
+	case unread != nil && o == busy:
+		return refused, true // by the store's word
+	case unread != nil:
+		return unknown, errors.As(unread, new(*DamagedError)) // which stays so
+	case now.made(id): // others may have written since
+		return applied, true
 	case now.etag == base.etag: // "" for two that are absent
-		return same
+		return o, o == mismatch
 	case base.fenced() && now.made(base.id), base.kind == kindAbsent && now.fenced() && !now.cut, older:
-		return passed
-	case !now.fenced():
-		return bare
+		return mismatch, true
+	case !now.fenced() && o != unknown: // whoever writes or deletes without a fence takes a hidden copy of ours, too
+		return mismatch, true
 	}
-	return beyond
+	return unknown, true
 }
 
 // ago is how long a time is past, by whichever of this machine's clocks says more: one

@@ -6,129 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
-// Each row of the tables that say what becomes of a write, with its reason.
-func TestFates(t *testing.T) {
-	t.Parallel()
-	type row struct {
-		from    fate
-		outcome outcome
-		want    fate
-		why     string
-	}
-	rows := []row{
-		{none, applied, written, "200 with an ETag"},
-		{none, mismatch, denied, "the condition was false, or our own write made it so below us"},
-		{none, raced, open, "a 409 says that two met, not which one stands"},
-		{none, busy, held, "not processed"},
-		{none, refused, declined, "not processed, and will not be"},
-		{none, unsent, withheld, "it never left"},
-		{none, unknown, open, "the response is lost"},
-		{held, applied, written, "the store has time now"},
-		{held, mismatch, denied, "as at first"},
-		{held, raced, open, "as at first"},
-		{held, busy, held, "still no time"},
-		{held, refused, declined, "neither sending was processed"},
-		{held, unsent, declined, "the first was not processed, this one has not left"},
-		{held, unknown, open, "this one may have taken effect"},
-		{open, applied, written, "the same bytes on the same condition: only one copy took effect"},
-		{open, mismatch, open, "the copy before may be why"},
-		{open, raced, open, "the copy before may be the other"},
-		{open, busy, open, "the copy before is still out"},
-		{open, refused, closing, "the copy before is still out, and no other will go"},
-		{open, unsent, closing, "the copy before is still out, and no other can go"},
-		{open, unknown, open, "two are out"},
-	}
-	for _, r := range rows {
-		if got := afterSending[r.from][r.outcome]; got != r.want {
-			t.Errorf("in %d, outcome %d makes %d, want %d: %s", r.from, r.outcome, got, r.want, r.why)
-		}
-	}
-	type look struct {
-		from fate
-		seen sight
-		want fate
-		why  string
-	}
-	looks := []look{
-		{denied, own, written, "something below sent it twice"},
-		{denied, same, contradicted, "the condition is true, and was called false"},
-		{denied, passed, lost, "another write came first"},
-		{denied, beyond, unclear, "a hidden copy may have come first, and more than the list holds since"},
-		{denied, bare, lost, "whoever writes or deletes without a fence takes what a hidden copy left, too"},
-		{denied, unread, open, "a hidden copy may be why it was denied"},
-		{denied, broken, unclear, "no read will show it"},
-		{held, own, written, "the store took it, whatever it said"},
-		{held, same, held, "send it again"},
-		{held, passed, lost, "another write came first"},
-		{held, beyond, unclear, "a hidden copy may have come first"},
-		{held, bare, lost, "as denied"},
-		{held, unread, declined, "the store's word is that nothing was processed"},
-		{held, broken, declined, "as unread"},
-		{open, own, written, "its response was lost"},
-		{open, same, open, "it may be on its way: the same bytes again cannot take effect twice"},
-		{open, passed, lost, "the base is gone, so it never will"},
-		{open, beyond, unclear, "nothing shows it any more"},
-		{open, bare, unclear, "it may have taken effect before"},
-		{open, unread, open, "the next sending shows as much"},
-		{open, broken, unclear, "no read will show it"},
-		{closing, own, written, "its response was lost"},
-		{closing, same, unclear, "it may still be on its way"},
-		{closing, passed, lost, "the base is gone, so it never will"},
-		{closing, beyond, unclear, "nothing shows it any more"},
-		{closing, bare, unclear, "it may have taken effect before"},
-		{closing, unread, unclear, "nothing shows it"},
-		{closing, broken, unclear, "no read will show it"},
-	}
-	for _, r := range looks {
-		if got := afterReading[r.from][r.seen]; got != r.want {
-			t.Errorf("in %d, sight %d makes %d, want %d: %s", r.from, r.seen, got, r.want, r.why)
-		}
-	}
-	for from, want := range map[fate]fate{
-		none: withheld, held: declined, // nothing was processed
-		denied: closing, open: closing, closing: closing, // one more look
-	} {
-		if got := atTheEnd[from]; got != want {
-			t.Errorf("at the end of %d: %d, want %d", from, got, want)
-		}
-	}
-	// Nothing else happens, and would be unclear: every entry is in a row above.
-	set := 0
-	for f := range fate(fates) {
-		for _, to := range afterSending[f] {
-			set += min(int(to), 1)
-		}
-		for _, to := range afterReading[f] {
-			set += min(int(to), 1)
-		}
-	}
-	listed := 0
-	for _, r := range rows {
-		listed += min(int(r.want), 1)
-	}
-	for _, r := range looks {
-		listed += min(int(r.want), 1)
-	}
-	if set != listed {
-		t.Errorf("the tables have %d entries, %d are tested", set, listed)
-	}
-	// No state is left without a way: each that is not final ends with the sendings.
-	for f := range fate(fates) {
-		if !f.final() && !atTheEnd[f].final() && slices.ContainsFunc(afterReading[atTheEnd[f]][:], func(to fate) bool { return !to.final() }) {
-			t.Errorf("%d does not end", f)
-		}
-	}
-}
-
-// What a read shows of a write, by the lists of writes and by the store's times.
-func TestSeen(t *testing.T) {
+// What a read shows of a write, by the lists of writes and by the store's times; and what
+// that makes of it, by what was known before. Each row is one of FORMAT.md's table.
+func TestVerdict(t *testing.T) {
 	a, b, c := newWriteID(), newWriteID(), newWriteID()
 	absent := version{}
 	made := func(id writeID, etag string, recent ...writeID) version {
@@ -143,30 +29,46 @@ func TestSeen(t *testing.T) {
 	}
 	undated := aged(made(c, "9"), time.Hour)
 	undated.seen = time.Time{}
+	type known struct {
+		o     outcome
+		final bool
+	}
+	decided := func(o outcome) [3]known { return [3]known{{o, true}, {o, true}, {o, true}} }
+	var (
+		same     = [3]known{{mismatch, true}, {busy, false}, {unknown, false}} // after a mismatch the store contradicts itself
+		unfenced = [3]known{{mismatch, true}, {mismatch, true}, {unknown, true}}
+	)
 	for name, x := range map[string]struct {
 		base, now version
-		want      sight
+		unread    error
+		want      [3]known // after a mismatch, busy, unknown
 	}{
-		"ours is there":                {absent, made(b, "1"), own},
-		"ours was there":               {made(a, "1"), made(c, "3", b, a), own},
-		"nothing happened":             {made(a, "1"), made(a, "1"), same},
-		"still absent":                 {absent, absent, same},
-		"another over the base":        {made(a, "1"), made(c, "2", a), passed},
-		"another created it":           {absent, made(c, "1"), passed},
-		"created, but long ago":        {absent, version{kind: kindSealed, etag: "9", id: c, cut: true}, beyond},
-		"the list does not go so far":  {made(a, "1"), made(c, "9"), beyond},
-		"deleted unfenced":             {made(a, "1"), absent, bare},
-		"overwritten unfenced":         {made(a, "1"), version{kind: kindUnfenced, etag: "7"}, bare},
-		"ours, and a list that is cut": {absent, cut, own},
+		"ours is there":                {absent, made(b, "1"), nil, decided(applied)},
+		"ours was there":               {made(a, "1"), made(c, "3", b, a), nil, decided(applied)},
+		"nothing happened":             {made(a, "1"), made(a, "1"), nil, same},
+		"still absent":                 {absent, absent, nil, same},
+		"another over the base":        {made(a, "1"), made(c, "2", a), nil, decided(mismatch)},
+		"another created it":           {absent, made(c, "1"), nil, decided(mismatch)},
+		"created, but long ago":        {absent, version{kind: kindSealed, etag: "9", id: c, cut: true}, nil, decided(unknown)},
+		"the list does not go so far":  {made(a, "1"), made(c, "9"), nil, decided(unknown)},
+		"deleted unfenced":             {made(a, "1"), absent, nil, unfenced},
+		"overwritten unfenced":         {made(a, "1"), version{kind: kindUnfenced, etag: "7"}, nil, unfenced},
+		"ours, and a list that is cut": {absent, cut, nil, decided(applied)},
 		// Sent ten seconds ago, by the writer's clock.
-		"older than the sending":      {made(a, "1"), aged(made(c, "9"), 12*time.Second+1), passed},
-		"perhaps not older":           {made(a, "1"), aged(made(c, "9"), 12*time.Second), beyond},
-		"a foreign one that is older": {made(a, "1"), aged(version{kind: kindUnfenced, etag: "7"}, time.Hour), bare},
-		"ours, and older":             {made(a, "1"), aged(made(b, "9"), time.Hour), own},
-		"of an unknown age":           {made(a, "1"), undated, beyond},
+		"older than the sending":      {made(a, "1"), aged(made(c, "9"), 12*time.Second+1), nil, decided(mismatch)},
+		"perhaps not older":           {made(a, "1"), aged(made(c, "9"), 12*time.Second), nil, decided(unknown)},
+		"a foreign one that is older": {made(a, "1"), aged(version{kind: kindUnfenced, etag: "7"}, time.Hour), nil, unfenced},
+		"ours, and older":             {made(a, "1"), aged(made(b, "9"), time.Hour), nil, decided(applied)},
+		"of an unknown age":           {made(a, "1"), undated, nil, decided(unknown)},
+		// What the store did not process has no effect, whether or not that can be seen.
+		"unreadable": {made(a, "1"), absent, errors.New("down"), [3]known{{unknown, false}, {refused, true}, {unknown, false}}},
+		"damaged":    {made(a, "1"), absent, damaged("k", "?"), [3]known{{unknown, true}, {refused, true}, {unknown, true}}},
 	} {
-		if got := seen(b, &x.base, &x.now, 10*time.Second); got != x.want {
-			t.Errorf("%s: %d, want %d", name, got, x.want)
+		for i, before := range []outcome{mismatch, busy, unknown} {
+			var got known
+			if got.o, got.final = verdict(b, &x.base, &x.now, x.unread, before, 10*time.Second); got != x.want[i] {
+				t.Errorf("%s, after %d: %v, want %v", name, before, got, x.want[i])
+			}
 		}
 	}
 	if past := time.Now().Add(-time.Minute); ago(past) < time.Minute || ago(past.Round(0)) < time.Minute || ago(time.Now()) > time.Minute {
@@ -242,60 +144,58 @@ func TestWritesByScript(t *testing.T) {
 		ok    = result{outcome: applied, etag: `"2"`}
 		no    = result{outcome: mismatch, err: errors.New("412")}
 		doubt = result{outcome: unknown, err: errors.New("lost")}
-		race  = result{outcome: raced, err: errors.New("409")}
 		later = result{outcome: busy, err: errors.New("SlowDown")}
 		never = result{outcome: refused, err: errors.New("403")}
-		kept  = result{outcome: unsent, err: errors.New("no credentials")}
 		down  = errors.New("503")
 	)
 	for name, c := range map[string]struct {
 		puts        []result
 		reads       []any
-		want        fate
+		want        outcome
 		sent, looks int
 	}{
-		"applied":                            {[]result{ok}, nil, written, 1, 0},
-		"applied, response lost":             {[]result{doubt}, []any{after}, written, 1, 1},
-		"request lost":                       {[]result{doubt, ok}, []any{before}, written, 2, 1},
-		"both lost":                          {[]result{doubt, doubt}, []any{before, after}, written, 2, 2},
-		"overtaken":                          {[]result{no}, []any{other}, lost, 1, 1},
-		"overtaken far":                      {[]result{no}, []any{far}, unclear, 1, 1},
-		"lost, then overtaken":               {[]result{doubt}, []any{other}, lost, 1, 1},
-		"lost, then overtaken far":           {[]result{doubt}, []any{far}, unclear, 1, 1},
-		"sent twice below":                   {[]result{no}, []any{after}, written, 1, 1},
-		"denied without reason":              {[]result{no}, []any{before}, contradicted, 1, 1},
-		"denied, unreadable, then denied":    {[]result{no}, []any{down, after}, written, 2, 2},
-		"denied and never readable":          {[]result{no}, []any{down}, unclear, maxSends, maxSends + 1},
-		"raced":                              {[]result{race, ok}, []any{before}, written, 2, 1},
-		"busy, then applied":                 {[]result{later, later, ok}, []any{before}, written, 3, 2},
-		"busy for ever":                      {[]result{later}, []any{before}, declined, maxSends, maxSends},
-		"busy, and nothing can be read":      {[]result{later}, []any{down}, declined, 1, 1},
-		"refused":                            {[]result{never}, nil, declined, 1, 0},
-		"lost, then refused":                 {[]result{doubt, never}, []any{before}, unclear, 2, 2},
-		"lost, then refused, but applied":    {[]result{doubt, never}, []any{before, after}, written, 2, 2},
-		"never left":                         {[]result{kept}, nil, withheld, 1, 0},
-		"lost, then nothing leaves":          {[]result{doubt, kept}, []any{before}, unclear, 2, 2},
-		"busy, then nothing leaves":          {[]result{later, kept}, []any{before}, declined, 2, 1},
-		"lost for ever":                      {[]result{doubt}, []any{before}, unclear, maxSends, maxSends + 1},
-		"lost, and damaged":                  {[]result{doubt}, []any{broken}, unclear, 1, 2},
-		"lost, and damaged for a moment":     {[]result{doubt}, []any{broken, after}, written, 1, 2},
-		"lost, and the read is cut":          {[]result{doubt}, []any{&cutError{down}, after}, written, 1, 2},
-		"lost, and the object seems absent":  {[]result{doubt}, []any{&failure{err: errors.New("404 of a proxy")}, after}, written, 2, 2},
-		"lost, and the object is gone":       {[]result{doubt}, []any{errAbsent}, unclear, 1, 1},
-		"denied, and the object is gone":     {[]result{no}, []any{errAbsent}, lost, 1, 1},
-		"lost, overwritten by a foreign one": {[]result{doubt}, []any{&object{etag: `"5"`}}, unclear, 1, 1},
+		"applied":                            {[]result{ok}, nil, applied, 1, 0},
+		"applied, response lost":             {[]result{doubt}, []any{after}, applied, 1, 1},
+		"request lost":                       {[]result{doubt, ok}, []any{before}, applied, 2, 1},
+		"both lost":                          {[]result{doubt, doubt}, []any{before, after}, applied, 2, 2},
+		"overtaken":                          {[]result{no}, []any{other}, mismatch, 1, 1},
+		"overtaken far":                      {[]result{no}, []any{far}, unknown, 1, 1},
+		"lost, then overtaken":               {[]result{doubt}, []any{other}, mismatch, 1, 1},
+		"lost, then overtaken far":           {[]result{doubt}, []any{far}, unknown, 1, 1},
+		"sent twice below":                   {[]result{no}, []any{after}, applied, 1, 1},
+		"denied without reason":              {[]result{no}, []any{before}, mismatch, 1, 1},
+		"denied, unreadable, then denied":    {[]result{no}, []any{down, after}, applied, 2, 2},
+		"denied and never readable":          {[]result{no}, []any{down}, unknown, maxSends, maxSends + 1},
+		"busy, then applied":                 {[]result{later, later, ok}, []any{before}, applied, 3, 2},
+		"busy for ever":                      {[]result{later}, []any{before}, refused, maxSends, maxSends},
+		"busy, and nothing can be read":      {[]result{later}, []any{down}, refused, 1, 1},
+		"busy, then refused":                 {[]result{later, never}, []any{before}, refused, 2, 1},
+		"busy, then lost, then busy":         {[]result{later, doubt, later, ok}, []any{before}, applied, 4, 3},
+		"lost, then denied by the first":     {[]result{doubt, no}, []any{before, errAbsent}, unknown, 2, 2},
+		"refused":                            {[]result{never}, nil, refused, 1, 0},
+		"lost, then refused":                 {[]result{doubt, never}, []any{before}, unknown, 2, 2},
+		"lost, then refused, but applied":    {[]result{doubt, never}, []any{before, after}, applied, 2, 2},
+		"lost for ever":                      {[]result{doubt}, []any{before}, unknown, maxSends, maxSends + 1},
+		"lost, and damaged":                  {[]result{doubt}, []any{broken}, unknown, 1, 2},
+		"lost, and damaged for a moment":     {[]result{doubt}, []any{broken, after}, applied, 1, 2},
+		"lost, and the read is cut":          {[]result{doubt}, []any{&cutError{down}, after}, applied, 1, 2},
+		"lost, and the object seems absent":  {[]result{doubt}, []any{&failure{err: errors.New("404 of a proxy")}, after}, applied, 2, 2},
+		"lost, and the object is gone":       {[]result{doubt}, []any{errAbsent}, unknown, 1, 1},
+		"denied, and the object is gone":     {[]result{no}, []any{errAbsent}, mismatch, 1, 1},
+		"lost, overwritten by a foreign one": {[]result{doubt}, []any{&object{etag: `"5"`}}, unknown, 1, 2},
+		"lost, and one page is read":         {[]result{doubt}, []any{&object{etag: `"5"`}, after}, applied, 1, 2},
 	} {
 		s := &script{puts: c.puts, reads: c.reads}
-		now, got, err := s.on().write(t.Context(), "k", &base, mine(), false)
-		if got != c.want || len(s.sent) != c.sent || s.looked != c.looks || err == nil && got != written {
-			t.Errorf("%s: fate %d after %d sendings and %d reads, want %d, %d and %d: %v", name, got, len(s.sent), s.looked, c.want, c.sent, c.looks, err)
+		now, got, err := s.on().compareAndSwap(t.Context(), "k", &base, mine(), false)
+		if got != c.want || len(s.sent) != c.sent || s.looked != c.looks || err == nil && got != applied {
+			t.Errorf("%s: outcome %d after %d sendings and %d reads, want %d, %d and %d: %v", name, got, len(s.sent), s.looked, c.want, c.sent, c.looks, err)
 		}
 		for _, over := range s.sent {
 			if over != `"1"` {
 				t.Errorf("%s: sent over %s", name, over)
 			}
 		}
-		if got == written && now.id != (writeID{7}) {
+		if got == applied && now.id != (writeID{7}) {
 			t.Errorf("%s: the version is %+v", name, now)
 		}
 	}
@@ -312,27 +212,27 @@ func TestEndOfContextByScript(t *testing.T) {
 		at    int // the sending at which it ends, 0 for before
 		put   outcome
 		read  any
-		want  fate
+		want  outcome
 		looks int
 	}{
-		"before":                     {0, unknown, nil, withheld, 0},
-		"lost, and applied":          {1, unknown, mine().object(`"2"`), written, 1},
-		"lost, and overtaken":        {1, unknown, other, lost, 1},
-		"lost, and unreadable":       {1, unknown, errors.New("down"), unclear, 1},
-		"denied below, and applied":  {1, mismatch, mine().object(`"2"`), written, 1},
-		"denied, and unreadable":     {1, mismatch, errors.New("down"), unclear, 1},
-		"busy":                       {1, busy, nil, declined, 0},
-		"refused":                    {1, refused, nil, declined, 0},
-		"applied, and then it ended": {1, applied, nil, written, 0},
+		"before":                     {0, unknown, nil, refused, 0},
+		"lost, and applied":          {1, unknown, mine().object(`"2"`), applied, 1},
+		"lost, and overtaken":        {1, unknown, other, mismatch, 1},
+		"lost, and unreadable":       {1, unknown, errors.New("down"), unknown, 1},
+		"denied below, and applied":  {1, mismatch, mine().object(`"2"`), applied, 1},
+		"denied, and unreadable":     {1, mismatch, errors.New("down"), unknown, 1},
+		"busy":                       {1, busy, nil, refused, 0},
+		"refused":                    {1, refused, nil, refused, 0},
+		"applied, and then it ended": {1, applied, nil, applied, 0},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		s := &script{puts: []result{{outcome: c.put, etag: `"2"`, err: errors.New("?")}}, reads: []any{c.read}, before: func(int) { cancel() }}
 		if c.at == 0 {
 			cancel()
 		}
-		_, got, _ := s.on().write(ctx, "k", &base, mine(), false)
+		_, got, _ := s.on().compareAndSwap(ctx, "k", &base, mine(), false)
 		if got != c.want || s.looked != c.looks || len(s.sent) != c.at {
-			t.Errorf("%s: fate %d after %d reads, want %d after %d", name, got, s.looked, c.want, c.looks)
+			t.Errorf("%s: outcome %d after %d reads, want %d after %d", name, got, s.looked, c.want, c.looks)
 		}
 	}
 }
@@ -346,7 +246,7 @@ func TestTimesAreTheStores(t *testing.T) {
 		s := &script{puts: []result{{outcome: applied, etag: `"2"`, date: date}}}
 		r := s.on()
 		next := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 5}, writeID{7})
-		now, _, _ := r.write(t.Context(), "k", &base, next.sealed("k", Headers{}, nil), false)
+		now, _, _ := r.compareAndSwap(t.Context(), "k", &base, next.sealed("k", Headers{}, nil), false)
 		if kept, _ := r.cached("k"); !now.modified.Equal(date) || !kept.modified.Equal(date) {
 			t.Errorf("a write that the store dated %v is of %v, remembered as of %v", date, now.modified, kept.modified)
 		}
@@ -447,21 +347,27 @@ func TestFormatCases(t *testing.T) {
 	for _, c := range cases {
 		if c.Do == "mixed" {
 			o := &fenced{kind: kinds[c.Writer]}
-			if err := o.writable(guard.Claim{}, "k", &version{kind: kinds[c.Object]}); (err != nil) != c.Mixed {
+			if err := o.sameMode(guard.Claim{}, "k", &version{kind: kinds[c.Object]}); (err != nil) != c.Mixed {
 				t.Errorf("%s: %v", c.Name, err)
 			}
 			continue
 		}
-		before, now := denied, stateOf(c.Now)
+		before, now := mismatch, stateOf(c.Now)
 		if c.Doubt {
-			before = open
+			before = unknown
 		}
 		if c.Older {
 			now.modified = time.Unix(1, 0)
 			now.seen = now.modified.Add(time.Minute)
 		}
-		verdict := map[fate]string{written: "written", contradicted: "contradiction", lost: "decide", open: "again", unclear: "unknown"}
-		if got := verdict[afterReading[before][seen(id(c.Write), stateOf(c.Base), now, 0)]]; got != c.Verdict {
+		got, base := "again", stateOf(c.Base)
+		if o, final := verdict(id(c.Write), base, now, nil, before, 0); final {
+			got = map[outcome]string{applied: "written", mismatch: "decide", unknown: "unknown"}[o]
+			if o == mismatch && now.etag == base.etag {
+				got = "contradiction"
+			}
+		}
+		if got != c.Verdict {
 			t.Errorf("%s: %s, want %s", c.Name, got, c.Verdict)
 		}
 	}

@@ -49,17 +49,17 @@ type sdk struct {
 func (s *sdk) get(ctx context.Context, key string, last int, limit int64) (*object, error) {
 	ctx, w := watch(ctx, s.idle)
 	defer w.stop()
-	o, err := s.read(ctx, w, key, last, limit)
+	o, err := s.getOnce(ctx, w, key, last, limit)
 	if last > 0 && httpStatus(err) == http.StatusRequestedRangeNotSatisfiable {
 		// The object is empty, or a gateway refuses a range longer than the object.
-		if o, err = s.read(ctx, w, key, 0, limit); err == nil {
+		if o, err = s.getOnce(ctx, w, key, 0, limit); err == nil {
 			o.shortRange = true
 		}
 	}
 	return o, s.readError(ctx, err)
 }
 
-func (s *sdk) read(ctx context.Context, w *watchdog, key string, last int, limit int64) (*object, error) {
+func (s *sdk) getOnce(ctx context.Context, w *watchdog, key string, last int, limit int64) (*object, error) {
 	in := &s3.GetObjectInput{Bucket: &s.bucket, Key: &key}
 	if last > 0 {
 		in.Range = aws.String("bytes=-" + strconv.Itoa(last))
@@ -242,7 +242,7 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 	case strongETag(string(over)): // a store takes an empty If-Match for no condition at all
 		in.IfMatch = aws.String(string(over))
 	default:
-		return result{outcome: unsent, err: errors.New("the request was not sent: If-Match with the ETag " + quoteShort(string(over)) + " is not a condition")}
+		return result{outcome: refused, err: errors.New("the request was not sent: If-Match with the ETag " + quoteShort(string(over)) + " is not a condition")}
 	}
 	ctx, w := watch(ctx, s.idle)
 	defer w.stop()
@@ -253,11 +253,8 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 		io.Reader
 		io.Seeker
 	}{io.TeeReader(p.from, w), p.from}, &p.length
-	way := &tracker{}
+	way := &tracker{again: p.again}
 	opts := []func(*s3.Options){way.option}
-	if !p.again {
-		opts = append(opts, once)
-	}
 	if p.hold != nil {
 		opts = append(opts, func(o *s3.Options) {
 			before(o, func(r *http.Request) { r.Body = &gated{r.Body, r.ContentLength, p.hold} })
@@ -265,33 +262,32 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 	}
 	out, err := s.client.PutObject(way.trace(ctx), in, opts...)
 	if err != nil {
-		return s.failed(ctx, way, over, p.again, err)
+		return s.failed(ctx, way, over, err)
 	}
-	switch etag, status := aws.ToString(out.ETag), way.status.Load(); {
-	case status != http.StatusOK && status != 0: // 0 if a wrapper of the client does not show it
-		return result{outcome: unknown, err: fmt.Errorf("the response to a write is %d, not the 200 of a store", status)}
-	case way.page.Load(): // of something in between, 200 and all
-		return result{outcome: unknown, err: errors.New("the response to a write is not a store's: it has a body")}
-	case !strongETag(etag):
-		return result{outcome: unknown, err: &etagError{"the response to a write has the ETag " + quoteShort(etag)}}
+	etag := aws.ToString(out.ETag)
+	if err = way.success(http.StatusOK); err == nil && !strongETag(etag) {
+		err = &etagError{"the response to a write has the ETag " + quoteShort(etag)}
+	}
+	if err != nil {
+		return result{outcome: unknown, err: err}
 	}
 	date, _ := awsmiddleware.GetServerTime(out.ResultMetadata)
-	return result{outcome: applied, etag: *out.ETag, date: date}
+	return result{outcome: applied, etag: etag, date: date}
 }
 
 func (s *sdk) remove(ctx context.Context, key string) result {
 	ctx, w := watch(ctx, s.idle)
 	defer w.stop()
-	way := &tracker{}
+	way := &tracker{again: true} // it makes no difference how often it is sent
 	_, err := s.client.DeleteObject(way.trace(ctx), &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key}, way.option)
 	if err != nil {
 		if saysAbsent(meaningOf(err)) {
 			return result{outcome: applied} // there is nothing to delete
 		}
-		return s.failed(ctx, way, `"any"`, false, err)
+		return s.failed(ctx, way, `"any"`, err)
 	}
-	if status := way.status.Load(); status != http.StatusNoContent && status != 0 {
-		return result{outcome: unknown, err: fmt.Errorf("the response to a deletion is %d, not the 204 of a store", status)}
+	if err := way.success(http.StatusNoContent); err != nil {
+		return result{outcome: unknown, err: err}
 	}
 	return result{outcome: applied}
 }

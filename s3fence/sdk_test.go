@@ -81,7 +81,7 @@ func TestResponses(t *testing.T) {
 			"listed":             {200, "", fmt.Sprintf(listing, "inv", "p"), unit, unknown, unknown, unknown, ok},
 			"no object":          {404, "", says("NoSuchKey"), gone, refused, mismatch, applied, gone},
 			"condition is false": refusal(412, "PreconditionFailed", unit, mismatch),
-			"another write":      refusal(409, "ConditionalRequestConflict", unit, raced), "another change": refusal(409, "OperationAborted", unit, raced),
+			"another write":      refusal(409, "ConditionalRequestConflict", unit, unknown), "another change": refusal(409, "OperationAborted", unit, unknown),
 			"too many requests": refusal(503, "SlowDown", unit, busy), "internal": refusal(500, "InternalError", unit, unknown),
 			"session over": refusal(400, "ExpiredToken", unit, busy), "signed long ago": refusal(403, "RequestExpired", unit, busy),
 			"wrong clock": refusal(403, "RequestTimeTooSkewed", fatal, busy), "too slow": refusal(400, "RequestTimeout", unit, unknown),
@@ -228,7 +228,7 @@ func TestConditionsThatAreNone(t *testing.T) {
 	t.Parallel()
 	for _, etag := range []condition{`""`, "*", `"*"`, `W/"a"`, `"a", "b"`, "a\nb"} {
 		d := &sdk{client: nil, bucket: "inv", idle: time.Minute} // which would panic
-		if r := d.put(t.Context(), "k", etag, payload{}); r.outcome != unsent || !strings.Contains(r.err.Error(), "was not sent") {
+		if r := d.put(t.Context(), "k", etag, payload{}); r.outcome != refused || !strings.Contains(r.err.Error(), "was not sent") {
 			t.Errorf("If-Match %q: %+v", etag, r)
 		}
 	}
@@ -395,37 +395,39 @@ func TestStrongETag(t *testing.T) {
 	}
 }
 
-// When a request was seen not to leave, or not to find a connection, and when its response
-// is not about all that left.
+// What is made of a response by what was seen on the way: a request that did not leave, or
+// found no connection, and a response that is not about all that left.
 func TestTracker(t *testing.T) {
-	way := func(opened, direct bool, calls, asked, given, wrote int32) *tracker {
+	way := func(opened, direct bool, calls, asked, given, heads int32) *tracker {
 		w := &tracker{}
 		w.opened.Store(opened)
 		w.direct.Store(direct)
 		w.calls.Store(calls)
 		w.asked.Store(asked)
 		w.given.Store(given)
-		w.wrote.Store(wrote)
+		w.heads.Store(heads)
 		return w
 	}
+	const asSaid = mismatch
 	for _, c := range []struct {
-		w                           *tracker
-		kept, unconnected, repeated bool
+		w    *tracker
+		want outcome
 	}{
-		{way(false, false, 0, 0, 0, 0), false, false, false}, // of a client that does not take options
-		{way(true, true, 0, 0, 0, 0), true, false, false}, {way(true, true, 1, 1, 0, 0), false, true, false},
-		{way(true, false, 1, 1, 0, 0), false, false, false}, // something may have sent it unseen
-		{way(true, true, 1, 2, 1, 0), false, false, false}, {way(true, true, 1, 1, 1, 1), false, false, false},
-		{way(true, true, 2, 2, 2, 1), false, false, true}, {way(true, true, 1, 1, 1, 2), false, false, true}, {way(true, true, 1, 0, 0, 0), false, false, false},
+		{way(false, false, 0, 0, 0, 0), asSaid}, // of a client that does not take options
+		{way(true, true, 0, 0, 0, 0), refused}, {way(true, true, 1, 1, 0, 0), busy},
+		{way(true, false, 1, 1, 0, 0), asSaid}, // something may have sent it unseen
+		{way(true, true, 1, 2, 1, 0), asSaid}, {way(true, true, 1, 1, 1, 1), asSaid},
+		{way(true, true, 2, 2, 2, 1), unknown}, {way(true, true, 1, 1, 1, 2), unknown}, {way(true, true, 1, 0, 0, 0), asSaid},
 	} {
-		if c.w.kept() != c.kept || c.w.unconnected() != c.unconnected || c.w.repeated() != c.repeated {
-			t.Errorf("%+v: kept %v, unconnected %v, repeated %v", c, c.w.kept(), c.w.unconnected(), c.w.repeated())
+		if got := c.w.judge(mismatch); got != c.want {
+			t.Errorf("%+v: %d, want %d", c.w, got, c.want)
 		}
 	}
-	o := &s3.Options{RetryMaxAttempts: 5}
-	once(o)
-	if _, ok := o.Retryer.(aws.NopRetryer); !ok || o.RetryMaxAttempts != 0 {
-		t.Errorf("once leaves %+v", o.Retryer)
+	for _, again := range []bool{true, false} {
+		o := &s3.Options{RetryMaxAttempts: 5, HTTPClient: &http.Client{}, Retryer: aws.NopRetryer{}}
+		if (&tracker{again: again}).option(o); (o.RetryMaxAttempts == 0) == again {
+			t.Errorf("again %v leaves %d attempts", again, o.RetryMaxAttempts)
+		}
 	}
 	for name, c := range map[string]struct {
 		client s3.HTTPClient

@@ -1,23 +1,17 @@
 package s3fence
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/smithy-go/middleware"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -48,8 +42,8 @@ var (
 var meanings = map[string]meaning{
 	"PreconditionFailed":                 {mismatch, false, false, ""},
 	"NoSuchKey":                          {mismatch, false, false, ""},
-	"ConditionalRequestConflict":         {raced, false, false, ""},
-	"OperationAborted":                   {raced, false, false, ""},
+	conflictCode:                         {unknown, false, false, ""}, // two met, which one stands is not said
+	abortedCode:                          {unknown, false, false, ""},
 	"SlowDown":                           {busy, false, false, "the store asks for fewer requests"},
 	"TooManyRequests":                    {busy, false, false, "the store asks for fewer requests"},
 	"RequestTimeTooSkewed":               {busy, true, true, "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
@@ -75,6 +69,9 @@ var meanings = map[string]meaning{
 	"ObjectParentIsFile":                 badName,
 	"NotImplemented":                     {refused, true, true, "the store does not implement the request"},
 }
+
+// The codes of writes that met another one.
+const conflictCode, abortedCode = "ConditionalRequestConflict", "OperationAborted"
 
 // meaningOf reads an error through the interfaces that the SDK's errors satisfy. code is
 // the store's own. The meaning of what it does not understand is unknown.
@@ -106,20 +103,13 @@ func meaningOf(err error) (m meaning, code string) {
 func saysAbsent(m meaning, code string) bool { return m.write == mismatch && code == "NoSuchKey" }
 
 // failed makes the result of a write or deletion that has an error.
-func (s *sdk) failed(ctx context.Context, way *tracker, over condition, again bool, err error) result {
+func (s *sdk) failed(ctx context.Context, way *tracker, over condition, err error) result {
 	m, code := meaningOf(err)
-	r := result{outcome: m.write, err: s.explain(ctx, m, code, err)}
-	switch {
-	case way.kept():
-		r.outcome = unsent // no credentials, no endpoint, not valid
-	case way.unconnected():
-		r.outcome = busy
-	case over == noObject && saysAbsent(m, code): // that condition is not false for lack of one
-		r.outcome = refused
-	case way.repeated() && !again && r.outcome != raced:
-		r.outcome = unknown // what the response is about is not all that was sent
+	o := m.write
+	if over == noObject && saysAbsent(m, code) { // that condition is not false for lack of one
+		o = refused
 	}
-	return r
+	return result{outcome: way.judge(o), err: s.explain(ctx, m, code, err)}
 }
 
 // readError makes the error of a read.
@@ -168,10 +158,10 @@ func storeCode(err error, status int) string {
 	return c.ErrorCode()
 }
 
-// storeSays reports whether err is the store's own refusal by that code.
-func storeSays(err error, code string) bool {
+// storeSays reports whether err is the store's own refusal by one of these codes.
+func storeSays(err error, codes ...string) bool {
 	f, ok := errors.AsType[*failure](err)
-	return ok && f.code == code
+	return ok && slices.Contains(codes, f.code)
 }
 
 // untouched makes a read ask for the store's own response, not for a stored or a
@@ -179,132 +169,6 @@ func storeSays(err error, code string) bool {
 // rewrite it.
 func untouched(o *s3.Options) {
 	before(o, func(r *http.Request) { r.Header.Set("Cache-Control", "no-cache, no-store, no-transform") })
-}
-
-// before lets f see each request, once it is signed, before the HTTP client gets it.
-func before(o *s3.Options, f func(*http.Request)) {
-	next := o.HTTPClient
-	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
-		f(r)
-		return next.Do(r)
-	})
-}
-
-type httpFunc func(*http.Request) (*http.Response, error)
-
-func (f httpFunc) Do(r *http.Request) (*http.Response, error) { return f(r) }
-
-// once turns off the SDK's retries. After a lost response they would repeat a
-// conditional write on their own, and our own success would come back as 412.
-func once(o *s3.Options) {
-	o.Retryer = aws.NopRetryer{}
-	o.RetryMaxAttempts = 0 // a number would put another retryer around it
-}
-
-// tracker records what became of one request below this package: whether it was handed
-// on at all, whether a connection was found for it, and whether it went out more than
-// once, of which HTTP clients that retry on their own give no other sign.
-type tracker struct {
-	opened atomic.Bool  // the SDK has taken our options, so calls are counted
-	signed atomic.Bool  // the SDK was ready to send, by whatever HTTP client a wrapper may have set
-	direct atomic.Bool  // the HTTP client is net/http's own: it sends nothing unseen
-	calls  atomic.Int32 // of the HTTP client
-	asked  atomic.Int32 // for a connection
-	given  atomic.Int32
-	wrote  atomic.Int32 // heads of requests on a connection
-	status atomic.Int32 // of the last response
-	page   atomic.Bool  // which has a body
-}
-
-// trace counts what net/http puts on the wire.
-func (t *tracker) trace(ctx context.Context) context.Context {
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn: func(string) { t.asked.Add(1) }, GotConn: func(httptrace.GotConnInfo) { t.given.Add(1) },
-		WroteHeaders: func() { t.wrote.Add(1) },
-	})
-}
-
-func (t *tracker) option(o *s3.Options) {
-	t.opened.Store(true)
-	o.APIOptions = append(slices.Clip(o.APIOptions), func(stack *middleware.Stack) error {
-		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("fencepost:sent",
-			func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
-				t.signed.Store(true)
-				return next.HandleDeserialize(ctx, in)
-			}), middleware.After)
-	})
-	switch c := o.HTTPClient.(type) {
-	case *awshttp.BuildableClient:
-		t.direct.Store(true)
-	case *http.Client:
-		_, own := c.Transport.(*http.Transport)
-		t.direct.Store(own || c.Transport == nil)
-	}
-	next := o.HTTPClient
-	o.HTTPClient = httpFunc(func(r *http.Request) (*http.Response, error) {
-		t.calls.Add(1)
-		out, err := next.Do(r)
-		if err != nil {
-			return out, err
-		}
-		t.status.Store(int32(out.StatusCode))
-		t.page.Store(false)
-		if out.StatusCode < 300 {
-			err = t.peek(out)
-		}
-		return out, err
-	})
-}
-
-// peek finds out whether a response has a body, which its head does not always say: one in
-// chunks, or over HTTP/2, may have no length.
-func (t *tracker) peek(out *http.Response) error {
-	first := make([]byte, 1)
-	switch _, err := io.ReadFull(out.Body, first); err {
-	case io.EOF:
-	case nil:
-		t.page.Store(true)
-		out.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(first), out.Body), out.Body}
-	default:
-		out.Body.Close()
-		return err
-	}
-	return nil
-}
-
-// kept reports whether the SDK was seen not to send the request: it did not come so far, nor
-// was our HTTP client called.
-func (t *tracker) kept() bool { return t.opened.Load() && !t.signed.Load() && t.calls.Load() == 0 }
-
-// unconnected reports whether each sending was seen to find no connection.
-func (t *tracker) unconnected() bool {
-	return t.direct.Load() && t.asked.Load() > 0 && t.given.Load() == 0
-}
-
-// repeated reports whether more was sent than the response is about.
-func (t *tracker) repeated() bool { return t.calls.Load() > 1 || t.wrote.Load() > 1 }
-
-// gated holds a request's body back before its last byte. The bytes before it wait in
-// the connection's buffer, so that all requests leave at once.
-type gated struct {
-	io.ReadCloser
-	left int64
-	hold func()
-}
-
-func (b *gated) Read(p []byte) (int, error) {
-	switch {
-	case b.left == 1:
-		b.hold()
-	case b.left > 1 && int64(len(p)) >= b.left:
-		p = p[:b.left-1]
-	}
-	n, err := b.ReadCloser.Read(p)
-	b.left -= int64(n)
-	return n, err
 }
 
 // errIdle is the cause of a context that watch has ended.

@@ -57,6 +57,8 @@ type version struct {
 	// headers are set if the object was read whole; expires is an Expires that is not a date.
 	headers *Headers
 	expires string
+	// looks describes an object that this package did not write.
+	looks string
 }
 
 func (v *version) fenced() bool { return v.kind >= kindPlain }
@@ -94,8 +96,6 @@ func (v *version) made(id writeID) bool {
 type write struct {
 	payload
 	next version
-	// opaque says that a Plain write depends on ETags that are not hashes.
-	opaque bool
 }
 
 // sealed makes the write of a body with a trailer. The two are joined in memory.
@@ -103,7 +103,7 @@ func (v version) sealed(key string, h Headers, body []byte) *write {
 	s := seal{version: v, key: keySum(key), length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli)}
 	all := s.append(append(make([]byte, 0, len(body)+s.size()), body...))
 	v.body = all[:len(body)]
-	return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: all}, v, false}
+	return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: all}, v}
 }
 
 // holding makes the write of a caller's body, sealed or plain. For kind gzip body is
@@ -114,7 +114,7 @@ func (v version) holding(key string, h Headers, body []byte, length int64) *writ
 		v.content = length
 	case kindPlain:
 		v.md5 = md5.Sum(body)
-		return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: body}, v, false}
+		return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: body}, v}
 	}
 	return v.sealed(key, h, body)
 }
@@ -141,7 +141,7 @@ func parseKind(key string, o *object) (version, error) {
 	case mode == "" && sealedBytes(o.content):
 		return version{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
 	case mode == "":
-		return version{kind: kindUnfenced}, nil
+		return version{kind: kindUnfenced, looks: quoteShort(o.headers.ContentType) + " of " + strconv.FormatInt(o.size, 10) + " bytes"}, nil
 	case mode == kindNames[kindPlain]:
 		return parsePlain(key, o)
 	}

@@ -294,7 +294,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "SDK retries on", wrong: "our own success comes back as a defeat",
-		edits: []edit{{"s3fence/sdkwire.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
+		edits: []edit{{"s3fence/tracker.go", "o.Retryer = aws.NopRetryer{}", "_ = aws.NopRetryer{}"}},
 		by:    unitTest("s3fence", "^TestCallersRetriesStayOff$"),
 	},
 	{
