@@ -51,7 +51,7 @@
 //     than a fifth of all writes came after a newer holder's admission. Present
 //     the claim to a write that makes the comparison itself, or use InTx.
 //   - It does not deduplicate requests: under a live token a proxy's replay is admitted
-//     again. PROXIES.md says which settings repeat what; examples/idempotency has the order
+//     again. PROXIES.md says which settings repeat what; examples/service has the order
 //     for idempotency keys.
 //   - A token proves nothing about its sender. Authenticate first, take the tenant from the
 //     identity, and verify who issued the token ([Options.Verify]): whoever can send a high

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -94,53 +93,6 @@ func ExampleClient_TryAcquire() {
 	// Output:
 	// worker-7 has token 1 true
 	// worker-8 is refused: held by worker-7 with token 1
-}
-
-// Leader election is Hold in a loop. A leader that loses its lease stops, and
-// every candidate waits again; when a leader ends or dies, another one leads
-// within the TTL. What a leader writes still needs a fence: a paused leader
-// believes that it leads.
-func ExampleClient_Hold_leaderElection() {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	pool, cleanup := database(ctx)
-	defer cleanup()
-	if err := pglock.Migrate(ctx, pool); err != nil {
-		log.Fatal(err)
-	}
-	campaign := func(ctx context.Context, client *lockclient.Client, lead func(context.Context) error) {
-		for ctx.Err() == nil {
-			err := client.Hold(ctx, "leader", &lockclient.HoldOptions{TTL: time.Minute}, lead)
-			if err != nil && ctx.Err() == nil {
-				log.Print(err) // lost, or the server is down
-				time.Sleep(time.Second)
-			}
-		}
-	}
-	terms := make(chan guard.Token)
-	var candidates sync.WaitGroup
-	for _, name := range []string{"node-1", "node-2", "node-3"} {
-		client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), name, nil)
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer client.Close(context.Background())
-		candidates.Go(func() {
-			campaign(ctx, client, func(ctx context.Context) error {
-				claim, _ := guard.ClaimFrom(ctx)
-				select {
-				case terms <- claim.Token: // the work, and the end of the term
-				case <-ctx.Done():
-				}
-				return nil
-			})
-		})
-	}
-	fmt.Println("terms", <-terms, <-terms, <-terms)
-	cancel()
-	candidates.Wait()
-	// Output:
-	// terms 1 2 3
 }
 
 // The TTL follows from measured pauses and renewals.

@@ -64,15 +64,11 @@ var allowed = map[string][]string{
 	"examples/billingclose":         {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "s3fence", "lockclient", "lockclient/pglock", "internal/pgtest", "s3fence/s3test", "github.com/aws/aws-sdk-go-v2", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/adopt":                {"guard", "lockclient", "lockclient/pglock", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/internal/demo":        {"internal/pgtest", "github.com/jackc/pgx/v5"},
-	"examples/consumer":             {"guard", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/backfill":             {"guard", "lockclient", "lockclient/lockadmin", "lockclient/pglock", "sqlfence", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/effects":              {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/jobtable":             {"guard", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "examples/internal/demo", "github.com/jackc/pgx/v5"},
-	"examples/leader":               {"guard", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/jackc/pgx/v5"},
 	"examples/lockserver":           {"guard", "guard/proof", "httpfence", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/lockadmin", "lockclient/lockhttp", "sqlfence", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
-	"examples/httpadmit":            {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
-	"examples/httpintx":             {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "internal/pgtest", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
-	"examples/idempotency":          {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
+	"examples/service":              {"guard", "httpfence", "sqlfence", "sqlfence/sqladmin", "examples/internal/demo", "github.com/go-chi/chi/v5", "github.com/jackc/pgx/v5"},
 	"examples/quickstart":           {"guard", "httpfence", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "sqlfence", "github.com/jackc/pgx/v5"},
 }
 

@@ -77,7 +77,7 @@ var timed = map[string][]string{
 		"sqlfence/raise_test.go: TestStoppedHolder",
 	},
 	"a poll that ends with something else": {
-		"lockclient/example_test.go: ExampleClient_Hold_leaderElection",
+		"lockclient/example_leader_test.go: lead",
 		"lockclient/internal/pglease/functions_test.go: run",
 		"lockclient/internal/pglease/sessions_test.go: TestCancelledStandbyWait",
 		"lockclient/lockhttp/restart_test.go: TestRestarts",

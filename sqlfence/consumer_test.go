@@ -1,27 +1,17 @@
-package main
+package sqlfence_test
 
 import (
-	"bytes"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
-
-func TestRun(t *testing.T) {
-	testkit.CaptureDefault(t)
-	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
-	var out bytes.Buffer
-	if err := run(t.Context(), &out); err != nil || !strings.Contains(out.String(), "m3: acknowledge, drop") {
-		t.Errorf("%v\n%s", err, &out)
-	}
-}
 
 // TestVerdicts: every reason has its verdict, and none would loop forever.
 func TestVerdicts(t *testing.T) {
@@ -45,12 +35,15 @@ func TestVerdicts(t *testing.T) {
 
 func TestConsume(t *testing.T) {
 	pool := pgtest.Pool(t)
-	c, err := newConsumer(t.Context(), pool)
-	if err != nil {
+	c := &consumer{guard.Must(sqlfence.Pgx(pool, nil))}
+	if err := sqladmin.Pgx(pool).Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), consumerSchema); err != nil {
 		t.Fatal(err)
 	}
 	newer := guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}
-	good := must(produce("good", 1, "acme", newer))
+	good := guard.Must(produce("good", 1, "acme", newer))
 	with := func(change func(*message)) message {
 		m := good
 		m.ID, m.Headers = "bad", slices.Clone(good.Headers)
@@ -70,7 +63,7 @@ func TestConsume(t *testing.T) {
 		{"two tokens", with(func(m *message) { m.Headers = append(m.Headers, m.Headers...) }), guard.ErrInvalid},
 		{"another account's token", with(func(m *message) { m.Account = "other" }), guard.ErrInvalid},
 		{"no account", with(func(m *message) { m.Account = "" }), guard.ErrInvalid},
-		{"unknown account", must(produce("bad", 1, "none", guard.Claim{Resource: "account:none", Token: 1})), guard.ErrNotFound},
+		{"unknown account", guard.Must(produce("bad", 1, "none", guard.Claim{Resource: "account:none", Token: 1})), guard.ErrNotFound},
 	} {
 		if err := c.consume(t.Context(), c2.m); !errors.Is(err, c2.want) || (err == nil) != (c2.want == nil) {
 			t.Errorf("%s: %v", c2.name, err)

@@ -1,4 +1,4 @@
-package main
+package sqlfence_test
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // message is what any broker's client delivers.
@@ -117,4 +119,44 @@ func apply(ctx context.Context, tx pgx.Tx, m message) error {
 		err = fmt.Errorf("account %q: %w", m.Account, guard.ErrNotFound)
 	}
 	return err
+}
+
+const consumerSchema = `CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL);
+	CREATE TABLE consumed (id text PRIMARY KEY);
+	INSERT INTO accounts VALUES ('acme', 0)`
+
+// A claim travels in a message's headers, and the consumer's write is fenced by it. A stale
+// message is acknowledged and dropped.
+func ExampleDB_InTx_consumer() {
+	ctx := context.Background()
+	pool, done := scratch.Open(ctx)
+	defer done()
+	c := &consumer{guard.Must(sqlfence.Pgx(pool, nil))}
+	if err := sqladmin.Pgx(pool).Migrate(ctx); err != nil {
+		fmt.Println(err)
+	}
+	pool.Exec(ctx, consumerSchema)
+
+	// The producer with token 10 is cut off; its last message is late.
+	old := guard.Claim{Resource: "account:acme", Token: 10, LeaseID: "a"}
+	now := guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}
+	for _, m := range []message{
+		guard.Must(produce("m1", 100, "acme", old)),
+		guard.Must(produce("m2", 10, "acme", now)),
+		guard.Must(produce("m2", 10, "acme", now)), // delivered again
+		guard.Must(produce("m3", 1, "acme", old)),  // late
+		{ID: "m4", Account: "acme", Cents: 5},
+	} {
+		fmt.Println(m.ID, verdictOf(c.consume(ctx, m)))
+	}
+	var cents int64
+	err := pool.QueryRow(ctx, "SELECT cents FROM accounts").Scan(&cents)
+	fmt.Println("the account is at", cents, err)
+	// Output:
+	// m1 acknowledge
+	// m2 acknowledge
+	// m2 acknowledge
+	// m3 acknowledge, drop
+	// m4 dead-letter
+	// the account is at 110 <nil>
 }

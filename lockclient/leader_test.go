@@ -1,4 +1,4 @@
-package main
+package lockclient_test
 
 import (
 	"context"
@@ -24,7 +24,7 @@ func terms(t *testing.T, length, limit time.Duration) (n int, took time.Duration
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	start := time.Now()
-	err = lead(ctx, client, name, func(ctx context.Context) error {
+	err = lead(ctx, client, "leader", func(ctx context.Context) error {
 		n++
 		if n > 1000 {
 			return errors.New("lead spins")
