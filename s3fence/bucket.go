@@ -3,19 +3,13 @@ package s3fence
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -153,7 +147,8 @@ type Options struct {
 
 	// RequestTimeout is how long a request may make no progress: no byte of its body goes
 	// out, or of the response comes in. So a long body on a slow line takes as long as it
-	// takes. 0 means one minute.
+	// takes. A write is sent up to 8 times and read between, so a call without a deadline
+	// on a store that does not respond takes up to 18 of these. 0 means one minute.
 	RequestTimeout time.Duration
 
 	// Observer is notified of every fenced write, raise and admission; nil means
@@ -208,116 +203,4 @@ func (o Options) resolve() (Options, error) {
 	}
 	o.Prefix += internalSegment + "/"
 	return o, nil
-}
-
-const (
-	// maxKey is the longest key that S3 takes, in bytes.
-	maxKey = 1024
-	// internalSegment is the name of the folder that this package keeps next to
-	// the objects. No key of a caller may have it as a segment, whatever the
-	// prefix, so that another handle's prefix cannot make an internal object look
-	// like a user's.
-	internalSegment = ".fencepost"
-)
-
-// validateKey checks a key or prefix. The keys it refuses are legal on Amazon S3.
-// But somewhere on the way (a gateway on a file system, a proxy that cleans paths)
-// they are one name for two objects, or two names for one. A mark under two names
-// fences nothing.
-func validateKey(field, key string, limit int) error {
-	switch {
-	case key == "":
-		return guard.Invalid(field, key, "must not be empty")
-	case len(key) > limit:
-		return guard.Invalid(field, key, "is "+strconv.Itoa(len(key))+" bytes long, at most "+strconv.Itoa(limit)+" are allowed")
-	case !utf8.ValidString(key):
-		return guard.Invalid(field, key, "must be valid UTF-8")
-	case strings.ContainsFunc(key, unicode.IsControl):
-		return guard.Invalid(field, key, "must not contain control characters")
-	}
-	for segment := range strings.SplitSeq(key, "/") {
-		switch segment {
-		case "":
-			return guard.Invalid(field, key, "must not begin or end with a slash or have two in a row")
-		case ".", "..":
-			return guard.Invalid(field, key, "must not have the path segment "+strconv.Quote(segment))
-		case internalSegment:
-			return guard.Invalid(field, key, "must not have the path segment "+strconv.Quote(segment)+", which is reserved")
-		}
-	}
-	return nil
-}
-
-// internal reports whether key is one of this package's own.
-func internal(key string) bool {
-	return strings.HasPrefix(key, internalSegment+"/") || strings.Contains(key, "/"+internalSegment+"/")
-}
-
-// dataPrefix is the prefix of a pointer's data.
-func (b *Bucket) dataPrefix(key string) string {
-	sum := keySum(key)
-	return b.opts.Prefix + "data/" + hex.EncodeToString(sum[:]) + "/"
-}
-
-// dataKey names the data of one write. The token is padded, so that listings are
-// in token order.
-func (b *Bucket) dataKey(key string, token guard.Token, id writeID) string {
-	return fmt.Sprintf("%s%019d-%s", b.dataPrefix(key), token, id)
-}
-
-// parseDataKey is the inverse of dataKey for what follows the data prefix.
-func parseDataKey(name string) (token guard.Token, id writeID, ok bool) {
-	digits, hexID, _ := strings.Cut(name, "-")
-	token, err := guard.ParseToken(strings.TrimLeft(digits, "0"))
-	id, ok = parseWriteID(hexID)
-	return token, id, ok && err == nil && len(digits) == 19
-}
-
-func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }
-
-func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
-
-// keyPattern maps a key to its resource: "exports/{tenant}/{period}.csv" with
-// the template "{tenant}:billing-close:{period}".
-type keyPattern struct {
-	text     string
-	keys     *regexp.Regexp // with a group for each variable
-	bound    []string       // the variables, in the order of the groups
-	template *guard.Template
-}
-
-var variable = regexp.MustCompile(`\{([^{}]+)\}`)
-
-func newKeyPattern(text string, template *guard.Template) (*keyPattern, error) {
-	const field = "ObjectsOptions.KeyPattern"
-	for part := range strings.SplitSeq(text, "/") {
-		if strings.ContainsAny(variable.ReplaceAllLiteralString(part, ""), "{}") || strings.Count(part, "{") > 1 {
-			return nil, guard.Invalid(field, text, "may have one variable in a segment, not as in "+strconv.Quote(part))
-		}
-	}
-	if err := validateKey(field, variable.ReplaceAllLiteralString(text, "x"), maxKey); err != nil {
-		return nil, err
-	}
-	literals := variable.Split(text, -1)
-	for i := range literals {
-		literals[i] = regexp.QuoteMeta(literals[i])
-	}
-	p := &keyPattern{text: text, keys: regexp.MustCompile("^" + strings.Join(literals, "([^/]+)") + "$"), template: template}
-	for _, m := range variable.FindAllStringSubmatch(text, -1) {
-		p.bound = append(p.bound, m[1])
-	}
-	return p, template.CheckVariables(p.bound...)
-}
-
-// resource returns the name of the resource that a key belongs to.
-func (p *keyPattern) resource(key string) (string, error) {
-	m := p.keys.FindStringSubmatch(key)
-	if m == nil {
-		return "", guard.Invalid("key", key, "is not of the pattern "+strconv.QuoteToASCII(p.text))
-	}
-	var values []string
-	for _, name := range p.template.Variables() {
-		values = append(values, m[1+slices.Index(p.bound, name)])
-	}
-	return p.template.Name(values...)
 }

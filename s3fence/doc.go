@@ -112,8 +112,9 @@
 //
 // # Where to read on
 //
-// objects.go, pointers.go and reader.go are what users call; verbs.go decides, then writes, and
-// plain.go is what only Plain needs. register.go reads a version and replaces one by another.
-// The codec is version.go, seal.go, metadata.go, pointerjson.go. driver.go is what is needed of a
-// store; sdk.go, sdkwire.go and tracker.go are it over Amazon's SDK. bucket.go opens, probe.go tests.
+// objects.go, pointers.go and reader.go are what users call; arguments.go checks what they give.
+// verbs.go decides, then writes; plain.go is what only Plain needs. register.go reads a version
+// and replaces one by another. The codec is version.go, seal.go, metadata.go, pointerjson.go.
+// driver.go is what is needed of a store; sdk.go, sdkwire.go and tracker.go are it over Amazon's
+// SDK. bucket.go opens, probe.go tests.
 package s3fence

@@ -5,12 +5,8 @@ import (
 	"encoding/hex"
 	"maps"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
@@ -32,72 +28,6 @@ const (
 	maxRecentPlain = 8
 )
 
-// Headers are what an object carries besides its body. The zero value of a
-// field sends none.
-type Headers struct {
-	ContentType        string
-	CacheControl       string
-	ContentDisposition string
-	ContentEncoding    string
-	ContentLanguage    string
-	Expires            time.Time // whole seconds
-	// StorageClass must be one whose objects can be read at once: not GLACIER or
-	// DEEP_ARCHIVE.
-	StorageClass types.StorageClass
-	// Metadata is the user's. Names are tokens as in HTTP, are stored in lower
-	// case and must not begin with "fencing-"; values are printable ASCII
-	// without spaces at either end. Names and values together with the
-	// reserved ones must not exceed 2 KiB.
-	Metadata map[string]string
-}
-
-// archived are the storage classes whose objects cannot be read.
-var archived = []types.StorageClass{types.StorageClassGlacier, types.StorageClassDeepArchive}
-
-// validate refuses headers that would be refused, or silently changed, on the
-// way, and returns a copy with names in lower case. A nil h is the zero value.
-func (given *Headers) validate() (Headers, error) {
-	h := Headers{}
-	if given != nil {
-		h = *given
-	}
-	for _, f := range []struct{ field, value string }{
-		{"Headers.ContentType", h.ContentType}, {"Headers.CacheControl", h.CacheControl},
-		{"Headers.ContentDisposition", h.ContentDisposition}, {"Headers.ContentEncoding", h.ContentEncoding},
-		{"Headers.ContentLanguage", h.ContentLanguage}, {"Headers.StorageClass", string(h.StorageClass)},
-	} {
-		if !printable(f.value) {
-			return h, guard.Invalid(f.field, f.value, "must be printable ASCII without spaces at either end")
-		}
-	}
-	if slices.Contains(archived, h.StorageClass) {
-		return h, guard.Invalid("Headers.StorageClass", string(h.StorageClass), "must not be an archive: nobody could read the mark until it is restored")
-	}
-	total := 0
-	lower := make(map[string]string, len(h.Metadata))
-	for _, name := range slices.Sorted(maps.Keys(h.Metadata)) {
-		value, key := h.Metadata[name], strings.ToLower(name)
-		switch {
-		case name == "" || strings.ContainsFunc(name, notToken):
-			return h, guard.Invalid("Headers.Metadata name", name, "must be a token as in HTTP")
-		case strings.HasPrefix(key, metaPrefix):
-			return h, guard.Invalid("Headers.Metadata name", name, `must not begin with "`+metaPrefix+`", which is reserved`)
-		case !printable(value):
-			return h, guard.Invalid("Headers.Metadata["+name+"]", value, "must be printable ASCII without spaces at either end")
-		}
-		if _, ok := lower[key]; ok {
-			return h, guard.Invalid("Headers.Metadata name", name, "is given twice, in upper and lower case")
-		}
-		lower[key] = value
-		total += len(key) + len(value)
-	}
-	if room := maxMetadata - maxReserved; total > room {
-		return h, guard.Invalid("Headers.Metadata", strconv.Itoa(total)+" bytes", "must not exceed "+strconv.Itoa(room)+" bytes")
-	}
-	h.Metadata = lower
-	return h, nil
-}
-
 // rewritable returns the headers of an object that is to be written back, or says what of
 // them, in another program's object, cannot be.
 func (v *version) rewritable() (Headers, error) {
@@ -110,19 +40,6 @@ func (v *version) rewritable() (Headers, error) {
 // maxReserved is the maximum length of the reserved metadata.
 const maxReserved = len(metaMode+metaToken+metaLease+metaWrite+metaRecent+metaMD5) + len("tombstone") + 19 + 2*md5.Size +
 	3*guard.MaxLeaseIDLen + 2*len(writeID{}) + maxRecentPlain*(2*len(writeID{})+1) + 1
-
-func printable(s string) bool {
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return strings.Trim(s, " ") == s
-}
-
-func notToken(r rune) bool {
-	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
-}
 
 // metadata returns the reserved metadata of v together with the user's.
 func (v *version) metadata(user map[string]string) map[string]string {

@@ -140,7 +140,7 @@ func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 // not comparable, so all writers of a key must hold leases on the same resource.
 //
 // body is at most Options.MaxBody bytes and must not change until Put returns. h may be
-// nil. It takes one request if this Bucket has seen the object's version, else two.
+// nil. ctx should have a deadline: see [Options].RequestTimeout.
 //
 // Errors:
 //   - ErrStale, ErrSpent, ErrConflict, ErrUnfenced, as a [*guard.RejectedError]: refused.
@@ -148,23 +148,18 @@ func (b *Bucket) fenced(k kind, opts *ObjectsOptions) (fenced, error) {
 //   - ErrUnavailable: nothing was written; a retry is safe.
 //   - ErrSetup: nothing was written, and nothing will be until somebody repairs it. It may
 //     be a [*DamagedError] or, in Plain, an [*UnsuitableError].
-//   - ErrOutcomeUnknown: the write may have taken effect, or may yet. To present the
-//     same claim again is safe for the order of writers.
+//   - ErrOutcomeUnknown: the write may have taken effect, or may yet; so it is, too, if more
+//     than 32 writes by others came before Put could look (8 in Plain). To present the same
+//     claim again is safe for the order of writers.
 func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body []byte, h *Headers) error {
 	c, err := o.begin(ctx, guard.OpWrite, "put", claim, key)
 	if err != nil {
 		return err
 	}
-	headers, err := h.validate()
+	length := int64(len(body))
+	headers, err := o.storable(h, length)
 	if err != nil {
 		return err
-	}
-	if err := o.fitting(headers); err != nil {
-		return err
-	}
-	length := int64(len(body))
-	if length > o.b.opts.MaxBody {
-		return tooLong(length, o.b.opts.MaxBody)
 	}
 	if o.kind == kindGzip {
 		body = pack(body)
@@ -176,19 +171,6 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body [
 		return base.follow(o.kind, claim, c.id).holding(key, headers, body, length), nil
 	}
 	return o.run(ctx, c)
-}
-
-// fitting refuses headers that a gzip file cannot be served with.
-func (o *Objects) fitting(h Headers) error {
-	if o.kind != kindGzip || h.ContentEncoding == "" || h.ContentEncoding == "gzip" {
-		return nil
-	}
-	return guard.Invalid("Headers.ContentEncoding", h.ContentEncoding, `must be "gzip" or empty in this mode`)
-}
-
-func tooLong(size, limit int64) error {
-	return guard.Invalid("body", strconv.FormatInt(size, 10)+" bytes",
-		"is longer than Options.MaxBody, "+strconv.FormatInt(limit, 10)+"; use Pointers for long bodies")
 }
 
 // Get reads an object, its mark, headers and metadata. The body is in memory and
@@ -204,16 +186,18 @@ func tooLong(size, limit int64) error {
 //     it, also for a [*DamagedError].
 func (o *Objects) Get(ctx context.Context, key string) (*Object, error) { return o.get(ctx, key) }
 
-// Adopt fences an object that this package did not write: the body stays, its
-// mark becomes the claim, and from then on it is fenced. Until then every other
-// call returns ErrUnfenced. An object that already has a mark is not changed, if
-// the mark would not refuse the claim. [SealedGzip] compresses the body, or what is
-// in it if it is a gzip file.
+// Adopt fences an object that this package did not write: the body stays, and its mark
+// becomes the claim. Until then every other call returns ErrUnfenced.
 //
-// Previous writers of the object must have stopped, or use this package from
-// now on: writers that bypass the fence are not stopped by it. Under
-// OncePerToken adopting uses up the token.
-// Errors: as Put, and ErrNotFound.
+// If the claim is refused, the object stays as it is; so does one that already has a mark
+// which would not refuse the claim.
+//
+// Previous writers of the object must have stopped, or use this package from now on:
+// writers that bypass the fence are not stopped by it. Under OncePerToken adopting uses up
+// the token. [SealedGzip] compresses the body, or what is in it if it is a gzip file.
+//
+// Errors: as Put, and ErrNotFound. Of two that adopt one object at once, one gets
+// ErrOutcomeUnknown, because an object that was not fenced lists no writes: call it again.
 func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) error {
 	c, err := o.begin(ctx, guard.OpWrite, "adopt", claim, key)
 	if err != nil {

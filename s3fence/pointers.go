@@ -53,7 +53,7 @@ func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body 
 	if err != nil {
 		return err
 	}
-	headers, err := h.validate()
+	headers, err := o.storable(h, 0)
 	if err != nil {
 		return err
 	}

@@ -263,7 +263,7 @@ func TestCacheInBetween(t *testing.T) {
 				return
 			}
 			refused(t, err, guard.ReasonOutcomeUnknown) // the cache would hide a write that something below sent twice
-			if err == nil || !strings.Contains(err.Error(), "a cache serves its reads") {
+			if err == nil || !strings.Contains(err.Error(), "a cache serves them") {
 				t.Errorf("it does not name the cache: %v", err)
 			}
 			if n := server.Count(s3test.PutObject); n > 4 {

@@ -182,7 +182,7 @@ func (r *register) cached(key string) (version, bool) {
 func (r *register) remember(key string, v version) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !strongETag(v.etag) || !v.fenced() {
+	if !v.fenced() {
 		delete(r.cache, key)
 		return
 	}

@@ -263,7 +263,6 @@ func TestRemember(t *testing.T) {
 		t.Errorf("remembered is %+v, %v", s, ok)
 	}
 	for name, change := range map[string]func(*version){
-		"no ETag": func(s *version) { s.etag = "" }, "a weak ETag": func(s *version) { s.etag = `W/"e"` },
 		"absent": func(s *version) { s.kind = kindAbsent }, "unfenced": func(s *version) { s.kind = kindUnfenced },
 	} {
 		s := good

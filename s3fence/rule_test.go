@@ -128,6 +128,23 @@ func TestAdoptRaces(t *testing.T) {
 	})
 }
 
+// Of two that adopt one object at once, one took effect, and the other cannot know: the object
+// listed no writes before. It is not called stale, and calling it again settles it.
+func TestTwoAdoptions(t *testing.T) {
+	t.Parallel()
+	eachBody(t, func(t *testing.T, mode s3fence.Mode) {
+		server, b, o := setup(t, mode, 0)
+		other := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
+		bypass(t, server, key, []byte("old"), nil)
+		held, adopted := hold(t, server, firstPut(s3test.Fault{}), func() error { return o.Adopt(context.Background(), claim(5, "a"), key) })
+		must(t, other.Adopt(t.Context(), claim(6, "b"), key))
+		held.Release()
+		refused(t, <-adopted, guard.ReasonOutcomeUnknown)
+		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonStale)
+		want(t, o, "old", guard.Mark{Token: 6, LeaseID: "b"})
+	})
+}
+
 // Plain where bodies determine the ETag: only with the declaration, and without
 // operations that repeat a body.
 func TestPlainNeedsOpaqueETags(t *testing.T) {

@@ -443,6 +443,22 @@ func TestTracker(t *testing.T) {
 	}
 }
 
+// A store that never responds ends a write without a deadline, after 18 times RequestTimeout
+// at most: one read before, eight sendings, and a read after each and at the end.
+func TestSilentStoreEndsAWrite(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRegister(&sdk{hanging{}, "inv", time.Minute}, &Options{MaxBody: 1 << 20})
+		base := version{kind: kindSealed, etag: `"1"`, id: newWriteID()}
+		w := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 5}, newWriteID()).sealed("k", Headers{}, nil)
+		start := time.Now()
+		_, o, err := r.compareAndSwap(t.Context(), "k", &base, w, false)
+		if took := time.Since(start); o != unknown || took < 17*time.Minute || took > 18*time.Minute || !strings.Contains(err.Error(), "Options.RequestTimeout") {
+			t.Errorf("outcome %d after %v: %v", o, took, err)
+		}
+	})
+}
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

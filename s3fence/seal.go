@@ -72,6 +72,17 @@ func parseWriteID(s string) (id writeID, ok bool) {
 	return id, err == nil && id.String() == s
 }
 
+// trailerHead is the fixed part of a trailer.
+type trailerHead struct {
+	Version, Kind, Flags, Recent uint8
+	Key                          [sha256.Size]byte
+	Token                        guard.Token
+	ID                           writeID
+	Length                       uint64
+	CRC                          uint32
+	LeaseID                      uint8
+}
+
 // seal is what a trailer says: the version of the object, and which bytes that is about.
 type seal struct {
 	version
@@ -95,17 +106,11 @@ func (s *seal) append(out []byte) []byte {
 		out = append(out, memberHead(s.size()-gzipRoom)...)
 	}
 	start := len(out)
-	flags := byte(0)
+	head := trailerHead{trailerVersion, uint8(s.kind), 0, uint8(len(s.recent)), s.key, s.mark.Token, s.id, s.length, s.crc, uint8(len(s.mark.LeaseID))}
 	if s.cut {
-		flags |= flagCut
+		head.Flags = flagCut
 	}
-	out = append(out, trailerVersion, byte(s.kind), flags, byte(len(s.recent)))
-	out = append(out, s.key[:]...)
-	out = binary.BigEndian.AppendUint64(out, uint64(s.mark.Token))
-	out = append(out, s.id[:]...)
-	out = binary.BigEndian.AppendUint64(out, s.length)
-	out = binary.BigEndian.AppendUint32(out, s.crc)
-	out = append(out, byte(len(s.mark.LeaseID)))
+	out, _ = binary.Append(out, binary.BigEndian, &head) // of fixed size, so it never fails
 	out = append(out, s.mark.LeaseID...)
 	for _, id := range s.recent {
 		out = append(out, id[:]...)
@@ -164,22 +169,22 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 		return nil, damaged(key, problem)
 	}
 	size, member := len(payload)+trailerSum, bytes.HasSuffix(tail, []byte(gzipEnd))
-	if payload[0] != trailerVersion {
-		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(payload[0]))+", which this build does not know")
+	var head trailerHead
+	_, _ = binary.Decode(payload, binary.BigEndian, &head) // splitSeal has checked the length
+	if head.Version != trailerVersion {
+		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(head.Version))+", which this build does not know")
 	}
 	if !sumHolds(payload, sum) {
 		return nil, damaged(key, "its trailer does not match its own checksum")
 	}
-	if payload[2]&^flagCut != 0 {
-		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(payload[2]))+", which this build does not know")
+	if head.Flags&^flagCut != 0 {
+		return nil, damaged(key, "its trailer has flags "+strconv.Itoa(int(head.Flags))+", which this build does not know")
 	}
-	// The offsets are those of FORMAT.md.
 	s := &seal{
-		version: version{kind: kind(payload[1]), cut: payload[2]&flagCut != 0, id: writeID(payload[44:])},
-		key:     [sha256.Size]byte(payload[4:]), length: binary.BigEndian.Uint64(payload[60:]), crc: binary.BigEndian.Uint32(payload[68:]),
+		version: version{kind: kind(head.Kind), mark: guard.Mark{Token: head.Token}, id: head.ID, cut: head.Flags == flagCut},
+		key:     head.Key, length: head.Length, crc: head.CRC,
 	}
-	s.mark.Token = guard.Token(binary.BigEndian.Uint64(payload[36:]))
-	count, lease, extra, rest := int(payload[3]), int(payload[72]), 0, payload[trailerFixed:]
+	count, lease, extra, rest := int(head.Recent), int(head.LeaseID), 0, payload[trailerFixed:]
 	if s.kind == kindGzip {
 		extra = 8
 	}

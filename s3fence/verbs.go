@@ -20,6 +20,8 @@ const (
 	maxContradictions = 3
 )
 
+var errContradiction = errors.New("the store refuses a write on a condition that its reads show to be true: a cache serves them, or the key has a delete marker, on which versitygw creates nothing")
+
 // fenced is what [Objects] and [Pointers] have in common.
 type fenced struct {
 	b    *Bucket
@@ -69,40 +71,6 @@ func (c *change) unavailable(err error) error {
 		return err
 	}
 	return guard.Unavailable(c.name(), c.claim, err)
-}
-
-// keyed checks the key of any call, and names the call in errors, with the key's
-// resource if that is known.
-func (o *fenced) keyed(verb, key string) (c *change, err error) {
-	if err := validateKey("key", key, maxKey); err != nil {
-		return nil, err
-	}
-	c = &change{verb: verb, key: key}
-	if o.pattern != nil {
-		c.claim.Resource, err = o.pattern.resource(key)
-	}
-	return c, err
-}
-
-// begin checks the arguments that every write has, and starts a change. A claim for
-// another resource than the key's is observed like any refusal.
-func (o *fenced) begin(ctx context.Context, op guard.Op, verb string, claim guard.Claim, key string) (*change, error) {
-	if err := claim.Validate(); err != nil {
-		return nil, err
-	}
-	c, err := o.keyed(verb, key)
-	if err != nil {
-		return nil, err
-	}
-	guarded := c.claim.Resource
-	c.op, c.claim, c.id, c.start = op, claim, newWriteID(), time.Now()
-	if o.pattern != nil {
-		if err := claim.CheckResource(guarded); err != nil {
-			o.observe(ctx, c, guard.Mark{}, err)
-			return nil, err
-		}
-	}
-	return c, nil
 }
 
 // run makes the change and reports what became of it.
@@ -175,7 +143,7 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 		if now.etag != base.etag {
 			contradictions, contended = 0, true
 		} else if contradictions++; contradictions == maxContradictions { // a cache may also hide our write
-			return now, guard.OutcomeUnknown(c.name(), c.claim, contradiction(&now))
+			return now, guard.OutcomeUnknown(c.name(), c.claim, errContradiction)
 		}
 		base, fresh = now, true
 		if round > 1 { // the first may be chance; after it, expect contention
@@ -186,15 +154,6 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 		}
 	}
 	return base, guard.Unavailable(c.name(), c.claim, errors.New("other writers kept changing the object"))
-}
-
-// contradiction is the error of a store that refuses to write on a condition that
-// it shows to be true, again and again.
-func contradiction(now *version) error {
-	if now.kind == kindAbsent {
-		return errors.New("the store shows no object and refuses to create one: a cache serves its reads, or the key has a delete marker, on which versitygw creates nothing")
-	}
-	return errors.New("the store refuses a write on condition of the ETag " + quoteShort(now.etag) + ", which its reads show: a cache serves them")
 }
 
 // admit decides whether claim may replace the version.

@@ -214,12 +214,12 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: write ID not new`, wrong: `two writes of one body have one ETag`,
-		edits: []edit{{`s3fence/verbs.go`, `newWriteID(), time.Now()`, `writeID{}, time.Now()`}},
+		edits: []edit{{`s3fence/arguments.go`, `newWriteID(), time.Now()`, `writeID{}, time.Now()`}},
 		by:    unitTest("s3fence", "^TestLostThenSuccessors$"),
 	},
 	{
 		name: `s3: misdirected unseen`, wrong: `a claim for another resource is in no metric`,
-		edits: []edit{{`s3fence/verbs.go`, "\t\t\to.observe(ctx, c, guard.Mark{}, err)\n", ``}},
+		edits: []edit{{`s3fence/arguments.go`, "\t\t\to.observe(ctx, c, guard.Mark{}, err)\n", ``}},
 		by:    unitTest("s3fence", "^TestObserver$"),
 	},
 	{
@@ -244,7 +244,7 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: pattern for writers only`, wrong: `a reader reads another resource's object`,
-		edits: []edit{{`s3fence/verbs.go`, "\tif o.pattern != nil {\n\t\tc.claim.Resource", "\tif o.pattern != nil && verb != \"get\" {\n\t\tc.claim.Resource"}},
+		edits: []edit{{`s3fence/arguments.go`, "\tif o.pattern != nil {\n\t\tc.claim.Resource", "\tif o.pattern != nil && verb != \"get\" {\n\t\tc.claim.Resource"}},
 		by:    unitTest("s3fence", "^TestP9EveryCallHasThePattern$"),
 	},
 	{
