@@ -49,8 +49,8 @@ class Worker:
                 self.run(("ROLLBACK", ()))
                 if last:
                     raise
-                self.run(("SELECT pg_terminate_backend(h.pid) FROM fencepost.holders(%s, %s, %s) h JOIN pg_stat_activity a ON a.pid = h.pid"
-                          " WHERE h.entered AND a.state LIKE 'idle in transaction%%' AND a.state_change < clock_timestamp() - interval '1 second'", CLAIM))
+                self.run(("SELECT e.ended FROM fencepost.holders(%s, %s, %s) h, fencepost.session(h.pid, '{}') s, fencepost.session(h.pid, ARRAY[s.transaction]) e"
+                          " WHERE h.kind = 'entered' AND s.state LIKE 'idle in transaction%%' AND s.changed < clock_timestamp() - interval '1 second'", CLAIM))
 
     def open(self, fenced=True):
         self.begin()
