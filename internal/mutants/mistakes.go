@@ -124,7 +124,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "operation lost", wrong: "what does not fit into a statement is never sent",
-		edits: []edit{{"lockclient/internal/pglease/batch.go", "b.waiting, b.busy = rest, true", "b.waiting, b.busy = nil, true"}},
+		edits: []edit{{"lockclient/internal/pglease/batch.go", "b.waiting = rest\n", "b.waiting = nil\n"}},
 		by:    unitTest("lockclient/internal/pglease", "^TestEachOnce$"),
 	},
 	{

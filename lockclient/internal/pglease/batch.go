@@ -2,6 +2,7 @@ package pglease
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -47,17 +48,26 @@ func (o *operation[Q, A]) done(a A, err error) {
 }
 
 // batcher sends operations of one kind. One that comes while none is in flight is sent at
-// once, by its caller; those that come before its end form the next statement.
+// once; those that come before its end form the next statement.
+//
+// The callers that are answered together mostly ask again together. Sent by its caller, the
+// first of them would be a statement of its own, as half of all statements were with 16
+// callers. So while several ask, another goroutine sends, and lets those run first that can
+// run now: a third fewer statements, and nobody is waited for. A caller that asks alone
+// does without that goroutine, and without a timer.
 type batcher[Q, A any] struct {
 	// send carries out operations of different resources, ordered by resource, and completes
 	// each of them, possibly after it has returned. It sends only those that it can take.
 	send    func(ctx context.Context, ops []*operation[Q, A])
 	flights sync.WaitGroup
 
-	mu           sync.Mutex
-	waiting      []*operation[Q, A]
-	turn         int  // counts the statements
-	busy, closed bool // busy: a statement is in flight that is not slow yet
+	mu      sync.Mutex
+	waiting []*operation[Q, A]
+	turn    int         // counts the statements
+	busy    bool        // a statement is in flight that is not slow yet
+	slow    *time.Timer // ends the turn; nil while nothing waits for that
+	several int         // above 0 if one of the last statements had several operations
+	closed  bool
 }
 
 // slowAfter is how long a statement is waited for: its row may be locked, or the network
@@ -66,6 +76,9 @@ const slowAfter = 25 * time.Millisecond
 
 // maxBatch is the most operations in one statement.
 const maxBatch = 200
+
+// alone is after how many statements of one operation a caller is taken to be alone.
+const alone = 8
 
 // do carries out one operation. After the end of ctx it waits for twice the grace, since
 // a statement goes on for one. The error of what was not sent proves that nothing was
@@ -78,7 +91,12 @@ func (b *batcher[Q, A]) do(ctx context.Context, resource string, q Q, grace time
 		return none, Harmless(errClosed)
 	}
 	b.waiting = append(b.waiting, o)
-	fly := b.next()
+	var fly func()
+	if b.busy {
+		b.arm()
+	} else {
+		fly = b.next(b.several == 0)
+	}
 	b.mu.Unlock()
 	if fly != nil {
 		fly()
@@ -100,13 +118,38 @@ func (b *batcher[Q, A]) do(ctx context.Context, resource string, q Q, grace time
 	}
 }
 
-// next takes what waits, for each resource what came first, and returns the function that
-// sends it; nil if there is nothing to be sent now. b.mu is held.
-func (b *batcher[Q, A]) next() (fly func()) {
-	if b.busy || len(b.waiting) == 0 {
-		return nil
+// next begins a turn, in which what waits is sent: by the caller, who gets the function for
+// that, or by another goroutine. b.mu is held, here and in the next two.
+func (b *batcher[Q, A]) next(byCaller bool) (fly func()) {
+	b.busy = true
+	b.turn++
+	b.flights.Add(1)
+	turn := b.turn
+	if byCaller {
+		ops := b.take()
+		return func() { b.fly(turn, ops) }
 	}
-	var ops, rest []*operation[Q, A]
+	b.arm()
+	go func() {
+		runtime.Gosched()
+		b.mu.Lock()
+		ops := b.take()
+		b.mu.Unlock()
+		b.fly(turn, ops)
+	}()
+	return nil
+}
+
+// arm has the turn end when its statement is slow.
+func (b *batcher[Q, A]) arm() {
+	if turn := b.turn; b.slow == nil {
+		b.slow = time.AfterFunc(slowAfter, func() { b.end(turn) })
+	}
+}
+
+// take takes the operations of a statement: for each resource what came first.
+func (b *batcher[Q, A]) take() (ops []*operation[Q, A]) {
+	var rest []*operation[Q, A]
 	seen := make(map[string]bool, len(b.waiting))
 	for _, o := range b.waiting {
 		if seen[o.resource] || len(ops) == maxBatch {
@@ -116,33 +159,41 @@ func (b *batcher[Q, A]) next() (fly func()) {
 			ops = append(ops, o)
 		}
 	}
+	b.waiting = rest
+	if b.several = max(0, b.several-1); len(ops) > 1 {
+		b.several = alone
+	}
 	slices.SortFunc(ops, func(a, b *operation[Q, A]) int { return strings.Compare(a.resource, b.resource) })
-	ctx := ops[0].ctx
-	if len(ops) > 1 { // it ends with none of them, and has values for the hooks of a pool
-		ctx = context.WithoutCancel(ctx)
-	}
-	b.waiting, b.busy = rest, true
-	b.turn++
-	b.flights.Add(1)
-	turn := b.turn
-	return func() {
-		defer b.flights.Done()
-		slow := time.AfterFunc(slowAfter, func() { b.end(turn) })
+	return ops
+}
+
+// fly sends operations, none if a later turn has taken them, and ends the turn.
+func (b *batcher[Q, A]) fly(turn int, ops []*operation[Q, A]) {
+	defer b.flights.Done()
+	if len(ops) > 0 {
+		ctx := ops[0].ctx
+		if len(ops) > 1 { // it ends with none of them, and has values for the hooks of a pool
+			ctx = context.WithoutCancel(ctx)
+		}
 		b.send(ctx, ops)
-		slow.Stop()
-		b.end(turn)
 	}
+	b.end(turn)
 }
 
 // end ends the turn of a statement that is done or slow, and sends what waits.
 func (b *batcher[Q, A]) end(turn int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if turn == b.turn && b.busy {
-		b.busy = false
-		if fly := b.next(); fly != nil {
-			go fly()
-		}
+	if turn != b.turn || !b.busy {
+		return
+	}
+	b.busy = false
+	if b.slow != nil {
+		b.slow.Stop()
+		b.slow = nil
+	}
+	if len(b.waiting) > 0 {
+		b.next(false)
 	}
 }
 
