@@ -84,12 +84,13 @@
 // On pgx BEGIN and enter are one round trip, COMMIT another, and Exec is one. On database/sql
 // enter and a check before COMMIT are a round trip each.
 //
-// Enter sets a marker that lives as long as the transaction, and COMMIT looks for it. If a
-// callback ends the transaction in SQL all the same, what it writes after that is not fenced,
-// and InTx returns ErrOutcomeUnknown. Unless COMMIT succeeded, the server is asked by the
-// transaction's ID what became of it. If no response came, no result, not even nil, speaks of
-// what such a callback wrote afterwards.
-// Sessions are checked in SQL, so that a wrapped database/sql driver hides nothing.
+// Enter sets a marker that lives as long as the transaction, and COMMIT looks for it. Unless
+// COMMIT succeeded, the server is asked by the transaction's ID what became of it. If a callback
+// ends the transaction in SQL all the same, what it writes after that is not fenced, and InTx
+// returns ErrOutcomeUnknown. Not seen is a ROLLBACK if the session is lost after it, behind a
+// driver that hides pgx's or in another transaction by then, or if a statement of that one
+// failed: there the errors speak of the entered transaction alone. A COMMIT on pgx that got no
+// response is ErrOutcomeUnknown unless nothing was committed. Sessions are checked in SQL.
 //
 // While a raise waits it looks for the sessions in its way, on a second connection if
 // there is one, and has the server end those of its login role (session_user) that are idle
@@ -104,10 +105,9 @@
 // # Errors and operation
 //
 // A lower token is ErrStale; the same token under another lease ErrConflict. ErrUnavailable and
-// ErrLeaseLost mean that nothing of the caller's work was written; the mark may have been
-// raised. ErrOutcomeUnknown means that it may have been; [DB.Resolve] can find out later. A
-// closed pool is ErrSetup. No callback is called twice and no COMMIT sent twice.
-// Until version 1 exported names may change; the schema is migrated forward only.
+// ErrLeaseLost mean that nothing of the caller's work was written; the mark may have been raised.
+// ErrOutcomeUnknown means that it may have been; [DB.Resolve] can find out. A closed pool is ErrSetup.
+// No callback is called twice and no COMMIT sent twice. Until version 1 exported names may change.
 //
 // # Where to read on
 //

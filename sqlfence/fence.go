@@ -134,8 +134,9 @@ func (o Options) resolve() (Options, error) {
 //     fn did not run, or a newer holder's raise has ended its session and nothing was committed.
 //   - guard.ErrInvalid: a malformed claim, a nested InTx, or fn left rows open; nothing was committed.
 //   - guard.ErrUnavailable: nothing was committed; it is safe to try again.
-//   - guard.ErrOutcomeUnknown: COMMIT was sent, no response came and the server could not be
-//     asked, which [DB.Resolve] can do later; or fn ended the transaction itself.
+//   - guard.ErrOutcomeUnknown: COMMIT was sent and no response came, which [DB.Resolve] can
+//     find out, unless the server said that nothing was committed; or fn ended the transaction
+//     itself.
 //   - any other error of COMMIT, such as a deferred constraint's: nothing was committed.
 func (d *DB[Tx]) InTx(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx Tx) error) error {
 	return d.InTxAll(ctx, []guard.Claim{claim}, nil, fn)

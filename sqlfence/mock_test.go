@@ -96,7 +96,11 @@ func TestFailureOfInTx(t *testing.T) {
 		"marker, committed":        {guard.ReasonOutcomeUnknown, true, marking(errInjected, "committed")},
 		"marker, 25P02":            {guard.ReasonOther, true, marking(state("25P02"), "aborted")},
 		"marker, 25P02, committed": {guard.ReasonOutcomeUnknown, true, marking(state("25P02"), "committed")},
-		"marker, ErrTxDone":        {guard.ReasonOutcomeUnknown, true, marking(sql.ErrTxDone, "aborted")},
+		"marker, ErrTxDone": {guard.ReasonOutcomeUnknown, true, func(m sqlmock.Sqlmock) { // nothing is asked: what it did afterwards is not known
+			entered(m)
+			m.ExpectQuery(markedSQL).WillReturnError(sql.ErrTxDone)
+			m.ExpectRollback()
+		}},
 		"commit":                   {guard.ReasonUnavailable, true, committing(errInjected, "aborted")},
 		"commit, committed":        {guard.ReasonNone, true, committing(errInjected, "committed")},
 		"commit, conn closed":      {guard.ReasonUnavailable, true, committing(pgconn.ErrConnClosed, "aborted")},

@@ -18,70 +18,63 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// What became of a transaction that was not simply committed. The server knows, by the
-// transaction's ID, also if the callback ended the transaction itself.
+// outcome is what became of a transaction that was not simply committed. The server knows, by
+// the transaction's ID, also if the callback ended the transaction itself.
+type outcome int
+
+const (
+	undone          outcome = iota // nothing of it is committed
+	undoneByLoss                   // likewise, and its session had ended
+	endedByCallback                // what the callback did afterwards is not known
+	committed
+	notKnown
+)
 
 // failed rolls back a transaction whose callback failed with err, and returns err if that is
 // what became of it.
 func (d *DB[Tx]) failed(ctx context.Context, t *transaction[Tx], err error) error {
-	ended, open := d.ended(ctx, t)
-	committed, gone, unknown := d.end(ctx, t, false, open)
+	what, why := d.end(ctx, t, false)
 	switch {
-	case unknown != nil:
-		return t.unknown(fmt.Errorf("%w; and then: %v", err, unknown))
-	case committed || ended: // what it did afterwards is not known
+	case what == notKnown:
+		return t.unknown(fmt.Errorf("%w; and then: %v", err, why))
+	case what == endedByCallback || what == committed:
 		return t.unknown(fmt.Errorf("%w, and returned: %w", errEnded, err))
 	case errors.Is(err, guard.ErrOutcomeUnknown): // of what the callback did elsewhere
 		return err
 	case strings.HasPrefix(pgerr.State(err), "SF"): // a trigger refused a statement of the callback's
 		err = ErrorFrom(err)
-	case gone && sessionLost(err):
+	case what == undoneByLoss && sessionLost(err):
 		err = guard.Unavailable("fenced transaction", t.claims[0], err)
 	}
-	return d.superseded(ctx, t, gone, err)
+	return d.superseded(ctx, t, what, err)
 }
 
-// ended reports that the transaction was over when the callback returned, so that what it sent
-// afterwards was not fenced, and may be committed; open, that it was not. Neither is seen in a
-// session that a failed statement has aborted, or that has ended.
-func (d *DB[Tx]) ended(ctx context.Context, t *transaction[Tx]) (ended, open bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
-	defer cancel()
-	switch t.status(ctx) {
-	case txNone:
-		return true, false
-	case txUnseen:
-		return false, false
-	}
-	says, err := ask(ctx, t.in(), t.id)
-	if err != nil || !says.same {
-		return false, false
-	}
-	return says.status == "aborted" || says.status == "committed", says.status == inProgress
-}
-
-// commitFailed says what became of a transaction whose COMMIT failed with err. It is committed
-// if no response came and the server says so.
-func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], err error) error {
-	if errors.Is(err, pgerr.ErrUnreplicated) { // the primary has it, and only the primary
-		return guard.OutcomeUnknown(commitOp, t.claims[0], err)
-	}
-	committed, gone, unknown := d.end(ctx, t, true, false)
+// commitFailed says what became of a transaction whose COMMIT failed with err. Without a
+// response it is committed if the server says so, and if the marker was seen before the COMMIT:
+// else the callback may have committed it, and what it wrote afterwards is lost.
+func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], seen bool, err error) error {
 	switch {
-	case unknown != nil:
+	case errors.Is(err, pgerr.ErrUnreplicated): // the primary has it, and only the primary
+		return guard.OutcomeUnknown(commitOp, t.claims[0], err)
+	case errors.Is(err, errEnded):
 		return t.unknown(err)
-	case committed && unanswered(err):
+	}
+	what, _ := d.end(ctx, t, true)
+	switch lost := unanswered(err); {
+	case what == notKnown:
+		return t.unknown(err)
+	case what == committed && lost && seen:
 		return nil
-	case errors.Is(err, errEnded): // what the callback did afterwards is not known
-		return t.unknown(err)
-	case committed:
+	case what == committed && lost:
+		return t.unknown(fmt.Errorf("the transaction was committed, by InTx or by its callback: %w", err))
+	case what == committed:
 		return t.unknown(fmt.Errorf("%w: %w", errEnded, err))
-	case unanswered(err):
+	case lost:
 		err = fmt.Errorf("nothing of this transaction was committed: %w", err)
-	case !gone && pgerr.Unsent(err):
+	case what == undone && pgerr.Unsent(err):
 		err = invalidUse{errUnread, err}
 	}
-	return d.superseded(ctx, t, gone, sqlkit.Failure(commitOp, offered(t.claims, err), err, false))
+	return d.superseded(ctx, t, what, sqlkit.Failure(commitOp, offered(t.claims, err), err, false))
 }
 
 // pipelineFailed says what became of a transaction that was sent at once.
@@ -94,19 +87,18 @@ func (d *DB[Tx]) pipelineFailed(ctx context.Context, t *transaction[Tx], p pipel
 	case unanswered(p.err) && t.id.xid == "": // nobody can be asked
 		return guard.OutcomeUnknown(commitOp, t.claims[0], p.err)
 	case p.failed == atCommit:
-		return d.commitFailed(ctx, t, p.err)
+		return d.commitFailed(ctx, t, true, p.err)
 	case unanswered(p.err): // rows are not known
 		return t.unknown(p.err)
 	}
-	_, gone := t.rollback(ctx)
-	err := p.err
+	what, err := t.rollback(ctx), p.err
 	switch {
 	case strings.HasPrefix(pgerr.State(err), "SF"):
 		err = ErrorFrom(err)
-	case gone && sessionLost(err): // the server ended the session before COMMIT
+	case what == undoneByLoss && sessionLost(err): // the server ended the session before COMMIT
 		err = guard.Unavailable("fenced statement", t.claims[0], err)
 	}
-	return d.superseded(ctx, t, gone, err)
+	return d.superseded(ctx, t, what, err)
 }
 
 // unanswered reports that a COMMIT was sent and that the server did not respond to it. An
@@ -122,36 +114,56 @@ func (t *transaction[Tx]) unknown(err error) error {
 	return guard.OutcomeUnknown(commitOp, t.claims[0], &lostCommit{t.id, err})
 }
 
-// end rolls back what is open, and asks the server whether the transaction was committed. The
-// error says why this is not known. It need not ask about a transaction that was open. gone
-// reports that the session had ended.
-func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent, open bool) (committed, gone bool, err error) {
+// end ends the transaction and finds out what became of it; the error says why that is not known.
+// Unless a COMMIT was sent, it looks first whether the callback has ended it, which cannot be seen
+// in a session that a failed statement has aborted, or that is lost with a transaction open.
+func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent bool) (outcome, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()
-	alive, gone := t.rollback(ctx)
-	if alive && open {
-		return false, false, nil
-	}
-	if alive {
-		says, err := ask(ctx, t.conn, t.id)
-		if err == nil {
-			return says.status == "committed", false, nil
+	open := false
+	if !sent {
+		switch t.status(ctx) {
+		case txNone:
+			return endedByCallback, nil
+		case txSome:
+			says, err := ask(ctx, t.in(), t.id)
+			if open = err == nil && says.same; open && says.status != inProgress {
+				return endedByCallback, nil
+			}
 		}
-		gone = pgerr.State(err) == "" || sessionLost(err)
+	}
+	what := t.rollback(ctx)
+	switch {
+	case what == undone && open:
+		return undone, nil
+	case what == undone:
+		says, err := ask(ctx, t.conn, t.id)
+		switch {
+		case err == nil && says.status == isCommitted:
+			return committed, nil
+		case err == nil:
+			return undone, nil
+		case pgerr.State(err) == "" || sessionLost(err):
+			what = undoneByLoss
+		}
+	case what == notKnown: // it was cut, and had not ended
+		what = undone
 	}
 	t.release() // it may be the pool's only connection
 	start := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, resolveEvery) {
 		says, again, err := d.resolve(ctx, t.id, t.claims[0], sent)
 		switch {
+		case err == nil && says.status == isCommitted:
+			return committed, nil
+		case err == nil, !sent && says.status == inProgress && time.Since(start) > abandonedWait: // nothing ends it but the loss of its session
+			return what, nil
 		case !again:
-			return says.status == "committed", gone, err
-		case !sent && says.status == inProgress && time.Since(start) > abandonedWait: // nothing ends it but the loss of its session
-			return false, gone, nil
+			return notKnown, err
 		}
 		select {
 		case <-ctx.Done():
-			return false, gone, err
+			return notKnown, err
 		case <-time.After(pause):
 		}
 	}
@@ -160,8 +172,8 @@ func (d *DB[Tx]) end(ctx context.Context, t *transaction[Tx], sent, open bool) (
 // superseded returns the refusal by a mark above one of the claims, if the session was ended
 // and there is one, else err. A raise that ended the session may have yet to raise the mark:
 // to enter again waits for it, and needs no other rights than the transaction did.
-func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], gone bool, err error) error {
-	if !gone || ctx.Err() != nil || errors.As(err, new(*guard.RejectedError)) || errors.Is(err, guard.ErrOutcomeUnknown) { // the driver also ends sessions when ctx ends
+func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], what outcome, err error) error {
+	if what != undoneByLoss || ctx.Err() != nil || errors.As(err, new(*guard.RejectedError)) || errors.Is(err, guard.ErrOutcomeUnknown) { // the driver also ends sessions when ctx ends
 		return err
 	}
 	t.release()
@@ -272,7 +284,7 @@ func (d *DB[Tx]) Resolve(ctx context.Context, err error) (committed bool, _ erro
 	for end := time.Now().Add(d.opts.CommitTimeout); ; {
 		says, again, err := d.resolve(ctx, lost.id, claim, true)
 		if !again || guard.ReasonOf(err) == guard.ReasonUnavailable || time.Now().After(end) {
-			return err == nil && says.status == "committed", err
+			return err == nil && says.status == isCommitted, err
 		}
 		select {
 		case <-ctx.Done():
@@ -290,7 +302,7 @@ type says struct {
 	status                    string
 }
 
-const inProgress = "in progress"
+const inProgress, isCommitted = "in progress", "committed"
 
 func ask(ctx context.Context, q sqlkit.Querier, id transactionID) (s says, err error) {
 	_, err = sqlkit.Row(ctx, q, resolveSQL, []any{id.xid, id.server}, &s.standby, &s.same, &s.status, &s.replicated)
@@ -316,13 +328,13 @@ func (d *DB[Tx]) resolve(ctx context.Context, id transactionID, claim guard.Clai
 	switch {
 	case s.standby:
 		return s, true, guard.Unavailable(resolveOp, claim, sqlkit.ErrStandby)
-	case !s.same && !sent && s.status != "committed" && s.status != "forgotten":
+	case !s.same && !sent && s.status != isCommitted && s.status != "forgotten":
 		return s, false, nil
 	case !s.same:
 		return s, false, guard.OutcomeUnknown(resolveOp, claim, errors.New("the server crashed or was replaced since, or its statistics were reset"))
-	case s.status == "committed" && s.replicated: // a driver that gives up has the server stop waiting for the standby
+	case s.status == isCommitted && s.replicated: // a driver that gives up has the server stop waiting for the standby
 		return s, false, guard.OutcomeUnknown(resolveOp, claim, pgerr.ErrUnreplicated)
-	case s.status == "committed" || s.status == "aborted":
+	case s.status == isCommitted || s.status == "aborted":
 		return s, false, nil
 	}
 	return s, s.status == inProgress, guard.OutcomeUnknown(resolveOp, claim, errors.New("the transaction is "+s.status))

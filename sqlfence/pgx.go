@@ -132,54 +132,55 @@ const (
 	noMarkerText     = "fencepost: the transaction was ended"
 )
 
-// commit: on a connection without a transaction a COMMIT would succeed.
-func (c *pgxConn) commit(ctx context.Context) error {
+// commit: on a connection without a transaction a COMMIT would succeed. The marker's check and
+// COMMIT are one message: if no response comes, the marker was not seen. Two, with a flush between
+// them, would sometimes show it, but pgx's own handle is closed only by a message of its own.
+func (c *pgxConn) commit(ctx context.Context) (seen bool, err error) {
 	switch native := c.Conn.PgConn(); {
-	case !c.Conn.IsClosed() && native.TxStatus() == 'I': // before what says that nothing was committed
-		return errEnded
+	case native.TxStatus() == 'I': // before what says that nothing was committed
+		return false, errEnded
 	case c.handle.misused.Load():
-		return errNotYours
+		return false, errNotYours
 	case c.Conn.IsClosed():
-		return pgerr.NotSent(pgconn.ErrConnClosed)
+		return false, pgerr.NotSent(pgconn.ErrConnClosed)
 	case native.IsBusy():
-		return errUnread
+		return false, errUnread
 	case native.TxStatus() == 'E':
-		return sqlkit.ErrAborted
+		return false, sqlkit.ErrAborted
 	}
-	err := c.handle.Tx.Commit(ctx)
+	err = c.handle.Tx.Commit(ctx)
 	var pg *pgconn.PgError
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return sqlkit.ErrAborted
+		return false, sqlkit.ErrAborted
 	case errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText):
-		return errEnded
+		return false, errEnded
 	}
 	c.committed = err == nil
-	return sqlkit.Replicated(c.Conn, err)
+	return c.committed, sqlkit.Replicated(c.Conn, err)
 }
 
 func (c *pgxConn) status(context.Context) txStatus { return statusOf(c.Conn) }
 
+// statusOf also knows the last response of a session that is lost.
 func statusOf(c *pgx.Conn) txStatus {
 	native := c.PgConn()
 	switch {
-	case c.IsClosed():
-		return txUnseen
 	case native.TxStatus() == 'I':
 		return txNone
-	case native.IsBusy() || native.TxStatus() == 'E':
+	case c.IsClosed() || native.IsBusy() || native.TxStatus() == 'E':
 		return txUnseen
 	}
 	return txSome
 }
 
-func (c *pgxConn) rollback(ctx context.Context) (alive, gone bool) {
-	if c.Conn.IsClosed() {
-		return false, true
-	}
-	if c.Conn.PgConn().IsBusy() {
+func (c *pgxConn) rollback(ctx context.Context) outcome {
+	switch {
+	case c.Conn.IsClosed():
+		return undoneByLoss
+	case c.Conn.PgConn().IsBusy():
 		c.cut()
-		return false, false
+		return notKnown
 	}
 	if c.handle != nil {
 		c.handle.Tx.Rollback(ctx) // also closes pgx's handle, for whatever the callback got from it
@@ -187,8 +188,10 @@ func (c *pgxConn) rollback(ctx context.Context) (alive, gone bool) {
 	if sqlkit.Busy(c.Conn) {
 		c.Conn.Exec(ctx, "ROLLBACK")
 	}
-	gone = c.Conn.IsClosed()
-	return !gone, gone
+	if c.Conn.IsClosed() {
+		return undoneByLoss
+	}
+	return undone
 }
 
 // cut ends a session that rows were left open in, or that a goroutine of the callback's uses.

@@ -90,44 +90,67 @@ func (c *stdConn) begin(ctx context.Context, level sql.IsolationLevel, marked bo
 
 // commit looks for the marker on a round trip of its own: database/sql has no pipeline, and
 // only the server knows of a COMMIT in the callback's SQL.
-func (c *stdConn) commit(ctx context.Context) error {
+func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
 	if c.marked {
-		var same bool
-		_, err := sqlkit.Row(ctx, sqlkit.Std{On: c.handle}, markedSQL, nil, &same)
+		switch s, busy, _ := c.look(); {
+		case s == txNone:
+			return false, errEnded
+		case busy: // pgx's stdlib would call it a bad connection
+			return false, errUnread
+		}
+		_, err := sqlkit.Row(ctx, sqlkit.Std{On: c.handle}, markedSQL, nil, &seen)
 		switch {
-		case errors.Is(err, sql.ErrTxDone), err == nil && !same:
-			return errEnded
+		case errors.Is(err, sql.ErrTxDone), err == nil && !seen:
+			return false, errEnded
 		case pgerr.State(err) == "25P02": // in_failed_sql_transaction
-			return sqlkit.ErrAborted
+			return false, sqlkit.ErrAborted
 		case err != nil:
-			return pgerr.NotSent(err)
+			return false, pgerr.NotSent(err)
 		}
 	}
-	err := c.handle.Commit()
+	err = c.handle.Commit()
 	switch {
 	case errors.Is(err, sql.ErrTxDone):
-		return errEnded
+		return false, errEnded
 	case err != nil && err.Error() == commitRollbackText:
-		return sqlkit.ErrAborted
+		return false, sqlkit.ErrAborted
 	}
-	return c.Replicated(err)
+	return seen, c.Replicated(err)
 }
 
 // commitRollbackText is what pgx's stdlib and lib/pq call a COMMIT that the
 // server turned into a ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
-// status is not seen where the driver is hidden. A handle that the callback closed sends
-// nothing more, so the handle is asked also where no transaction is open.
-func (c *stdConn) status(ctx context.Context) (s txStatus) {
+// look is what pgx's connection shows. If the driver is hidden, a transaction may be open.
+func (c *stdConn) look() (s txStatus, busy, alive bool) {
+	if c.Native == nil {
+		return txSome, false, true
+	}
+	seen := func(any) error {
+		s, busy, alive = statusOf(c.Native), c.Native.PgConn().IsBusy(), !c.Native.IsClosed()
+		return nil
+	}
+	if c.Pooled.Raw(seen) != nil { // database/sql has closed it
+		seen(nil)
+	}
+	return s, busy, alive
+}
+
+// status: through a handle that the callback closed it could send nothing more, unless that is
+// how database/sql took the loss of the session.
+func (c *stdConn) status(ctx context.Context) txStatus {
 	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
-	if c.Native == nil || c.Pooled.Raw(func(any) error { s = statusOf(c.Native); return nil }) != nil || s == txUnseen {
-		return txUnseen
+	s, _, alive := c.look()
+	if s == txNone && alive {
+		if _, err := c.handle.ExecContext(ctx, "SELECT 1"); errors.Is(err, sql.ErrTxDone) {
+			return txUnseen
+		}
 	}
-	return txSome
+	return s
 }
 
 // giveUp ends the handle, and cuts the session: database/sql waits for a goroutine of the
@@ -139,15 +162,16 @@ func (c *stdConn) giveUp() {
 	}
 }
 
-func (c *stdConn) rollback(ctx context.Context) (alive, gone bool) {
+func (c *stdConn) rollback(ctx context.Context) outcome {
 	if c.handle == nil {
-		return true, false
+		return undone
 	}
 	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
-	err := c.handle.Rollback() // also closes rows that the callback left open
-	alive = err == nil || errors.Is(err, sql.ErrTxDone)
-	return alive, !alive
+	if err := c.handle.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) { // it also closes rows that the callback left open
+		return undoneByLoss
+	}
+	return undone
 }
 
 // pipeline: database/sql sends one statement at a time.

@@ -86,13 +86,14 @@ type conn[Tx any] interface {
 	in() sqlkit.Querier
 	// tx is the callback's handle.
 	tx() Tx
-	// commit returns errEnded, and commits nothing, if the marker is missing.
-	commit(ctx context.Context) error
-	// status is what the connection shows without a round trip.
+	// commit returns errEnded, and commits nothing, if the marker is missing; seen reports that
+	// it was there, and that the COMMIT was sent after that.
+	commit(ctx context.Context) (seen bool, err error)
+	// status is what the connection shows.
 	status(ctx context.Context) txStatus
-	// rollback ends what is open. alive reports that the session can be asked something,
-	// gone that it had ended.
-	rollback(ctx context.Context) (alive, gone bool)
+	// rollback ends what is open: the session then is idle (undone), had ended (undoneByLoss), or
+	// was cut (notKnown).
+	rollback(ctx context.Context) outcome
 	// pipeline sends a whole transaction at once, if the driver can.
 	pipeline(ctx context.Context, enter statement, query string, args []any) pipelined
 	// release rolls back what is open and gives the connection back. It never blocks for
@@ -104,8 +105,8 @@ type txStatus int
 
 const (
 	txUnseen txStatus = iota // it cannot be asked
-	txNone                   // no transaction is open
-	txSome                   // one is, perhaps another one than was begun
+	txNone                   // no transaction was open at the last response, and the callback could go on
+	txSome                   // one may be, perhaps another one than was begun
 )
 
 // statement is sent with a BEGIN; if dest is set, it returns one row for it.
@@ -142,14 +143,15 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, level sql.Isola
 		return err
 	}
 	defer t.release() // rolls back if fn panics
-	if err := d.call(guard.WithClaim(ctx, claims[0]), t, fn); err != nil {
+	err = d.call(guard.WithClaim(ctx, claims[0]), t, fn)
+	if err == nil {
+		err = sqlkit.Ended(ctx, "fenced transaction", claims[0])
+	}
+	if err != nil {
 		return d.failed(ctx, t, err)
 	}
-	if err := sqlkit.Ended(ctx, "fenced transaction", claims[0]); err != nil {
-		return d.failed(ctx, t, err)
-	}
-	if err := d.commit(ctx, t.conn); err != nil {
-		return d.commitFailed(ctx, t, err)
+	if seen, err := d.commit(ctx, t.conn); err != nil {
+		return d.commitFailed(ctx, t, seen, err)
 	}
 	return nil
 }
@@ -264,7 +266,7 @@ func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
 }
 
 // commit awaits the response even if ctx has ended.
-func (d *DB[Tx]) commit(ctx context.Context, c conn[Tx]) error {
+func (d *DB[Tx]) commit(ctx context.Context, c conn[Tx]) (seen bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()
 	return c.commit(ctx)
@@ -278,7 +280,8 @@ func (d *DB[Tx]) once(ctx context.Context, op string, claim guard.Claim, work bo
 		return sqlkit.SchemaFailure(op, claim, err)
 	}
 	defer c.release()
-	return sqlkit.Failure(op, claim, d.commit(ctx, c), work)
+	_, err = d.commit(ctx, c)
+	return sqlkit.Failure(op, claim, err, work)
 }
 
 // row reads one row outside of any transaction.

@@ -216,13 +216,23 @@ var mistakes = []mistake{
 	},
 	{
 		name: "lost COMMIT called not committed", wrong: "an unknown outcome invites a retry that writes twice",
-		edits: []edit{{"sqlfence/outcome.go", "\tcase unknown != nil:\n\t\treturn t.unknown(err)\n", "\tcase unknown != nil:\n\t\treturn guard.Unavailable(commitOp, t.claims[0], err)\n"}},
+		edits: []edit{{"sqlfence/outcome.go", "\tcase what == notKnown:\n\t\treturn t.unknown(err)\n", "\tcase what == notKnown:\n\t\treturn guard.Unavailable(commitOp, t.claims[0], err)\n"}},
 		by:    unitTest("sqlfence", "^TestLostCommit$"),
 	},
 	{
 		name: "lost COMMIT called committed", wrong: "what was rolled back is called a success",
-		edits: []edit{{"sqlfence/outcome.go", "\tcase committed && unanswered(err):", "\tcase unanswered(err):"}},
+		edits: []edit{{"sqlfence/outcome.go", "\tcase what == committed && lost && seen:", "\tcase lost && seen:"}},
 		by:    unitTest("sqlfence", "^TestLostCommit$"),
+	},
+	{
+		name: "lost COMMIT of another transaction", wrong: "what a callback wrote in a transaction of its own, and lost, is called a success",
+		edits: []edit{{"sqlfence/outcome.go", "\tcase what == committed && lost && seen:", "\tcase what == committed && lost:"}},
+		by:    unitTest("sqlfence", "^TestDriversEndsThenLost$"),
+	},
+	{
+		name: "lost session after a ROLLBACK", wrong: "what a callback wrote after its own ROLLBACK is called nothing",
+		edits: []edit{{"sqlfence/pgx.go", "\tcase native.TxStatus() == 'I':\n\t\treturn txNone\n", "\tcase native.TxStatus() == 'I' && !c.IsClosed():\n\t\treturn txNone\n"}, {"sqlfence/pgx.go", "\tcase native.TxStatus() == 'I': // before", "\tcase native.TxStatus() == 'I' && !c.Conn.IsClosed(): // before"}},
+		by:    unitTest("sqlfence", "^TestDriversEndsThenLost$"),
 	},
 	{
 		name: "COMMIT without the marker on pgx", wrong: "a callback that ended its transaction gets a success",
@@ -231,17 +241,17 @@ var mistakes = []mistake{
 	},
 	{
 		name: "COMMIT without the marker on database/sql", wrong: "a callback that ended its transaction gets a success",
-		edits: []edit{{"sqlfence/std.go", "err == nil && !same:", "false:"}},
+		edits: []edit{{"sqlfence/std.go", "err == nil && !seen:", "false:"}},
 		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
 	},
 	{
 		name: "ROLLBACK that asks nothing", wrong: "what the callback committed by itself is called rolled back",
-		edits: []edit{{"sqlfence/outcome.go", "\tcommitted, gone, unknown := d.end(ctx, t, false, open)\n", "\t_, gone, unknown := d.end(ctx, t, false, open)\n\tcommitted := false\n"}},
+		edits: []edit{{"sqlfence/outcome.go", "\twhat, why := d.end(ctx, t, false)\n", "\twhat, why := d.end(ctx, t, false)\n\tif what == committed {\n\t\twhat = undone\n\t}\n"}},
 		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
 	},
 	{
 		name: "an aborted COMMIT that asks nothing", wrong: "what the callback committed by itself is called aborted",
-		edits: []edit{{"sqlfence/outcome.go", "\tcase committed:\n\t\treturn t.unknown(fmt.Errorf(\"%w: %w\", errEnded, err))\n", ""}},
+		edits: []edit{{"sqlfence/outcome.go", "\tcase what == committed:\n\t\treturn t.unknown(fmt.Errorf(\"%w: %w\", errEnded, err))\n", ""}},
 		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
 	},
 	{
@@ -261,7 +271,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "lost session by the error's text", wrong: "the callback's own io.EOF is taken for a raise",
-		edits: []edit{{"sqlfence/outcome.go", "\tif !gone || ctx.Err() != nil ||", "\tif !gone && !sessionLost(err) || ctx.Err() != nil ||"}},
+		edits: []edit{{"sqlfence/outcome.go", "\tif what != undoneByLoss || ctx.Err() != nil ||", "\tif what != undoneByLoss && !sessionLost(err) || ctx.Err() != nil ||"}},
 		by:    unitTest("sqlfence", "^TestDriversOwnEOF$"),
 	},
 	{
