@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"context"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -113,13 +114,15 @@ func enterFailure(claim guard.Claim, err error) error {
 //
 // The marks must have been raised before ([DB.Raise]). The setting ends with the
 // transaction and so works behind PgBouncer's transaction pooling. Programs in
-// other languages call fencepost.present(resource, token, lease), or
+// other languages call fencepost.present(resource, token, lease). A transaction can
+// present up to 64 claims.
 //
-//	SELECT set_config('fencepost.claims', '[{"resource":"r","token":"11","leaseId":"l"}]', true)
-//
-// The errors: ErrInvalid for a malformed claim, nothing sent; else those of a
+// The errors: ErrInvalid for a malformed claim or too many; else those of a
 // statement in a transaction that has committed nothing yet.
 func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) error {
+	if len(claims) > maxClaims {
+		return guard.Invalid("claims", strconv.Itoa(len(claims)), "must be at most "+strconv.Itoa(maxClaims))
+	}
 	for _, c := range claims {
 		if err := c.Validate(); err != nil {
 			return err
@@ -130,6 +133,9 @@ func (d *DB[Tx]) Present(ctx context.Context, tx Tx, claims ...guard.Claim) erro
 	}
 	for _, c := range claims {
 		if _, err := d.backend.in(tx).Exec(ctx, presentSQL, []any{c.Resource, int64(c.Token), c.LeaseID}); err != nil {
+			if pgerr.State(err) == pgerr.InvalidParameter { // with those that it had presented before
+				return invalidUse{guard.Invalid("claims", c.Resource, "is one more than a transaction can present"), err}
+			}
 			return sqlkit.SchemaFailure("present", c, err)
 		}
 	}

@@ -279,10 +279,10 @@ func TestMalformedClaims(t *testing.T) {
 	e.exec("INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ('a', 5, 'lease-5'), ('b', 9223372036854775806, '')")
 	before := e.text(contents)
 	for claims, want := range map[string]guard.Reason{
-		``: guard.ReasonMissing, `[]`: guard.ReasonMissing, `[null, 1, "a", ["a"], {}]`: guard.ReasonMissing,
+		`[]`: guard.ReasonMissing, `[null, 1, "a", ["a"], {}]`: guard.ReasonMissing,
 		`[{"resource":"A","token":"5","leaseId":"lease-5"}]`:   guard.ReasonMissing,
 		`[{"resource":["a"],"token":"5","leaseId":"lease-5"}]`: guard.ReasonMissing,
-		`{`: guard.ReasonInvalid, `null`: guard.ReasonInvalid, `5`: guard.ReasonInvalid, `{"resource":"a","token":"5"}`: guard.ReasonInvalid,
+		``: guard.ReasonInvalid, `{`: guard.ReasonInvalid, `null`: guard.ReasonInvalid, `5`: guard.ReasonInvalid, `{"resource":"a","token":"5"}`: guard.ReasonInvalid,
 		`[{"resource":"a"}]`: guard.ReasonInvalid, `[{"resource":"a","token":null}]`: guard.ReasonInvalid,
 		`[{"resource":"a","token":"x"}]`: guard.ReasonInvalid, `[{"resource":"a","token":"5.0"}]`: guard.ReasonInvalid, `[{"resource":"a","token":{}}]`: guard.ReasonInvalid,
 		`[{"resource":"a","token":"05"}]`: guard.ReasonInvalid, `[{"resource":"a","token":" 5 "}]`: guard.ReasonInvalid, `[{"resource":"a","token":"5e0"}]`: guard.ReasonInvalid,
@@ -292,7 +292,7 @@ func TestMalformedClaims(t *testing.T) {
 		`[{"resource":"a","token":"5"}]`: guard.ReasonConflict, `[{"resource":"a","token":5,"leaseId":"LEASE-5"}]`: guard.ReasonConflict,
 		`[{"resource":"a","token":"4"},{"resource":"a","token":"5","leaseId":"lease-5"}]`: guard.ReasonStale,
 	} {
-		wantReason(t, ErrorFrom(e.db.plain(t.Context(), inTurn(running("SELECT set_config('fencepost.claims', $1, true)", claims),
+		wantReason(t, ErrorFrom(e.db.plain(t.Context(), inTurn(running("SELECT set_config('fencepost.claims', concat(pg_current_xact_id(), ' ', $1::text), true)", claims),
 			running("UPDATE items SET v = 9 WHERE id = 1")))), want, "%s", claims)
 		if after := e.text(contents); after != before {
 			t.Fatalf("%s wrote %s", claims, after)

@@ -151,8 +151,8 @@ func TestPgBouncer(t *testing.T) {
 
 // TestPgBouncerClaimsDoNotLeak (P1): a claim that was presented ends with its
 // transaction, although the next client's transaction runs on the same
-// connection to the server. The control: a claim set for the session is visible
-// to the next client, too.
+// connection to the server; nor does one that was set for the session, which stays there. The
+// control is a session that says for which transaction it is.
 func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 	e := someEnv(t)
 	e.guardWriters()
@@ -171,8 +171,22 @@ func TestPgBouncerClaimsDoNotLeak(t *testing.T) {
 	noError(t, presenting(a, "UPDATE items SET v = 8 WHERE id = 1", claimOf("a", 5)))
 	noError(t, a.fenced(t.Context(), claimOf("a", 5), func(context.Context, testTx) error { return nil }))
 	wantReason(t, unclaimed(), guard.ReasonMissing, "another client without a claim")
+	set := func(db fence, forSession bool, end string) error {
+		return ErrorFrom(db.plain(t.Context(), inTurn(
+			running("SELECT set_config('fencepost.claims', concat(pg_current_xact_id(), ' ', $1::text), $2)", claimsSetting(claimOf("a", 5)), !forSession),
+			running(end))))
+	}
+	const update = "UPDATE items SET v = 9 WHERE id = 1"
 	must(t, a.unfenced(t.Context(), "SELECT set_config('fencepost.claims', $1::text, false)", claimsSetting(claimOf("a", 5))))
-	e.wantWritten("a claim that was set for the session", unclaimed())
+	wantReason(t, unclaimed(), guard.ReasonMissing, "after a claim that was set for the session")
+	e.wantWritten("the transaction that set it for the session", set(a, true, update))
+	wantReason(t, unclaimed(), guard.ReasonMissing, "after a claim that was set for the session in a transaction")
+	must(t, e.db.Raise(t.Context(), claimOf("a", 6)))
+	wantReason(t, unclaimed(), guard.ReasonMissing, "the same after a takeover")
+	wantReason(t, set(b, false, update), guard.ReasonStale, "one that presents")
+	undo := e.mutate("claims", "split_part(setting, ' ', 1) = pg_current_xact_id()::text", "setting <> ''")
+	defer undo()
+	wantReason(t, unclaimed(), guard.ReasonStale, "a setting of the session that counts, the control")
 }
 
 // TestPgBouncerPreparedStatements (P5): pgx's default mode prepares statements,

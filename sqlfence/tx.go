@@ -19,11 +19,12 @@ import (
 const (
 	enterCall         = "fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	enterSnapshotCall = "fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
-	// enteredSQL presents all claims to the triggers of guarded tables, and makes the
+	// enteredSQL presents all claims to the triggers of guarded tables (as fencepost.claims
+	// reads them), and makes the
 	// transaction's ID its marker: a setting that ends with the transaction, however that
 	// ends, by COMMIT AND CHAIN too. It returns the ID, which pg_xact_status knows, and when
 	// on what server: after a crash or a failover the same ID may be another transaction.
-	enteredSQL = ", pg_catalog.set_config('fencepost.claims', $6::pg_catalog.text, true)" +
+	enteredSQL = ", pg_catalog.set_config('fencepost.claims', pg_catalog.concat(pg_catalog.pg_current_xact_id(), ' ', $6::pg_catalog.text), true)" +
 		", pg_catalog.set_config('fencepost.transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, true)" +
 		", pg_catalog.concat_ws('/', " + timelineSQL + ", " + microsOf + "pg_catalog.now()" + asMicros + ")"
 	// markedSQL reports whether the open transaction is the one that was entered.

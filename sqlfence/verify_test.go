@@ -61,29 +61,39 @@ func TestVerifyGuarded(t *testing.T) {
 	e.wantFindings("guarded", v)
 	name := e.text("SELECT fencepost.guard_name('parts'::regclass)")
 	others := e.text("SELECT fencepost.guard_name('items'::regclass)")
+	another := func(when, function string) string {
+		if when != "" {
+			when = "WHEN (" + when + ")"
+		}
+		return "DROP TRIGGER fencepost_insert ON parts; CREATE TRIGGER fencepost_insert AFTER INSERT ON parts FOR EACH ROW " + when + " EXECUTE FUNCTION fencepost." + function + "(); ALTER TABLE parts ENABLE ALWAYS TRIGGER fencepost_insert; " +
+			"ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_insert; ALTER TABLE parts_high ENABLE ALWAYS TRIGGER fencepost_insert; ALTER TABLE parts_high_a ENABLE ALWAYS TRIGGER fencepost_insert"
+	}
+	var anotherOnes []string
+	for _, table := range []string{"parts", "parts_high", "parts_high_a", "parts_low"} {
+		anotherOnes = append(anotherOnes, table+": the trigger fencepost_insert is another one")
+	}
 	for _, c := range []struct {
 		sql  string
 		says []string
 	}{
-		{"ALTER TABLE parts DISABLE TRIGGER fencepost_update", []string{"parts: the trigger fencepost_update is disabled"}},
+		{"ALTER TABLE ONLY parts DISABLE TRIGGER fencepost_update", []string{"parts: the trigger fencepost_update is disabled"}},
 		{"ALTER TABLE parts_low ENABLE TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
 		{"ALTER TABLE parts_low ENABLE REPLICA TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is not enabled ALWAYS"}},
-		{"DROP TRIGGER fencepost_truncate ON parts_high_a", []string{"parts_high_a: the trigger fencepost_truncate is missing"}},
-		{"DROP TRIGGER fencepost_delete ON parts; CREATE TRIGGER fencepost_delete AFTER DELETE ON parts FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "()", []string{"parts: the trigger fencepost_delete is another one", "parts: the trigger fencepost_delete is not enabled ALWAYS"}[:1]},
-		{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + others + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
-		{"DROP TRIGGER fencepost_update ON parts_low; CREATE TRIGGER fencepost_update AFTER UPDATE ON parts_low REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT WHEN (pg_trigger_depth() = 1) EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_update", []string{"parts_low: the trigger fencepost_update is another one"}},
-		{"DROP TRIGGER fencepost_insert ON parts_low; CREATE TRIGGER fencepost_insert AFTER UPDATE ON parts_low REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE parts_low ENABLE ALWAYS TRIGGER fencepost_insert", []string{"parts_low: the trigger fencepost_insert is another one"}},
+		{"ALTER TABLE parts_low DISABLE TRIGGER fencepost_delete", []string{"parts_low: the trigger fencepost_delete is disabled"}},
+		{"DROP TRIGGER fencepost_truncate ON parts", []string{"parts: the trigger fencepost_truncate is missing"}},
+		{"DROP TRIGGER fencepost_delete ON parts; CREATE TRIGGER fencepost_delete AFTER DELETE ON parts FOR EACH STATEMENT EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE ONLY parts ENABLE ALWAYS TRIGGER fencepost_delete",
+			[]string{"parts: the trigger fencepost_delete is another one", "parts_high: the trigger fencepost_delete is missing", "parts_high_a: the trigger fencepost_delete is missing", "parts_low: the trigger fencepost_delete is missing"}},
+		{another("false", name), anotherOnes},
+		{another("strpos(coalesce(current_setting('fencepost."+name+"', true), ''), format(' %L;', NEW.v)) = 0", name), anotherOnes}, // another column
+		{another("", name), anotherOnes},
 		{"ALTER FUNCTION fencepost." + name + "() SECURITY INVOKER", []string{"is not of this version"}},
 		{"ALTER FUNCTION fencepost." + name + "() RESET search_path", []string{"is not of this version"}},
 		{"CREATE OR REPLACE FUNCTION fencepost." + name + "() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'", []string{"is not of this version"}},
-		{"DROP TRIGGER fencepost_begin ON parts_low", []string{"parts_low: the trigger fencepost_begin is missing"}},
-		{"ALTER TABLE parts_low DISABLE TRIGGER fencepost_row_delete", []string{"parts_low: the trigger fencepost_row_delete is disabled"}},
-		{"DROP TRIGGER fencepost_row_insert ON parts; CREATE TRIGGER fencepost_row_insert AFTER INSERT ON parts FOR EACH ROW WHEN (false) EXECUTE FUNCTION fencepost." + name + "(); ALTER TABLE ONLY parts ENABLE ALWAYS TRIGGER fencepost_row_insert",
-			[]string{"parts: the trigger fencepost_row_insert is another one", "parts_high: the trigger fencepost_row_insert is another one", "parts_high_a: the trigger fencepost_row_insert is another one", "parts_low: the trigger fencepost_row_insert is another one"}},
 		{"DELETE FROM fencepost.guarded WHERE table_name = 'parts'", []string{"not listed in fencepost.guarded"}},
 		{`UPDATE fencepost.guarded SET parts = '[{"text":"x"}]' WHERE table_name = 'parts'`, []string{"listed in fencepost.guarded with another resource or mode"}},
 		{"ALTER TABLE parts RENAME tenant TO x; ALTER TABLE parts ADD tenant text NOT NULL DEFAULT 'a'", []string{"the columns of its resource are not those that were guarded"}},
 		{"DROP FUNCTION fencepost." + name + "() CASCADE", []string{"is missing"}},
+		{another("", others), anotherOnes},
 	} {
 		e.exec(c.sql)
 		e.wantFindings(c.sql, v, c.says...)

@@ -56,6 +56,7 @@ var timed = map[string][]string{
 		"sqlfence/lost_test.go: TestResolveUnknowable",
 		"sqlfence/outcome_test.go: TestShortRaiseTimeout",
 		"sqlfence/raise_test.go: TestTimesOut",
+		"sqlfence/setrole_test.go: TestExclusiveStranger",
 		"sqlfence/unix_test.go: TestStoppedWhileReceiving",
 	},
 	"it bounds the wait for a lock that nobody has, not the work": {

@@ -186,23 +186,29 @@ var mistakes = []mistake{
 		by:    unitTest("sqlfence", "^TestTrapDeadlock$"),
 	},
 	{
-		name: "rows that move are not seen", wrong: "a MERGE that moves a row to another partition needs no claim",
-		edits: []edit{{triggersSQL, "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'in place', true);", "    IF covered <> 'moved' THEN\n      PERFORM set_config(setting, 'all', true);"}},
+		name: "only the first row is checked", wrong: "a statement that writes several resources needs the claim of one",
+		edits: []edit{{triggersSQL, "string_agg('%L', ',' ORDER BY n)", "string_agg('', ',' ORDER BY n)"}},
 		by:    unitTest("sqlfence", "^TestEveryRowIsSeen$"),
 	},
 	{
-		name: "parents are not looked at", wrong: "what is written through an unguarded parent needs no claim while the same query writes the table by its name",
-		edits: []edit{{triggersSQL, "    PERFORM set_config(setting, '', true);\n  ELSIF p_operation", "    PERFORM set_config(setting, 'all', true);\n  ELSIF p_operation"}},
-		by:    unitTest("sqlfence", "^TestEveryRowIsSeen$"),
+		name: "keys are not quoted", wrong: "a row whose resource has another one's name in its own needs no claim",
+		edits: []edit{{triggersSQL, "string_agg('%L', ',' ORDER BY n)", "string_agg('%s', ',' ORDER BY n)"}},
+		by:    unitTest("sqlfence", "^TestLatePartitionIsCheap$"),
 	},
 	{
-		name: "one setting for all guards", wrong: "a query that writes a second guarded table in a CTE takes the first one's rows for seen",
-		edits: []edit{
-			{triggersSQL, "  setting text := 'fencepost.' || p_guard;", "  setting text := 'fencepost.all_guards';"},
-			{triggersSQL, "  END, 'fencepost.' || p_guard)", "  END, 'fencepost.all_guards')"},
-			{triggersSQL, "p_guard, 'fencepost.' || p_guard);", "p_guard, 'fencepost.all_guards');"},
-		},
-		by: unitTest("sqlfence", "^TestEveryRowIsSeen$"),
+		name: "the list of checked resources stays with the session", wrong: "the next transaction of a session is not checked, and one that rolled a savepoint back goes on without the lock",
+		edits: []edit{{triggersSQL, "right(%s || %s, 8000), true)", "right(%s || %s, 8000), false)"}},
+		by:    unitTest("sqlfence", "^TestLatePartitionIsCheap$"),
+	},
+	{
+		name: "a claim of the session counts", wrong: "behind a pooler the next client writes under the claim of the one before",
+		edits: []edit{{marksSQL, "IF split_part(setting, ' ', 1) = pg_current_xact_id()::text THEN", "IF setting <> '' THEN"}},
+		by:    unitTest("sqlfence", "^TestPgBouncerClaimsDoNotLeak$"),
+	},
+	{
+		name: "sessions are looked for as the role of the moment", wrong: "after SET ROLE a stopped holder is never ended",
+		edits: []edit{{marksSQL, " SET role = 'none' AS $$", " AS $$"}},
+		by:    unitTest("sqlfence", "^TestOtherLogin$"),
 	},
 	{
 		name: "memory mark after restart", wrong: "the marks are as durable as memory: a crash forgets them",

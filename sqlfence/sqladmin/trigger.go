@@ -121,13 +121,17 @@ const (
 // UPDATE and DELETE. Roll out writers that present their claims, as sqlfence's do, before triggers refuse.
 //
 // The triggers belong to the table whatever its name becomes; what gets the old
-// name needs triggers of its own. They also see what is written through a table
-// under which this one is put later, and directly into a partition that is
-// attached later, at the cost of a check for each row; install again to save that
-// and to cover TRUNCATE of the partition. An inheritance child that is added later
-// is covered only for writes through its parent. [Admin.Verify] and
-// [Admin.Triggers] report each of these. After an upgrade of the schema, install
+// name needs triggers of its own. They see what is written through a table
+// under which this one is put later, and into a partition that is attached later but
+// for its TRUNCATE; a partition that is detached has none. A child that inherits
+// later has none either. Install them again to add what is missing: [Admin.Verify] and
+// [Admin.Triggers] report it, a missing TRUNCATE trigger where a role other than the owner
+// may truncate. A column that names the resource cannot be altered to another type until
+// they are removed. After an upgrade of the schema, install
 // again: older triggers go on working as they did, and are reported.
+//
+// They cost a comparison for each row, and a check for each resource that a transaction
+// writes.
 //
 // The errors: ErrInvalid for a description or a table that cannot be guarded,
 // with the reason; ErrSetup: the role lacks the rights, and the text says which;

@@ -130,8 +130,8 @@ type TriggerStatus struct {
 	// table that has triggers but is not listed.
 	Trigger Trigger
 	// Refusals counts, in report-only mode, what would have been refused since the
-	// triggers were installed, by reason: each statement for each resource that it
-	// wrote, also in transactions that were rolled back. After a crash or a failover a
+	// triggers were installed, by reason: each transaction once for each resource that it
+	// wrote, also those that were rolled back. After a crash or a failover a
 	// count above 0 may be up to 32 too high. Nil in the other mode.
 	Refusals map[guard.Reason]int64
 	// Findings is empty if every writer is guarded.

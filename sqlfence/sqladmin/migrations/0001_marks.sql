@@ -323,38 +323,50 @@ END $$;
 
 -- ==== For triggers ====
 
+-- claims returns what the transaction has presented. The setting fencepost.claims has the
+-- transaction's ID before the JSON: what was set for the session, by SET in place of SET
+-- LOCAL, would else be the claim of whoever gets the session next from a pooler. Each
+-- resource that a statement writes reads all claims, hence their number is bounded.
+CREATE FUNCTION fencepost.claims()
+RETURNS jsonb LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  setting text  := current_setting('fencepost.claims', true);
+  claims  jsonb := '[]';
+BEGIN
+  IF split_part(setting, ' ', 1) = pg_current_xact_id()::text THEN
+    claims := substr(setting, strpos(setting, ' ') + 1)::jsonb;
+    IF jsonb_array_length(claims) > 64 THEN
+      RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s claims were presented, a transaction can have 64', jsonb_array_length(claims));
+    END IF;
+  END IF;
+  RETURN claims;
+END $$;
+
 -- present makes a claim known to the triggers for the rest of the transaction.
 -- It decides nothing; the triggers compare the claim when something is written.
--- It is the same as setting fencepost.claims directly, with is_local true, to a
--- JSON array of claims. It takes no lock: a writer that only presents locks its
+-- It takes no lock: a writer that only presents locks its
 -- rows first and the resource at the end of its statement.
 CREATE FUNCTION fencepost.present(p_resource text, p_token bigint, p_lease text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  others jsonb;
 BEGIN
   PERFORM fencepost.check_claim(p_resource, p_token, p_lease);
-  SELECT jsonb_agg(c) INTO others
-    FROM jsonb_array_elements(nullif(current_setting('fencepost.claims', true), '')::jsonb) c
-    WHERE c ->> 'resource' <> p_resource COLLATE "C";
-  PERFORM set_config('fencepost.claims', (coalesce(others, '[]') || jsonb_build_array(
-    jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease)))::text, true);
+  PERFORM set_config('fencepost.claims', concat(pg_current_xact_id(), ' ', coalesce(jsonb_agg(c), '[]') || jsonb_build_array(
+      jsonb_build_object('resource', p_resource, 'token', p_token::text, 'leaseId', p_lease))), true)
+    FROM jsonb_array_elements(fencepost.claims()) c WHERE c ->> 'resource' <> p_resource COLLATE "C";
+  PERFORM fencepost.claims(); -- they may be too many
 END $$;
 
 -- presented returns the claim that the transaction presented for a resource.
 CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  claims  text := current_setting('fencepost.claims', true);
   offered text;
 BEGIN
-  IF claims <> '' THEN
-    SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
-      FROM jsonb_array_elements(claims::jsonb) c WHERE c ->> 'resource' = p_resource COLLATE "C";
-  END IF;
+  SELECT c ->> 'token', coalesce(c ->> 'leaseId', '') INTO offered, lease
+    FROM jsonb_array_elements(fencepost.claims()) c WHERE c ->> 'resource' = p_resource COLLATE "C";
   IF lease IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'SF003',
-      MESSAGE = format('fencepost: no claim for %L was presented, and %s is guarded', p_resource, p_table),
+      MESSAGE = format('fencepost: no claim for %L was presented in this transaction, and %s is guarded', p_resource, p_table),
       DETAIL = json_build_object('resource', p_resource, 'table', p_table)::text,
       HINT = 'Call fencepost.present(resource, token, lease) in the same transaction; in Go, write in InTx of package sqlfence, or call Present.';
   ELSIF offered IS NULL OR offered !~ '^[1-9][0-9]{0,18}$' OR octet_length(offered) = 19 AND offered > '9223372036854775806' COLLATE "C" THEN
@@ -532,5 +544,5 @@ REVOKE ALL ON FUNCTION
   fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
-  fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
+  fencepost.claims, fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
   FROM PUBLIC;

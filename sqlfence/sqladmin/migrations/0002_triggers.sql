@@ -2,29 +2,16 @@
 -- refuse every writer of a table without a current claim, in any program. They see
 -- every row, and are bound to their table whatever its name.
 --
--- A statement trigger does not see every row of its table. A MERGE that moves a
--- row to another partition shows it in no transition table, or in one of two;
--- and what is written through another table, under which the guarded one was put
--- by ATTACH PARTITION or INHERIT, fires that table's statement triggers. Row
--- triggers fire for all of these. They cost little because their WHEN is false
--- for rows that the statement trigger will see:
+-- They are row triggers: a statement trigger does not see every row of its table. A MERGE
+-- that moves a row to another partition shows it in no transition table, or in one of
+-- two; and what is written through another table, under which the guarded one was put by
+-- ATTACH PARTITION or INHERIT, or directly into a partition, fires that table's statement
+-- triggers. Row triggers cost little because their WHEN is false for all rows of a
+-- resource but the first in a transaction.
 --
---   fencepost_begin          BEFORE a statement, says what its trigger will see,
---   fencepost_insert, ...    AFTER it, checks that, once for each resource,
---   fencepost_row_insert,... AFTER a row that no statement trigger will see,
---                            checks the row.
---
--- What will be seen is in a setting with the guard's name, which is local to the
--- transaction and so is undone with a savepoint. Each guard has its own, because
--- one query may write two guarded tables:
---
---   ''         nothing: every row is checked by itself
---   'all'      every row
---   'in place' every row that stays in its partition
---   'moved'    the same, and a row has left its partition
---
--- Reading order: require, with present in 0001_marks.sql, or report (report-only mode) or refuse_truncate
--- (many resources), which a trigger calls; then guard_begin, guard_body, install_guard, guard_problems.
+-- Reading order: guard_when, guard_body, which is what a trigger runs, and what that calls: require, with
+-- present in 0001_marks.sql, or report (report-only mode) or refuse_truncate (many
+-- resources); then install_guard, guard_problems.
 --
 -- Values of types that an application may own are converted to text only by
 -- their output function (see guard_body), because the triggers run with their
@@ -34,8 +21,7 @@
 
 -- require refuses a write to the resource unless the transaction presented a
 -- claim for it and the claim is the resource's mark, and keeps it so until the
--- transaction ends. It keeps no state from one statement to the next: a lock
--- taken inside a savepoint is released with it. A stale writer, which has
+-- transaction ends, or is rolled back to a savepoint from before. A stale writer, which has
 -- already locked rows, does not queue for the lock behind a raise, which may be
 -- waiting for a session that waits for those rows; marks only grow, so its
 -- verdict stands without the lock. The mark is read by a statement of its own, whose
@@ -99,49 +85,31 @@ CREATE TABLE fencepost.guarded (
   installed_by text        NOT NULL DEFAULT session_user
 );
 
--- guard_begin notes what the statement trigger of the relation will see of the
--- statement that begins: nothing if one of the relation's ancestors has another
--- guard or none, since a write through that one looks the same to a row trigger;
--- nor if one of its children also inherits from such a table, which the same query
--- may write. A partition has one parent, so that partitions need no look.
--- Once a table's rows may have moved, 'all' is not said again in the
--- transaction: a statement inside the moving one may end before it does.
-CREATE FUNCTION fencepost.guard_begin(p_relation oid, p_operation text, p_guard text)
-RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+-- guard_when is the WHEN of a row trigger: true for the first row of each resource. It
+-- lists the resources of the rows that it has let through to a check. The check takes a
+-- lock, and keeps the mark as it is, until the transaction ends or is rolled back to a
+-- savepoint before it: so long does the list last, which is a local setting. A list that
+-- is too long forgets, and costs checks. It runs with the rights of whoever writes, and so
+-- calls only system functions.
+CREATE FUNCTION fencepost.guard_when(p_event text, p_guard text, p_parts jsonb)
+RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
-  setting text := 'fencepost.' || p_guard;
-  covered text := coalesce(current_setting(setting, true), '');
+  list text := format('coalesce(current_setting(%L, true), '''')', 'fencepost.' || p_guard);
+  old  text := fencepost.guard_key('OLD.', p_parts);
+  new  text := fencepost.guard_key('NEW.', p_parts);
 BEGIN
-  IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = p_relation OR inhparent = p_relation) AND EXISTS (
-    WITH RECURSIVE below(relid) AS (
-      SELECT p_relation UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = relid
-        WHERE NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = relid)
-    ), above(relid) AS (
-      SELECT relid FROM below UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = relid
-    ) SELECT FROM above WHERE NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = above.relid AND tgname = 'fencepost_begin'
-        AND tgfoid = (SELECT tgfoid FROM pg_trigger WHERE tgrelid = p_relation AND tgname = 'fencepost_begin'))) THEN
-    PERFORM set_config(setting, '', true);
-  ELSIF p_operation = 'UPDATE' AND EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = p_relation) THEN
-    PERFORM set_config(setting || '_moves', 'on', true);
-    IF covered <> 'moved' THEN
-      PERFORM set_config(setting, 'in place', true);
-    END IF;
-  ELSIF covered = '' THEN
-    PERFORM set_config(setting, CASE WHEN current_setting(setting || '_moves', true) = 'on' THEN 'in place' ELSE 'all' END, true);
-  END IF;
+  RETURN CASE WHEN p_event <> 'truncate' THEN format('CASE WHEN %s THEN false ELSE set_config(%L, right(%s || %s, 8000), true) <> '''' END',
+    CASE p_event WHEN 'insert' THEN format('strpos(%s, %s) > 0', list, new) WHEN 'delete' THEN format('strpos(%s, %s) > 0', list, old)
+      WHEN 'update' THEN format('strpos(%s, %s) > 0 AND strpos(%1$s, %s) > 0', list, old, new) END,
+    'fencepost.' || p_guard, list, CASE p_event WHEN 'insert' THEN new WHEN 'delete' THEN old ELSE old || ' || ' || new END) END;
 END $$;
 
--- guard_when is the WHEN of a row trigger. It runs with the rights of whoever
--- writes, and so calls only system functions. A row leaves its partition before
--- it comes to the other, so that the DELETE tells what the INSERT after it may be.
-CREATE FUNCTION fencepost.guard_when(p_trigger text, p_guard text)
-RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT format(CASE p_trigger
-    WHEN 'row_insert' THEN 'coalesce(current_setting(%1$L, true), '''') <> ALL (ARRAY[''all'', ''in place''])'
-    WHEN 'row_update' THEN 'coalesce(current_setting(%1$L, true), '''') = '''''
-    WHEN 'row_delete' THEN 'CASE coalesce(current_setting(%1$L, true), '''') WHEN ''all'' THEN false '
-      || 'WHEN ''in place'' THEN set_config(%1$L, ''moved'', true) <> '''' ELSE true END'
-  END, 'fencepost.' || p_guard)
+-- guard_key is the expression for the key of a row: the values that name its resource,
+-- quoted, so that no key is a part of another one or of two.
+CREATE FUNCTION fencepost.guard_key(p_row text, p_parts jsonb)
+RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
+  SELECT format('format(%L%s)', ' ' || coalesce(string_agg('%L', ',' ORDER BY n), '') || ';', coalesce(string_agg(format(', %s%I', p_row, part ->> 'column'), '' ORDER BY n), ''))
+    FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n) WHERE part ? 'column'
 $$;
 
 -- replicated reports whether a logical subscription's worker is writing: what it copies
@@ -153,19 +121,15 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- guard_body is the text of a trigger function. It is specific to the resource,
--- so that its plans are kept, and not to the table's name. It makes one check for
--- each resource that a statement touched, after everything else that may change
--- its rows. An update is checked for the old and the new resources of its rows.
+-- so that its plans are kept, and not to the table's name. It makes its check at the end of
+-- the statement, after everything else that may change its rows, for the old and the new
+-- resource of a row.
 --
 -- A column's text is taken with format, which calls the type's output function:
 -- those belong to the server or a superuser. A cast would not do: it may be a
 -- function of the type's owner, which would run with the rights of this
--- function, and the column's type may change later. quote_all_identifiers is
--- pinned because the text is compared with the one installed.
---
--- The places in the text: 1 judges the parts of a row, 2 a truncation; 3 reads the
--- parts from a transition table; 4 and 5 judge the old and the new row; 6 and 7 are
--- around all that in report-only mode; 8 is the guard, 9 its setting.
+-- function. quote_all_identifiers is pinned because the text is compared with the one
+-- installed.
 CREATE FUNCTION fencepost.guard_body(p_guard text, p_parts jsonb, p_report_only boolean)
 RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
 DECLARE
@@ -174,7 +138,7 @@ DECLARE
   of_row   text[] := ARRAY(
     SELECT 'ARRAY[' || string_agg(CASE WHEN part ? 'column' THEN format('format(''%%s'', %s%I)', prefix, part ->> 'column')
         ELSE quote_literal(part ->> 'text') END || ' COLLATE "C"', ', ' ORDER BY n) || ']'
-      FROM unnest(ARRAY['', 'OLD.', 'NEW.']) WITH ORDINALITY AS p(prefix, k), jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
+      FROM unnest(ARRAY['OLD.', 'NEW.']) WITH ORDINALITY AS p(prefix, k), jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n)
       GROUP BY k ORDER BY k);
 BEGIN
   IF NOT EXISTS (SELECT FROM jsonb_array_elements(p_parts) part WHERE part ? 'column') THEN
@@ -182,51 +146,36 @@ BEGIN
       INTO truncate FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n);
   END IF;
   RETURN format($body$
-#variable_conflict use_column
 DECLARE
-  parts text[];
-  label text := format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
+  was     text[];
+  becomes text[];
+  label   text := format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
 BEGIN
-  IF TG_WHEN = 'BEFORE' THEN
-    PERFORM fencepost.guard_begin(TG_RELID, TG_OP, %8$L);
-    RETURN NULL;
-  ELSIF TG_LEVEL = 'STATEMENT' AND TG_OP <> 'TRUNCATE' THEN
-    PERFORM set_config(%9$L, '', true);
-  END IF;
   IF current_setting('session_replication_role') = 'replica' AND fencepost.replicated() THEN
     RETURN NULL;
+  END IF;%5$s
+  IF TG_OP = 'TRUNCATE' THEN
+    %1$s
+    RETURN NULL;
+  END IF;
+  IF TG_OP <> 'INSERT' THEN
+    was := %2$s;
+    %4$s
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    becomes := %3$s;
+    IF becomes IS DISTINCT FROM was THEN
+      %7$s
+    END IF;
   END IF;%6$s
-  IF TG_LEVEL = 'ROW' THEN
-    IF TG_OP <> 'INSERT' THEN
-      %4$s
-    END IF;
-    IF TG_OP <> 'DELETE' THEN
-      %5$s
-    END IF;
-  ELSIF TG_OP = 'TRUNCATE' THEN
-    %2$s
-  ELSIF TG_OP = 'INSERT' THEN
-    FOR parts IN SELECT %3$s FROM fencepost_new GROUP BY 1 LOOP
-      %1$s
-    END LOOP;
-  ELSIF TG_OP = 'DELETE' THEN
-    FOR parts IN SELECT %3$s FROM fencepost_old GROUP BY 1 LOOP
-      %1$s
-    END LOOP;
-  ELSE
-    FOR parts IN SELECT %3$s FROM fencepost_old UNION SELECT %3$s FROM fencepost_new LOOP
-      %1$s
-    END LOOP;
-  END IF;%7$s
   RETURN NULL;
-END $body$, format(judge, 'fencepost.join_resource(VARIADIC parts)'), truncate, of_row[1],
-    format(judge, format('fencepost.join_resource(VARIADIC %s)', of_row[2])), format(judge, format('fencepost.join_resource(VARIADIC %s)', of_row[3])),
+END $body$, truncate, of_row[1], of_row[2], format(judge, 'fencepost.join_resource(VARIADIC was)'),
     CASE WHEN p_report_only THEN '
   BEGIN' ELSE '' END,
     CASE WHEN p_report_only THEN '
   EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
     PERFORM fencepost.count_refusal(' || quote_literal(p_guard) || ', label, SQLSTATE, SQLERRM);
-  END;' ELSE '' END, p_guard, 'fencepost.' || p_guard);
+  END;' ELSE '' END, format(judge, 'fencepost.join_resource(VARIADIC becomes)'));
 END $$;
 
 -- guard_name is the name of the trigger function of a table: the one that its
@@ -245,7 +194,7 @@ $$;
 CREATE FUNCTION fencepost.guard_table(p_guard text, p_schema text, p_table text)
 RETURNS oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   WITH named AS (SELECT to_regclass(format('%I.%I', p_schema, p_table))::oid AS relid),
-  has AS (SELECT tgrelid, tgfoid, bool_or(starts_with(tgname, 'fencepost_row_')) AS rows FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+  has AS (SELECT tgrelid, tgfoid, bool_or(tgname <> 'fencepost_truncate') AS rows FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
     WHERE pronamespace = 'fencepost'::regnamespace AND proname = p_guard GROUP BY 1, 2)
   SELECT coalesce(
     (SELECT tgrelid FROM has WHERE NOT EXISTS (SELECT FROM pg_inherits JOIN has h ON h.tgrelid = inhparent WHERE inhrelid = has.tgrelid)
@@ -259,6 +208,14 @@ RETURNS SETOF oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $
   WITH RECURSIVE tree(relid) AS (
     SELECT p_table UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid
   ) SELECT relid FROM tree
+$$;
+
+-- guard_late lists the partitions that were attached after the triggers were installed:
+-- they have row triggers from their root, and none for TRUNCATE.
+CREATE FUNCTION fencepost.guard_late(p_table oid)
+RETURNS SETOF oid LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT relid FROM fencepost.guard_tree(p_table) AS r(relid) JOIN pg_class c ON c.oid = relid WHERE c.relispartition AND relid <> p_table
+    AND NOT EXISTS (SELECT FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid WHERE tgrelid = relid AND tgparentid = 0 AND p.pronamespace = 'fencepost'::regnamespace)
 $$;
 
 -- guard_columns are the numbers of the columns in parts, in order.
@@ -298,7 +255,7 @@ BEGIN
   ELSIF EXISTS (SELECT FROM pg_class WHERE oid IN (SELECT fencepost.guard_tree(p_table)) AND relkind NOT IN ('r', 'p')) THEN
     RETURN 'has a foreign table as a partition or child, whose writes triggers cannot fully see';
   ELSIF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid WHERE tgrelid IN (SELECT fencepost.guard_tree(p_table))
-      AND (tgname IN ('fencepost_begin', 'fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate') OR starts_with(tgname, 'fencepost_row_'))
+      AND tgname IN ('fencepost_insert', 'fencepost_update', 'fencepost_delete', 'fencepost_truncate')
       AND pronamespace <> 'fencepost'::regnamespace) THEN
     RETURN 'has a trigger of somebody else''s under a name that begins with fencepost_';
   END IF;
@@ -343,16 +300,9 @@ END $$;
 -- and the function. Row triggers of a partitioned table are made on its root, and
 -- the server gives them to its partitions, later ones included.
 CREATE FUNCTION fencepost.guard_triggers()
-RETURNS TABLE (event text, type int, definition text, old_rows boolean, new_rows boolean) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  VALUES
-    ('begin', 30, 'BEFORE INSERT OR UPDATE OR DELETE ON %1$s FOR EACH STATEMENT', false, false),
-    ('insert', 4, 'AFTER INSERT ON %1$s REFERENCING NEW TABLE AS fencepost_new FOR EACH STATEMENT', false, true),
-    ('update', 16, 'AFTER UPDATE ON %1$s REFERENCING OLD TABLE AS fencepost_old NEW TABLE AS fencepost_new FOR EACH STATEMENT', true, true),
-    ('delete', 8, 'AFTER DELETE ON %1$s REFERENCING OLD TABLE AS fencepost_old FOR EACH STATEMENT', true, false),
-    ('truncate', 32, 'AFTER TRUNCATE ON %1$s FOR EACH STATEMENT', false, false),
-    ('row_insert', 5, 'AFTER INSERT ON %1$s FOR EACH ROW', false, false),
-    ('row_update', 17, 'AFTER UPDATE ON %1$s FOR EACH ROW', false, false),
-    ('row_delete', 9, 'AFTER DELETE ON %1$s FOR EACH ROW', false, false)
+RETURNS TABLE (event text, type int, definition text) LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  VALUES ('insert', 5, 'AFTER INSERT ON %s FOR EACH ROW'), ('update', 17, 'AFTER UPDATE ON %s FOR EACH ROW'),
+    ('delete', 9, 'AFTER DELETE ON %s FOR EACH ROW'), ('truncate', 32, 'AFTER TRUNCATE ON %s FOR EACH STATEMENT')
 $$;
 
 -- guard_problems compares what is installed with what should be.
@@ -384,6 +334,7 @@ BEGIN
     RETURN QUERY SELECT root, 'the table is listed in fencepost.guarded with another resource or mode'::text;
   ELSIF g.columns <> fencepost.guard_columns(p_table, p_parts) THEN
     RETURN QUERY SELECT root, 'the columns of its resource are not those that were guarded: columns were renamed, or the database was restored from a dump'::text;
+    RETURN; -- what follows goes by their names
   END IF;
   IF (g.schema_name, g.table_name) <> (s, t) THEN
     RETURN QUERY SELECT root, format('the table was guarded as %I.%I and has been renamed since; what has that name now may not be guarded', g.schema_name, g.table_name);
@@ -403,13 +354,12 @@ BEGIN
   END IF;
   FOR o IN
     SELECT r.relid, e.event, t.oid AS found, t.tgenabled, t.tgtype = e.type AND t.tgfoid = f.oid AND t.tgattr = '' AND t.tgnargs = 0 AND t.tgconstraint = 0
-      AND regexp_replace(lower(pg_get_expr(t.tgqual, 0)), '::"?text"?|[()"[:space:]]', '', 'g')
-        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event, f.proname)), '::text|[()[:space:]]', '', 'g')
-      AND t.tgoldtable IS NOT DISTINCT FROM CASE WHEN e.old_rows THEN 'fencepost_old'::name END
-      AND t.tgnewtable IS NOT DISTINCT FROM CASE WHEN e.new_rows THEN 'fencepost_new'::name END AS matches
+      AND regexp_replace(lower(substring(pg_get_triggerdef(t.oid) FROM ' WHEN \((.*)\) EXECUTE FUNCTION ')), '::"?text"?|[()"[:space:]]', '', 'g')
+        IS NOT DISTINCT FROM regexp_replace(lower(fencepost.guard_when(e.event, f.proname, p_parts)), '::"?text"?|[()"[:space:]]', '', 'g') AS matches
     FROM fencepost.guard_tree(p_table) AS r(relid)
     CROSS JOIN fencepost.guard_triggers() e
     LEFT JOIN pg_trigger t ON t.tgrelid = r.relid AND t.tgname = 'fencepost_' || e.event
+    WHERE e.event <> 'truncate' OR r.relid NOT IN (SELECT fencepost.guard_late(p_table))
     ORDER BY r.relid::regclass::text, e.event
   LOOP
     IF o.found IS NULL THEN
@@ -421,6 +371,9 @@ BEGIN
         ELSE format('the trigger fencepost_%s is not enabled ALWAYS', o.event) END;
     END IF;
   END LOOP;
+  RETURN QUERY SELECT root, format('partitions that were attached after the triggers, such as %s, let the TRUNCATE of %s through, as nothing else: REVOKE TRUNCATE, or install the triggers again whenever one was attached',
+      min(c.oid::regclass::text), string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(a.grantee)::text END, ', '))
+    FROM fencepost.guard_late(p_table) l JOIN pg_class c ON c.oid = l, aclexplode(c.relacl) a WHERE a.privilege_type = 'TRUNCATE' AND a.grantee <> c.relowner HAVING count(*) > 0;
 END $$;
 
 -- drop_guard_function drops a trigger function, and its counters, once nothing uses it.
@@ -490,11 +443,11 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('fencepost: %s cannot be guarded: it %s', p_table, obstacle);
   END IF;
   PERFORM set_config('jit', 'off', true); -- to compile the checks takes ten times as long as they do
-  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN
+  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) AND NOT EXISTS (SELECT FROM fencepost.guard_late(p_table)) THEN
     RETURN;
   END IF;
   PERFORM fencepost.lock_guards(p_lock_timeout_ms);
-  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) THEN -- another one has done it
+  IF NOT EXISTS (SELECT FROM fencepost.guard_problems(p_table, p_parts, p_report_only)) AND NOT EXISTS (SELECT FROM fencepost.guard_late(p_table)) THEN -- another one has done it
     RETURN;
   END IF;
   WITH d AS (DELETE FROM fencepost.guarded WHERE fencepost.guard_table(guarded.guard, schema_name, table_name) = p_table RETURNING guarded.guard)
@@ -518,9 +471,9 @@ BEGIN
   END IF;
   FOR relation IN SELECT fencepost.guard_tree(p_table) LOOP
     FOR made IN SELECT * FROM fencepost.guard_triggers() LOOP
-      IF NOT (starts_with(made.event, 'row_') AND (SELECT relispartition FROM pg_class WHERE oid = relation)) THEN
+      IF made.event = 'truncate' OR NOT (SELECT relispartition FROM pg_class WHERE oid = relation) THEN
         EXECUTE format('CREATE TRIGGER fencepost_%s %s %s EXECUTE FUNCTION fencepost.%I()', made.event, format(made.definition, relation::regclass),
-          coalesce('WHEN (' || fencepost.guard_when(made.event, guard) || ')', ''), guard);
+          coalesce('WHEN (' || fencepost.guard_when(made.event, guard, p_parts) || ')', ''), guard);
       END IF;
       EXECUTE format('ALTER TABLE ONLY %s ENABLE ALWAYS TRIGGER fencepost_%s', relation::regclass, made.event);
     END LOOP;
@@ -593,8 +546,8 @@ $$;
 
 REVOKE ALL ON fencepost.guarded FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.require, fencepost.report, fencepost.start_counters, fencepost.refuse_truncate, fencepost.guard_begin, fencepost.guard_when, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
-  fencepost.guard_tree, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
+  fencepost.require, fencepost.report, fencepost.start_counters, fencepost.refuse_truncate, fencepost.guard_when, fencepost.guard_key, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.guard_tree, fencepost.guard_late, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
   fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard,
   fencepost.guard_status
   FROM PUBLIC;
