@@ -6,8 +6,6 @@ import (
 	"io"
 	"strconv"
 	"time"
-
-	"github.com/fencepost-go/fencepost/guard"
 )
 
 // driver is what this package needs of a bucket. Its one implementation outside of tests
@@ -110,33 +108,4 @@ type page struct {
 type entry struct {
 	Entry
 	err error
-}
-
-// failure is a request that failed, as the driver understands it.
-type failure struct {
-	problem string // what it means; "" if err says it all
-	setup   bool   // it stays until somebody does something about it
-	wide    bool   // it is about more than one object
-	fixed   bool   // the store refuses it, and will
-	code    string // the store's own
-	err     error
-}
-
-// oneObject reports whether the store refuses something of one object, and may not of
-// others.
-func (e *failure) oneObject() bool { return e.fixed && !e.wide }
-
-func (e *failure) Error() string {
-	if e.problem == "" {
-		return e.err.Error()
-	}
-	return e.problem + ": " + e.err.Error()
-}
-
-// Unwrap makes what somebody must repair a setup error.
-func (e *failure) Unwrap() []error {
-	if e.setup {
-		return []error{guard.ErrSetup, e.err}
-	}
-	return []error{e.err}
 }

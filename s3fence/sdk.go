@@ -73,47 +73,34 @@ func (s *sdk) getOnce(ctx context.Context, w *watchdog, key string, last int, li
 	if err != nil {
 		return nil, err
 	}
-	body := io.TeeReader(out.Body, w)
-	switch r := aws.ToString(out.ContentRange); {
-	case r != "" && last == 0:
-		return nil, fmt.Errorf("the store responded to a request for a whole object with the range %s", quoteShort(r))
-	case r != "":
-		return o, o.readTail(body, r, last)
-	}
-	if o.size > limit {
+	announced := out.ContentLength
+	part := aws.ToString(out.ContentRange)
+	if part != "" {
+		var from, to int64
+		// For an empty object MinIO responds with the range "bytes 0--1/0".
+		n, err := fmt.Sscanf(part, "bytes %d-%d/%d", &from, &to, &o.size)
+		if last == 0 || n != 3 || err != nil || o.size < 0 || to != o.size-1 || from != max(0, o.size-int64(last)) {
+			return nil, fmt.Errorf("the store responded to a request for the last %d bytes (0 for all) with the range %s", last, quoteShort(part))
+		}
+		limit = int64(last)
+		announced = aws.Int64(min(o.size, limit))
+	} else if o.size > limit {
 		return nil, sizeError(o.size)
 	}
-	o.content, err = readAll(body, o.size, limit)
+	o.content, err = readAll(io.TeeReader(out.Body, w), aws.ToInt64(announced), limit)
 	size := int64(len(o.content))
 	switch {
 	case err != nil:
 		return nil, &cutError{err}
-	case size > limit:
+	case part == "" && size > limit:
 		return nil, sizeError(size)
-	case out.ContentLength != nil && *out.ContentLength != size:
-		return nil, &cutError{fmt.Errorf("the store announced %d bytes and sent %d", *out.ContentLength, size)}
+	case announced != nil && *announced != size:
+		return nil, &cutError{fmt.Errorf("the store announced %d bytes and sent %d", *announced, size)}
 	}
-	o.size = size
+	if part == "" {
+		o.size = size
+	}
 	return o, nil
-}
-
-// readTail reads the last bytes of an object and completes its size.
-func (o *object) readTail(body io.Reader, contentRange string, last int) error {
-	var from, to, size int64
-	// For an empty object MinIO responds with the range "bytes 0--1/0".
-	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%d", &from, &to, &size); n != 3 || err != nil ||
-		size < 0 || to != size-1 || from != max(0, size-int64(last)) {
-		return fmt.Errorf("the store responded to a request for the last %d bytes with the range %s", last, quoteShort(contentRange))
-	}
-	o.size = size
-	var err error
-	if o.content, err = readAll(body, int64(last), int64(last)); err != nil {
-		return &cutError{err}
-	}
-	if want := min(size, int64(last)); int64(len(o.content)) != want {
-		return &cutError{fmt.Errorf("the store responded to a request for the last %d bytes with %d", want, len(o.content))}
-	}
-	return nil
 }
 
 // cutError is a response that ended before its body did. One more read is safe.
@@ -186,7 +173,7 @@ func describe(out *s3.GetObjectOutput) (*object, error) {
 	}
 	o.date, _ = awsmiddleware.GetServerTime(out.ResultMetadata)
 	if strings.HasPrefix(o.etag, "W/") {
-		return nil, &failure{setup: true, err: &etagError{"the response has the weak ETag " + quoteShort(o.etag) + ": something between this program and the store has transformed it"}}
+		return nil, &failure{meaning: meaning{setup: true}, err: &etagError{"the response has the weak ETag " + quoteShort(o.etag) + ": something between this program and the store has transformed it"}}
 	}
 	if !strongETag(o.etag) {
 		return nil, &etagError{"the store responded with the ETag " + quoteShort(o.etag) + ", on which no write can be conditional"}

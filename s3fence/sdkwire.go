@@ -114,8 +114,8 @@ func (s *sdk) failed(ctx context.Context, way *tracker, over condition, err erro
 
 // readError makes the error of a read.
 func (s *sdk) readError(ctx context.Context, err error) error {
-	if err == nil || errors.As(err, new(*failure)) || errors.As(err, new(*etagError)) || errors.As(err, new(sizeError)) {
-		return err
+	if err == nil {
+		return nil
 	}
 	m, code := meaningOf(err)
 	if saysAbsent(m, code) {
@@ -124,12 +124,39 @@ func (s *sdk) readError(ctx context.Context, err error) error {
 	return s.explain(ctx, m, code, err)
 }
 
+// explain makes the error of a request that failed, as far as it is understood.
 func (s *sdk) explain(ctx context.Context, m meaning, code string, err error) error {
-	problem := strings.ReplaceAll(m.says, "BUCKET", "bucket "+strconv.QuoteToASCII(s.bucket))
+	m.says = strings.ReplaceAll(m.says, "BUCKET", "bucket "+strconv.QuoteToASCII(s.bucket))
 	if context.Cause(ctx) == errIdle {
-		problem = "nothing was sent or received for " + s.idle.String() + ", which is Options.RequestTimeout"
+		m.says = "nothing was sent or received for " + s.idle.String() + ", which is Options.RequestTimeout"
 	}
-	return &failure{problem: problem, setup: m.setup, wide: m.wide, fixed: m.write == refused, code: code, err: err}
+	return &failure{m, code, err}
+}
+
+// failure is a request that failed.
+type failure struct {
+	meaning
+	code string // the store's own
+	err  error
+}
+
+// oneObject reports whether the store refuses something of one object, and may not of
+// others.
+func (e *failure) oneObject() bool { return e.write == refused && !e.wide }
+
+func (e *failure) Error() string {
+	if e.says == "" {
+		return e.err.Error()
+	}
+	return e.says + ": " + e.err.Error()
+}
+
+// Unwrap makes what somebody must repair a setup error.
+func (e *failure) Unwrap() []error {
+	if e.setup {
+		return []error{guard.ErrSetup, e.err}
+	}
+	return []error{e.err}
 }
 
 // httpStatus returns the status of the response that err is about; 0 if there was none,
