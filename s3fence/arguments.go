@@ -144,8 +144,6 @@ func parseDataKey(name string) (token guard.Token, id writeID, ok bool) {
 	return token, id, ok && err == nil && len(digits) == 19
 }
 
-func (b *Bucket) probeKey(name string) string { return b.opts.Prefix + "probe/" + name }
-
 func keySum(key string) [sha256.Size]byte { return sha256.Sum256([]byte(key)) }
 
 // keyPattern maps a key to its resource: "exports/{tenant}/{period}.csv" with

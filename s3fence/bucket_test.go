@@ -2,7 +2,6 @@ package s3fence
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,21 +84,3 @@ func TestProbeIsUsable(t *testing.T) {
 
 // ownResolver is an endpoint resolver of the caller's.
 type ownResolver struct{ s3.EndpointResolverV2 }
-
-// What a read during writes must not show. ETags "1" and "2" are of versions 1 and 2.
-func TestSightingsAreJudged(t *testing.T) {
-	of := func(token guard.Token, etag string, acked int64) sighting {
-		return sighting{acked: acked, v: version{kind: kindSealed, etag: etag, mark: guard.Mark{Token: token}}}
-	}
-	for says, s := range map[string]sighting{
-		"": of(2, "2", 2), "an older ETag with a newer version, which does no harm": of(2, "1", 1),
-		"version 1 after 2 was acknowledged": of(1, "1", 2), "the ETag of version 2 with version 1": of(1, "2", 1), "which no write had": of(2, "3", 1),
-		"404 for an object that exists": {acked: 1}, "is damaged": {err: damaged("k", "p")},
-	} {
-		p := (&Bucket{register: newRegister(nil, &Options{}), name: "b"}).newProber()
-		err := p.judge(slices.Repeat([]sighting{s}, raceWrites), map[string]guard.Token{"1": 1, "2": 2})
-		if harmless := says == "" || strings.Contains(says, "no harm"); harmless != (err == nil) || !harmless && !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", says, err)
-		}
-	}
-}

@@ -116,5 +116,5 @@
 // verbs.go decides, then writes; plain.go is what only Plain needs. register.go reads a version
 // and replaces one by another. The codec is version.go, seal.go, metadata.go, pointerjson.go.
 // driver.go is what is needed of a store; sdk.go, sdkwire.go and tracker.go are it over Amazon's
-// SDK. bucket.go opens, probe.go tests.
+// SDK. bucket.go opens, probe.go reports what internal/s3probe finds.
 package s3fence

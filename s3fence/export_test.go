@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/s3fence/internal/s3probe"
 )
 
 // SetDelay replaces the shortest wait before a retry; b must not be in use.
@@ -126,13 +127,13 @@ func KnownReport(client S3, bucket string) *Report {
 // RaceOfGate lets the probe's writers race for a key, waiting for each other for so long,
 // and returns how it ended.
 func (b *Bucket) RaceOfGate(ctx context.Context, key string, wait time.Duration) (won string, met int, err error) {
-	p := b.newProber()
-	p.gateWait = wait
-	return p.round(ctx, key, noObject)
+	p := b.prober()
+	p.GateWait = wait
+	return p.Round(ctx, key, "")
 }
 
 // GateWriters is how many race.
-const GateWriters = probeWriters
+const GateWriters = s3probe.Writers
 
 // Client is the client of b.
 func (b *Bucket) Client() S3 { return b.driver.(*sdk).client }

@@ -39,7 +39,7 @@ type register struct {
 // versions, and something in between may respond with a page. What is so stays so.
 func (r *register) read(ctx context.Context, key string, whole bool) (version, error) {
 	v, err := r.readOnce(ctx, key, whole)
-	if errors.As(err, new(*DamagedError)) || errors.As(err, new(*cutError)) || v.kind == kindUnfenced {
+	if errors.As(err, new(*DamagedError)) || errors.As(err, new(*truncatedError)) || v.kind == kindUnfenced {
 		v, err = r.readOnce(ctx, key, whole)
 	}
 	if err != nil {

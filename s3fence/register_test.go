@@ -178,7 +178,7 @@ func TestWritesByScript(t *testing.T) {
 		"lost for ever":                      {[]result{doubt}, []any{before}, unknown, maxSends, maxSends + 1},
 		"lost, and damaged":                  {[]result{doubt}, []any{broken}, unknown, 1, 2},
 		"lost, and damaged for a moment":     {[]result{doubt}, []any{broken, after}, applied, 1, 2},
-		"lost, and the read is cut":          {[]result{doubt}, []any{&cutError{down}, after}, applied, 1, 2},
+		"lost, and the read is cut":          {[]result{doubt}, []any{&truncatedError{down}, after}, applied, 1, 2},
 		"lost, and the object seems absent":  {[]result{doubt}, []any{&failure{err: errors.New("404 of a proxy")}, after}, applied, 2, 2},
 		"lost, and the object is gone":       {[]result{doubt}, []any{errAbsent}, unknown, 1, 1},
 		"denied, and the object is gone":     {[]result{no}, []any{errAbsent}, mismatch, 1, 1},

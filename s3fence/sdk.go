@@ -16,6 +16,8 @@ import (
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/fencepost-go/fencepost/s3fence/internal/s3probe"
 )
 
 // S3 is what this package needs of a client; [*s3.Client] is one. Any other
@@ -91,11 +93,11 @@ func (s *sdk) getOnce(ctx context.Context, w *watchdog, key string, last int, li
 	size := int64(len(o.content))
 	switch {
 	case err != nil:
-		return nil, &cutError{err}
+		return nil, &truncatedError{err}
 	case part == "" && size > limit:
 		return nil, sizeError(size)
 	case announced != nil && *announced != size:
-		return nil, &cutError{fmt.Errorf("the store announced %d bytes and sent %d", *announced, size)}
+		return nil, &truncatedError{fmt.Errorf("the store announced %d bytes and sent %d", *announced, size)}
 	}
 	if part == "" {
 		o.size = size
@@ -103,11 +105,11 @@ func (s *sdk) getOnce(ctx context.Context, w *watchdog, key string, last int, li
 	return o, nil
 }
 
-// cutError is a response that ended before its body did. One more read is safe.
-type cutError struct{ err error }
+// truncatedError is a response that ended before its body did. One more read is safe.
+type truncatedError struct{ err error }
 
-func (e *cutError) Error() string { return "the response was cut: " + e.err.Error() }
-func (e *cutError) Unwrap() error { return e.err }
+func (e *truncatedError) Error() string { return "the response was cut: " + e.err.Error() }
+func (e *truncatedError) Unwrap() error { return e.err }
 
 // readAll reads at most one byte more than the limit. size is how many are expected.
 func readAll(from io.Reader, size, limit int64) ([]byte, error) {
@@ -200,7 +202,8 @@ func describe(out *s3.GetObjectOutput) (*object, error) {
 // etagError is a response without an ETag that a write can be conditional on.
 type etagError struct{ problem string }
 
-func (e *etagError) Error() string { return e.problem }
+func (e *etagError) Error() string        { return e.problem }
+func (e *etagError) Is(target error) bool { return target == s3probe.ErrETag }
 
 // strongETag reports whether a write can be conditional on the ETag: it is a
 // single tag, not empty, not weak, and not the "*" that every object matches.

@@ -486,7 +486,7 @@ func TestAnswersToReads(t *testing.T) {
 		}
 	}
 	broken := errors.New("broken")
-	if _, err := get(&s3.GetObjectOutput{ContentRange: aws.String("bytes 0-3/4")}, iotest.ErrReader(broken), tailSize); !errors.Is(err, broken) || !errors.As(err, new(*cutError)) {
+	if _, err := get(&s3.GetObjectOutput{ContentRange: aws.String("bytes 0-3/4")}, iotest.ErrReader(broken), tailSize); !errors.Is(err, broken) || !errors.As(err, new(*truncatedError)) {
 		t.Errorf("a body that breaks: %v", err)
 	}
 	for _, n := range []int{0, 1, tailSize - 1, tailSize, tailSize + 1, 3*tailSize + 5} {

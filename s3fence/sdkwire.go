@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,8 +41,8 @@ var (
 var meanings = map[string]meaning{
 	"PreconditionFailed":                 {mismatch, false, false, ""},
 	"NoSuchKey":                          {mismatch, false, false, ""},
-	conflictCode:                         {unknown, false, false, ""}, // two met, which one stands is not said
-	abortedCode:                          {unknown, false, false, ""},
+	"ConditionalRequestConflict":         {unknown, false, false, ""}, // two met, which one stands is not said
+	"OperationAborted":                   {unknown, false, false, ""},
 	"SlowDown":                           {busy, false, false, "the store asks for fewer requests"},
 	"TooManyRequests":                    {busy, false, false, "the store asks for fewer requests"},
 	"RequestTimeTooSkewed":               {busy, true, true, "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
@@ -69,9 +68,6 @@ var meanings = map[string]meaning{
 	"ObjectParentIsFile":                 badName,
 	"NotImplemented":                     {refused, true, true, "the store does not implement the request"},
 }
-
-// The codes of writes that met another one.
-const conflictCode, abortedCode = "ConditionalRequestConflict", "OperationAborted"
 
 // meaningOf reads an error through the interfaces that the SDK's errors satisfy. code is
 // the store's own. The meaning of what it does not understand is unknown.
@@ -183,12 +179,6 @@ func storeCode(err error, status int) string {
 		return ""
 	}
 	return c.ErrorCode()
-}
-
-// storeSays reports whether err is the store's own refusal by one of these codes.
-func storeSays(err error, codes ...string) bool {
-	f, ok := errors.AsType[*failure](err)
-	return ok && slices.Contains(codes, f.code)
 }
 
 // untouched makes a read ask for the store's own response, not for a stored or a

@@ -49,7 +49,7 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: 409 is a refusal`, wrong: `a write that may stand is called not written`,
-		edits: []edit{{`s3fence/sdkwire.go`, "\tconflictCode:                         {unknown,", "\tconflictCode:                         {refused,"}},
+		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {unknown,`, `"ConditionalRequestConflict":         {refused,`}},
 		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
 	},
 	{
@@ -159,7 +159,7 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: cut read is final`, wrong: `one broken connection fails a call that one more read would serve`,
-		edits: []edit{{`s3fence/register.go`, ` || errors.As(err, new(*cutError)) || v`, ` || v`}},
+		edits: []edit{{`s3fence/register.go`, ` || errors.As(err, new(*truncatedError)) || v`, ` || v`}},
 		by:    unitTest("s3fence", "^TestCutResponses$"),
 	},
 	{
@@ -254,12 +254,12 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: race that never met`, wrong: `a store that lets all through passes behind a limiter`,
-		edits: []edit{{`s3fence/probe.go`, `case won == "", met < minMet:`, `case won == "":`}},
+		edits: []edit{{`s3fence/internal/s3probe/s3probe.go`, `case won == "", met < minMet:`, `case won == "":`}},
 		by:    unitTest("s3fence", "^TestProbeOfARaceThatNeverMet$"),
 	},
 	{
 		name: `s3: two winners`, wrong: `a store that races passes`,
-		edits: []edit{{`s3fence/probe.go`, "\tif winners > 1 {", "\tif winners > probeWriters {"}},
+		edits: []edit{{`s3fence/internal/s3probe/s3probe.go`, "\tif winners > 1 {", "\tif winners > Writers {"}},
 		by:    unitTest("s3fence", "^TestRacingWritersMeet$"),
 	},
 	{
@@ -269,12 +269,12 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: newer ETag, older mark`, wrong: `a write that was decided on an old mark is accepted`,
-		edits: []edit{{`s3fence/probe.go`, "\t\tcase n > token:", "\t\tcase false:"}},
-		by:    unitTest("s3fence", "^TestSightingsAreJudged$"),
+		edits: []edit{{`s3fence/internal/s3probe/s3probe.go`, "\t\tcase written > version:", "\t\tcase false:"}},
+		by:    unitTest("s3fence/internal/s3probe", "^TestSightingsAreJudged$"),
 	},
 	{
 		name: `s3: one gateway probed`, wrong: `what the other gateway keeps for itself is not seen`,
-		edits: []edit{{`s3fence/probe.go`, `p.ways = append(p.ways, newRegister`, `_ = append(p.ways, newRegister`}},
+		edits: []edit{{`s3fence/probe.go`, `stores = append(stores, probed{&sdk`, `_ = append(stores, probed{&sdk`}},
 		by:    unitTest("s3fence", "^TestProbeThroughTwoGateways$"),
 	},
 }
