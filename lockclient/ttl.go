@@ -8,7 +8,7 @@ type Delays struct {
 	// collection, a busy machine, a container without processor time.
 	Pause time.Duration
 	// Renewal is the longest renewal in 99 of a hundred cases. The observer gets the
-	// duration of each (guard.OpRenew).
+	// duration of each (guard.OpRenew); guardotel has a histogram of them.
 	Renewal time.Duration
 	// Margin is what you want to spare.
 	Margin time.Duration

@@ -18,6 +18,7 @@
 //	fencepost.acquisition.duration    histogram  seconds an acquire took, with its wait
 //	fencepost.renewals                counter    renewals that were confirmed
 //	fencepost.renewals.failed         counter    attempts that failed, by reason
+//	fencepost.renewal.duration        histogram  seconds a renewal took, confirmed or not; see lockclient.RecommendTTL
 //	fencepost.releases.failed         counter    abandoned releases, by reason
 //	fencepost.leases.lost             counter    leases that ended before their holder released them
 //	fencepost.leases.reclaimed        counter    grants that replaced a lease that had run out

@@ -131,6 +131,7 @@ func TestCounts(t *testing.T) {
 		"fencepost.acquisition.duration resource.prefix=close:":                                      2,
 		"fencepost.acquisition.duration resource.prefix=other":                                       1,
 		"fencepost.renewals resource.prefix=close:":                                                  1,
+		"fencepost.renewal.duration resource.prefix=close:":                                          2,
 		"fencepost.renewals.failed reason=lease_lost,resource.prefix=close:":                         1,
 		"fencepost.leases.lost resource.prefix=close:":                                               1,
 		"fencepost.lease.held resource.prefix=close:":                                                1,

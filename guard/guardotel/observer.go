@@ -50,7 +50,7 @@ type Observer struct {
 	attempted, granted, contended, reclaimed, lost, forced metric.Int64Counter
 	renewals, renewalsFailed, releasesFailed               metric.Int64Counter
 	admissions, rejections, failures, losses, conflicts    metric.Int64Counter
-	acquisition, held                                      metric.Float64Histogram
+	acquisition, renewal, held                             metric.Float64Histogram
 
 	mu      sync.Mutex
 	holding map[string]holding // by lease ID; what this process holds
@@ -120,9 +120,9 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		*c.into, err = meter.Int64Counter(c.name, metric.WithDescription(c.description))
 		errs = append(errs, err)
 	}
-	histogram := func(name, description string) metric.Float64Histogram {
+	histogram := func(name, description string, bounds ...float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description),
-			metric.WithExplicitBucketBoundaries(0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000))
+			metric.WithExplicitBucketBoundaries(bounds...))
 		errs = append(errs, err)
 		return h
 	}
@@ -131,8 +131,11 @@ func (o *Observer) instruments(meter metric.Meter) error {
 		errs = append(errs, err)
 		return g
 	}
-	o.acquisition = histogram("fencepost.acquisition.duration", "How long an acquire took, with its wait.")
-	o.held = histogram("fencepost.lease.held", "How long a lease was held.")
+	decades := []float64{0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000}
+	o.acquisition = histogram("fencepost.acquisition.duration", "How long an acquire took, with its wait.", decades...)
+	o.renewal = histogram("fencepost.renewal.duration", "How long a renewal took, confirmed or not.", // finer: a TTL is chosen by it
+		0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+	o.held = histogram("fencepost.lease.held", "How long a lease was held.", decades...)
 	oldest := gauge("fencepost.lease.oldest", "How long the oldest lease of this process has been held.")
 	ttl := gauge("fencepost.lease.ttl", "For how long the leases of this process are asked for.")
 	highest, err := meter.Int64ObservableGauge("fencepost.token.highest",
@@ -222,6 +225,7 @@ func (o *Observer) Observe(ctx context.Context, e guard.Event) {
 	case guard.OpReclaim:
 		count(o.reclaimed)
 	case guard.OpRenew:
+		measure(o.renewal)
 		if failed {
 			count(o.renewalsFailed, reason)
 		} else {
