@@ -24,7 +24,7 @@ import (
 //
 // Errors, besides those of [Client.TryAcquire]: when ctx ends or the client is closed, the
 // error wraps the cause of ctx, or [ErrClosed], and what is known:
-//   - ErrHeld: the holder was seen.
+//   - ErrHeld: a holder was seen, and the issuer has not failed since.
 //   - guard.ErrUnavailable: the issuer failed, or gave no response yet.
 //   - guard.ErrOutcomeUnknown: the response to an attempt was lost.
 func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOptions) (*Lease, error) {
@@ -35,7 +35,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, opts *AcquireOpti
 func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error) {
 	var held *HeldError // the last refusal
 	var failed error    // the first failure since, or the first whose outcome is unknown
-	retried := false
+	retried, cut := false, false
 	over, known := c.waiters.Wait(ctx, &waiting.Waiter{
 		Resource: r.Resource, LeaseID: r.LeaseID, First: r.given, Poll: c.limits.Poll, Nap: longestNap,
 		Watch: c.watch, Closed: c.open.Done(),
@@ -55,6 +55,7 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 			case refused:
 				return waiting.Refused, refusal
 			case c.usable(ctx) != nil:
+				cut = !unknown && ctx.Err() != nil // as if it had ended between two tries
 				return waiting.Over, nil
 			case !unknown && !errors.Is(err, guard.ErrUnavailable): // no retry cures it
 				return waiting.Failed, nil
@@ -71,9 +72,9 @@ func (c *Client) wait(ctx context.Context, r *request) (lease *Lease, err error)
 		},
 	})
 	switch {
-	case over && err != nil && held != nil:
+	case over && !cut && err != nil && held != nil:
 		err = fmt.Errorf("%w; before that: %v", err, held) // it is no longer known to be held
-	case over:
+	case over && !cut:
 	case failed != nil && held != nil:
 		err = fmt.Errorf("%w; before that: %v", c.ended(ctx, r, failed), held)
 	case failed != nil:

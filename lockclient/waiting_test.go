@@ -363,6 +363,49 @@ func TestEndsAfterTrouble(t *testing.T) {
 	}
 }
 
+// TestEndsInFlight: a wait whose context ends says what is known of the holder, whether
+// it rested or an attempt was in flight.
+func TestEndsInFlight(t *testing.T) {
+	for name, test := range map[string]struct {
+		known bool
+		lost  bool // the attempt in flight may be granted
+		want  error
+	}{
+		"a holder is known":                     {true, false, ErrHeld},
+		"none is known":                         {false, false, guard.ErrUnavailable},
+		"a holder is known, the outcome is not": {true, true, guard.ErrOutcomeUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := &answering{}
+				i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+					if len(i.askedBy()) == 1 && test.known {
+						return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Millisecond}
+					}
+					<-ctx.Done()
+					if test.lost {
+						return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), context.Cause(ctx))
+					}
+					return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), context.Cause(ctx))
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				over := acquires(ctx, i.client(t, nil), "")
+				time.Sleep(time.Second)
+				cancel(errSimulated)
+				err := <-over
+				for _, reason := range []error{ErrHeld, guard.ErrUnavailable, guard.ErrOutcomeUnknown} {
+					if errors.Is(err, reason) != (reason == test.want) {
+						t.Errorf("want %v, got %v", test.want, err)
+					}
+				}
+				if !errors.Is(err, errSimulated) {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
 // TestFailsAfterRefusal: an Acquire that fails for another reason than the holder
 // names the holder, but does not match ErrHeld: somebody may count on that.
 func TestFailsAfterRefusal(t *testing.T) {

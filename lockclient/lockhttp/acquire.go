@@ -187,7 +187,7 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
 	defer done()
 	limited, cancel := context.WithTimeout(ctx, a.wait-min(a.wait, a.s.now()-a.arrived))
 	defer cancel()
-	refusal := &driver.HeldError{Resource: a.Resource}
+	var refusal *driver.HeldError // the last
 	over, known := a.s.waiters.Wait(limited, &waiting.Waiter{
 		Resource: a.Resource, LeaseID: a.LeaseID, Poll: a.s.limits.Poll, Nap: pollEvery, Watch: a.s.watchIssuer, Closed: a.s.closed,
 		First: a.given && reserved == 0, // it may have the lease already
@@ -196,7 +196,10 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
 			grant, err = a.try(ctx)
 			held, refused := errors.AsType[*driver.HeldError](err)
 			switch {
-			case refused && held.Remaining <= 0: // a locked row, or another holder with each try
+			case refused && held.Remaining <= 0: // another holder with each try
+				refusal = held
+				return waiting.Busy, nil
+			case errors.Is(err, driver.ErrBusy):
 				return waiting.Busy, nil
 			case refused:
 				return waiting.Refused, held
@@ -212,8 +215,17 @@ func (a *acquiring) run(ctx context.Context) (grant driver.Grant, err error) {
 	case limited.Err() == nil:
 		return driver.Grant{}, errClosing
 	}
-	return driver.Grant{}, cmp.Or(known, refusal)
+	if held := cmp.Or(known, refusal); held != nil {
+		return driver.Grant{}, held
+	}
+	if reserved := a.s.waiters.Reserved(a.Resource, a.name()); reserved > 0 {
+		return driver.Grant{}, kept(a.Resource, reserved)
+	}
+	return driver.Grant{}, guard.Unavailable("acquire", a.Claim(), cmp.Or(err, errNoResponse))
 }
+
+// errNoResponse ends a wait behind others that have no response yet.
+var errNoResponse = errors.New("the issuer gave no response during the wait")
 
 // pollEvery is the longest pause between two tries if the issuer reports no changes.
 const pollEvery = 100 * time.Millisecond
@@ -251,9 +263,6 @@ func (a *acquiring) try(ctx context.Context) (driver.Grant, error) {
 				continue
 			}
 			return driver.Grant{}, held
-		}
-		if errors.Is(err, driver.ErrBusy) && a.wait > 0 {
-			return driver.Grant{}, &driver.HeldError{Resource: a.Resource}
 		}
 		err = onTheWire(err) // the client's own faults were checked before, but for an ID in use
 		k := kindOf(err)

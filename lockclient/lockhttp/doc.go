@@ -89,19 +89,19 @@
 //	403 forbidden               not this identity's resource, owner or right
 //	404 lease_over              released, run out, cut (with who and why), or never was
 //	404 not_found               no such path, or a resource that was never leased
-//	405 method_not_allowed
 //	409                         an acquire that was refused: no problem, see above
 //	409 lease_changed           force unlock: not the expected lease
 //	410 lease_spent             the lease ID was released or abandoned
 //	412 late                    after its notAfter
-//	413 too_large, 415 unsupported_media_type
+//	405 method_not_allowed, 413 too_large, 415 unsupported_media_type
 //	429 too_many_requests
 //	500 outcome_unknown         it may have been done: repeat it, or release, under the
 //	                            leaseId that it names; if it names none, ask anew
 //	500 internal                likewise
 //	500 setup                   nothing was done, and no retry helps: somebody has to act
 //	501 unsupported             no Options.Admin, or an issuer that never notifies
-//	503 unavailable             nothing was done; also a watch whose issuer connects yet
+//	503 unavailable             nothing was done; also a wait that ended before anybody said
+//	                            who has the lease, and a watch whose issuer connects yet
 //	503 issuer_behind           the issuer is behind its own tokens, as after a
 //	                            restore (guard.ErrMarkAhead): an operator has to act
 //

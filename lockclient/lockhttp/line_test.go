@@ -269,7 +269,7 @@ func TestIssuerFailsTheQueue(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			_, issuer, h := start(t)
 			issuer.busy.Store(true)
-			if code := waits(h, 10); code != 409 || issuer.acquires.Load() > 250 {
+			if code := waits(h, 10); code != 503 || issuer.acquires.Load() > 250 {
 				t.Errorf("%d after %d attempts in ten seconds", code, issuer.acquires.Load())
 			}
 			h.Close(context.Background())
