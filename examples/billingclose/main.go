@@ -5,11 +5,10 @@
 //	go run ./examples/billingclose            the guards are on: four stale attempts, four refused
 //	go run ./examples/billingclose -unfenced  the guards are off: see what is lost
 //	go run ./examples/billingclose -json      the last line is a summary for programs
-//	go run ./examples/billingclose -svg FILE  draws the story as a picture, too
 //
 // The exit status is 0 exactly when the flags' promise held: with the guards on,
 // nothing stale was written; with -unfenced, something was. The code to copy is in
-// fenced.go and ledger.go.
+// fenced.go and ledger.go. It needs a Unix, to stop a process.
 package main
 
 import (
@@ -49,7 +48,6 @@ func tell(args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	unfenced := flags.Bool("unfenced", false, "run the same story with the guards off and show the damage")
 	asJSON := flags.Bool("json", false, "print a machine-readable summary as the last line")
-	svg := flags.String("svg", "", "draw the story as a picture into this `file`")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -72,12 +70,6 @@ func tell(args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	show.verdict(s)
-	if *svg != "" {
-		if err := os.WriteFile(*svg, []byte(draw(show.entries)), 0o644); err != nil {
-			fmt.Fprintln(stderr, "billingclose:", err)
-			return 1
-		}
-	}
 	if *asJSON {
 		if err := json.NewEncoder(stdout).Encode(s); err != nil {
 			fmt.Fprintln(stderr, "billingclose:", err)

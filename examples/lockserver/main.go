@@ -12,10 +12,8 @@
 //
 // The code to copy is in server.go and identity.go. The demo's tokens are random
 // and looked up by their hash, so it needs no other module. Authentication by
-// JWTs and a rate limiter, which do, are in examples/thirdparty/lockserver-jwt. To use
-// another issuer, replace pglock.New in server.go:
-// examples/thirdparty/lockserver-etcd is a lock server on etcd. Directory workers has a
-// worker in Python and one in Node.
+// JWTs and a rate limiter, which do, and a lock server on etcd, are in
+// examples/thirdparty/issuers. Directory workers has a worker in Python and one in Node.
 package main
 
 import (

@@ -2,7 +2,7 @@
 // error after its middleware has returned, has a ResponseWriter of its own, or calls
 // a failure a success: echo, gin, fiber, huma and Go kit. Copy the one that you
 // need. With such a framework's own adapter for net/http middleware, InTx of a fence
-// refuses to commit what it cannot judge. ../connect and ../grpc are for RPCs.
+// refuses to commit what it cannot judge. ../rpc is for RPCs.
 package frameworks
 
 import (

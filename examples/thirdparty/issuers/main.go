@@ -1,139 +1,87 @@
-// Command issuers is a short form of examples/billingclose, with leases from
-// three nodes of another issuer, one of which is killed during it: a worker is
-// stopped for longer than its lease, another takes over and closes the period,
-// and the first continues and writes.
+// Command issuers shows that other engines than PostgreSQL can grant the leases. A worker holds one
+// and stands still for longer than it lasts, a node of the issuer is killed, another worker takes
+// over and closes the period, and the first continues and writes.
 //
-//	go -C examples/thirdparty/issuers run . -issuer etcd       or zookeeper, or redis (a master, two replicas, three Sentinels)
-//	go -C examples/thirdparty/issuers run . -issuer etcd -unfenced
-//	go -C examples/thirdparty/issuers run . -issuer redlock    shows why that is none
+//	cd examples/thirdparty/issuers
+//	go run . -issuer etcd       or zookeeper, or redis (a master, two replicas, three Sentinels)
+//	go run . -issuer etcd -unfenced
+//	go run . -issuer redlock    shows why that is none
 //
-// The exit status is 0 exactly when the flags' promise held: the first worker's
-// write was refused or, with -unfenced, was not.
+// The exit status is 0 exactly when the flags' promise held: the first worker's write was refused
+// or, with -unfenced, was not. The code to copy is connect. jwt.go puts a lock server behind an
+// identity provider; the test has one whose leases are etcd's.
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"os/signal"
-	"strings"
-	"syscall"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
-	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/examples/internal/demo"
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/lockclient"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
+	"github.com/fencepost-go/fencepost/lockclient/redislock"
+	"github.com/fencepost-go/fencepost/lockclient/zklock"
+	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
-
-// limit ends a run that hangs.
-const limit = 5 * time.Minute
 
 func main() {
 	etcdnode.Main()
-	if role := os.Getenv(roleVariable); role != "" {
-		if err := work(context.Background(), role); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(tell(os.Args[1:], os.Stdout, os.Stderr))
+	kind := flag.String("issuer", "", "`who` grants the leases: etcd, redis, zookeeper; redlock shows why it is none")
+	unfenced := flag.Bool("unfenced", false, "write without a fence and show the damage")
+	flag.Parse()
+	demo.Main(5*time.Minute, func(ctx context.Context, out io.Writer) error { return run(ctx, *kind, !*unfenced, out) })
 }
 
-func tell(args []string, stdout, stderr io.Writer) int {
-	flags := flag.NewFlagSet("issuers", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	kind := flags.String("issuer", "", "`who` issues the leases: etcd, redis, zookeeper; redlock shows why it is none")
-	unfenced := flags.Bool("unfenced", false, "write without a fence and show the damage")
-	if err := flags.Parse(args); err != nil || flags.NArg() > 0 {
-		return 1
-	}
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
-	ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("the story did not end within %s", limit))
-	defer cancel()
+func run(ctx context.Context, kind string, fenced bool, out io.Writer) error {
+	redis.SetLogger(silent{})
 	started := &process.Run{}
 	defer started.Close()
-	var err error
-	switch *kind {
+	switch kind {
 	case "redlock":
-		err = redlock(ctx, started, stdout)
+		return redlock(ctx, started, out)
 	case "etcd", "redis", "zookeeper":
-		err = story(ctx, started, *kind, !*unfenced, stdout)
 	default:
-		err = fmt.Errorf("-issuer must be etcd, redis, zookeeper or redlock, not %q", *kind)
+		return fmt.Errorf("-issuer must be etcd, redis, zookeeper or redlock, not %q", kind)
 	}
-	if err != nil {
-		fmt.Fprintln(stderr, "issuers:", err)
-		return 1
-	}
-	return 0
-}
-
-// story runs the two workers and judges the result.
-func story(ctx context.Context, started *process.Run, kind string, fenced bool, out io.Writer) error {
-	url, drop, err := pgtest.Provide(ctx)
+	pool, cleanup, err := demo.Pool(ctx)
 	if err != nil {
 		return err
 	}
-	defer drop()
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
+	defer cleanup()
 	if _, err := pool.Exec(ctx, `CREATE TABLE closes (tenant text PRIMARY KEY, closed_by text NOT NULL DEFAULT '',
 		times int NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO closes VALUES ('tenant_123')`); err != nil {
 		return err
 	}
-	r := role{Issuer: kind, Database: url, Fenced: fenced}
-	kill := r.startNodes(started)
-	fmt.Fprintf(out, "%s: %s\n", kind, strings.Join(r.Addrs, ", "))
-
-	a, err := start(ctx, r, "a")
+	addrs, ttl, kill := startNodes(started, kind)
+	a, err := acquire(ctx, kind, addrs, "worker-a", ttl)
 	if err != nil {
 		return err
 	}
-	defer a.end()
-	token, err := a.expect("granted")
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "worker a: granted, token %s\n", token)
-	a.cmd.Process.Signal(syscall.SIGSTOP)
-	fmt.Fprintf(out, "kernel: SIGSTOP, worker a stands still\n")
+	fmt.Fprintf(out, "worker a: granted, token %v; it stands still and renews nothing\n", a.Token())
 	fmt.Fprintf(out, "%s: kill -9 of %s\n", kind, kill())
-
-	b, err := start(ctx, r, "b")
+	b, err := acquire(ctx, kind, addrs, "worker-b", ttl)
 	if err != nil {
 		return err
 	}
-	defer b.end()
-	for _, word := range []string{"granted", "wrote"} {
-		if word == "wrote" {
-			b.goOn()
-		}
-		said, err := b.expect(word)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "worker b: %s, %s\n", word, said)
-	}
-	a.goOn()
-	a.cmd.Process.Signal(syscall.SIGCONT)
-	said, err := a.expect("wrote")
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "kernel: SIGCONT\nworker a: wrote, %s\n", said)
+	fmt.Fprintf(out, "worker b: granted, token %v\n", b.Token())
+	first := closePeriod(ctx, pool, b.Claim(), "b", fenced)
+	late := closePeriod(ctx, pool, a.Claim(), "a", fenced)
+	fmt.Fprintf(out, "worker b writes: %v\nworker a continues and writes: %v\n", first, late)
 
 	var by string
 	var times int
@@ -141,62 +89,74 @@ func story(ctx context.Context, started *process.Run, kind string, fenced bool, 
 		return err
 	}
 	fmt.Fprintf(out, "the period was closed %d times, last by worker %s\n", times, by)
-	switch {
-	case fenced && (by != "b" || times != 1 || !strings.Contains(said, "stale")):
-		return errors.New("the fence did not hold")
-	case !fenced && times != 2:
-		return errors.New("nothing was lost, so the story shows nothing")
+	if first != nil || fenced != errors.Is(late, guard.ErrStale) || fenced != (by == "b" && times == 1) {
+		return demo.ErrUnexpected
 	}
 	return nil
 }
 
-// worker is one of the two processes.
-type worker struct {
-	cmd   *exec.Cmd
-	lines *bufio.Scanner
-	stdin io.WriteCloser
+// startNodes starts an issuer and returns what kills one of its nodes.
+func startNodes(t *process.Run, kind string) (addrs []string, ttl time.Duration, kill func() string) {
+	switch kind {
+	case "etcd":
+		cluster := servers.StartEtcd(t, 3)
+		return cluster.Addrs(), 3 * time.Second, func() string { cluster.Nodes[0].Kill(); return "a node" }
+	case "zookeeper":
+		ensemble := servers.StartZooKeeper(t, 3)
+		return ensemble.Addrs(), 6 * servers.ZooKeeperTick, func() string { ensemble.Nodes[ensemble.Leader(t)].Kill(); return "the leader" }
+	}
+	redis := servers.StartRedisSentinel(t, 2)
+	return redis.Addrs(), 2 * time.Second, func() string { redis.Nodes[0].Kill(); return "the master" }
 }
 
-func start(ctx context.Context, r role, name string) (*worker, error) {
-	r.Name = name
-	text, err := json.Marshal(r)
+// connect makes the issuer. This is the code to copy.
+func connect(kind string, addrs []string) (driver.Issuer, error) {
+	switch kind {
+	case "etcd":
+		client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+		if err != nil {
+			return nil, err
+		}
+		return etcdlock.New(client, nil)
+	case "zookeeper":
+		return zklock.New(addrs, nil)
+	}
+	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.SentinelName, SentinelAddrs: addrs, MaxRetries: -1})
+	return redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, nil)
+}
+
+// acquire waits for the lease; it repeats what fails while a node is down.
+func acquire(ctx context.Context, kind string, addrs []string, owner string, ttl time.Duration) (*lockclient.Lease, error) {
+	issuer, err := connect(kind, addrs)
 	if err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
+	client, err := lockclient.New(issuer, owner, &lockclient.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = append(os.Environ(), roleVariable+"="+string(text))
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
+	for {
+		lease, err := client.Acquire(ctx, "tenant_123:close", &lockclient.AcquireOptions{TTL: ttl})
+		if err == nil || ctx.Err() != nil {
+			return lease, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// closePeriod writes even if the lease was lost: then the fence stops it.
+func closePeriod(ctx context.Context, pool *pgxpool.Pool, claim guard.Claim, by string, fenced bool) error {
+	if !fenced {
+		_, err := pool.Exec(ctx, "UPDATE closes SET closed_by = $1, times = times + 1", by)
+		return err
+	}
+	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")), nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	return &worker{cmd: cmd, lines: bufio.NewScanner(stdout), stdin: stdin}, process.StartCommand(cmd)
+	return closes.Update(ctx, sqlrow.Pgx(pool), claim, sqlrow.Key{"tenant_123"}, sqlrow.Set{"closed_by": by, "times": sqlrow.Raw("times + 1")})
 }
 
-// expect reads a line that begins with word and returns the rest.
-func (w *worker) expect(word string) (string, error) {
-	if !w.lines.Scan() {
-		return "", fmt.Errorf("a worker ended before it said %q", word)
-	}
-	said, ok := strings.CutPrefix(w.lines.Text(), word+" ")
-	if !ok {
-		return "", fmt.Errorf("a worker said %q, not %q", w.lines.Text(), word)
-	}
-	return said, nil
-}
+type silent struct{}
 
-// goOn tells the worker to write, once it runs.
-func (w *worker) goOn() { fmt.Fprintln(w.stdin, "go on") }
-
-func (w *worker) end() {
-	w.cmd.Process.Kill()
-	w.cmd.Wait()
-}
+func (silent) Printf(context.Context, string, ...any) {}

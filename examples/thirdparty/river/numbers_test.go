@@ -1,6 +1,4 @@
-//go:build unix
-
-package main
+package river
 
 import (
 	"context"
@@ -97,15 +95,6 @@ func (s *scene) next() attempt {
 	return testkit.Receive(s.T, "an attempt", s.script.begun)
 }
 
-func (s *scene) await(query string, id int64) {
-	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), testkit.Patience)
-	defer cancel()
-	if err := poll(ctx, s.pool, query, id); err != nil {
-		s.Fatal(err)
-	}
-}
-
 // TestNumbersGrow (P3): the token grows over an error, a snooze, a shutdown of the
 // client and a manual retry. The control is the attempt number alone.
 func TestNumbersGrow(t *testing.T) {
@@ -131,12 +120,12 @@ func TestNumbersGrow(t *testing.T) {
 	}
 	client = s.start()
 	add(s.next()) <- errors.New("the last error")
-	s.await("SELECT state = 'discarded' FROM river_job WHERE id = $1", id)
+	await(t, s.pool, "SELECT state = 'discarded' FROM river_job WHERE id = $1", id)
 	if _, err := client.JobRetry(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	add(s.next()) <- nil
-	s.await("SELECT state = 'completed' FROM river_job WHERE id = $1", id)
+	await(t, s.pool, "SELECT state = 'completed' FROM river_job WHERE id = $1", id)
 	if want := []guard.Token{1, 2, 3, 4, 5}; !slices.Equal(tokens, want) {
 		t.Errorf("tokens %v, not %v", tokens, want)
 	}

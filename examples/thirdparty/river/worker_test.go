@@ -1,4 +1,4 @@
-package main
+package river
 
 import (
 	"context"
@@ -54,9 +54,9 @@ type invoicer struct {
 	pool   *pgxpool.Pool
 	db     *sqlfence.DB[pgx.Tx]
 	fenced bool
-	// pause is called between the transactions, and wrote after each.
-	pause func(ctx context.Context) error
-	wrote func(attempt int, names []string, err error)
+	// Between the transactions it says that it is paused, and waits; wrote is called after each.
+	paused, goOn chan struct{}
+	wrote        func(attempt int, names []string, err error)
 	// retryAfter is how long the job waits after an attempt that failed.
 	retryAfter time.Duration
 }
@@ -91,9 +91,8 @@ func (w *invoicer) Work(ctx context.Context, job *river.Job[Invoice]) error {
 			return err
 		}
 		if !last {
-			if err := w.pause(ctx); err != nil {
-				return err
-			}
+			w.paused <- struct{}{}
+			<-w.goOn
 		}
 	}
 	return nil

@@ -1,10 +1,11 @@
-package main
+package rpc
 
 import (
 	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -26,12 +27,22 @@ import (
 	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
-func TestStory(t *testing.T) {
-	testkit.CaptureDefault(t)
-	var out bytes.Buffer
-	if err := story(t.Context(), &out); err != nil || strings.Count(out.String(), "<nil>") != 2 || !strings.Contains(out.String(), "token 10: fencepost: stale") {
-		t.Errorf("%v\n%s", err, &out)
+// put sends a put of key through the gateway under a claim.
+func put(ctx context.Context, gateway string, claim guard.Claim, key string) error {
+	transport, err := httpfence.NewTransport(nil, []string{gateway}, nil)
+	if err != nil {
+		return err
 	}
+	body := strings.NewReader(fmt.Sprintf(`{"key":%q}`, base64.StdEncoding.EncodeToString([]byte(key))))
+	r, err := http.NewRequestWithContext(guard.WithClaim(ctx, claim), http.MethodPost, gateway+"/v3/kv/put", body)
+	if err != nil {
+		return err
+	}
+	resp, err := httpfence.Do(&http.Client{Transport: transport}, r)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 func claim(resource string, token guard.Token) guard.Claim {

@@ -1,27 +1,34 @@
-package main
+package rpc
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/httpfence/grpcfence"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
-func TestStory(t *testing.T) {
-	testkit.CaptureDefault(t)
-	server := httptest.NewServer(guard.Must(newHandler(guard.NewMemory(nil))))
-	defer server.Close()
-	var out bytes.Buffer
-	if err := story(t.Context(), server, &out); err != nil || !strings.Contains(out.String(), "closed account:acme under token 11") {
-		t.Errorf("%v\n%s", err, &out)
+// call closes an account under a claim. The Transport adds the token.
+func call(ctx context.Context, server string, base *http.Client, claim guard.Claim, account string, opts ...connect.ClientOption) (string, error) {
+	client := connect.NewClient[wrapperspb.StringValue, wrapperspb.StringValue](
+		&http.Client{Transport: guard.Must(httpfence.NewTransport(base.Transport, []string{server}, nil))}, server+procedure, opts...)
+	req := connect.NewRequest(wrapperspb.String(account))
+	if claim.Token != guard.NoToken {
+		ctx = guard.WithClaim(ctx, claim)
 	}
+	resp, err := client.CallUnary(ctx, req)
+	if err != nil {
+		return "", grpcfence.ErrorFrom(err, claim)
+	}
+	return resp.Msg.GetValue(), nil
 }
 
 // TestProtocols: the reason reaches the client over each of the protocols.

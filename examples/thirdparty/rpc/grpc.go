@@ -1,22 +1,10 @@
-// Command grpc guards a service of grpc-go by the interceptors of grpcfence, and
-// puts grpc-gateway in front of it.
-//
-//	cd examples/thirdparty && go run ./grpc
-//
-// The service is etcd's KV, whose generated code is public; a put to a key is a
-// write to the resource of that name.
-package main
+package rpc
 
 import (
 	"context"
-	"encoding/base64"
-	"fmt"
-	"io"
 	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 
@@ -37,7 +25,8 @@ import (
 	"github.com/fencepost-go/fencepost/httpfence/grpcfence"
 )
 
-// store is the service. Its Put presents the claim to a fenced write.
+// store is etcd's KV, whose generated code is public: a put to a key is a write to the resource
+// of that name. Put presents the claim to a fenced write.
 type store struct {
 	pb.UnimplementedKVServer
 	mu     sync.Mutex
@@ -60,7 +49,7 @@ func (s *store) Put(ctx context.Context, in *pb.PutRequest) (*pb.PutResponse, er
 	return &pb.PutResponse{}, nil
 }
 
-// newServer returns the service behind its fence.
+// newServer returns a service of grpc-go behind its fence.
 func newServer(marks guard.Store, kv pb.KVServer) (*grpc.Server, *httpfence.Middleware, error) {
 	resource, err := httpfence.Named(guard.Must(guard.NewTemplate("key:{key}")), httpfence.Bindings{
 		"key": grpcfence.Field(func(m *pb.PutRequest) string { return string(m.GetKey()) }),
@@ -132,47 +121,4 @@ func inProcess(guard func(http.Handler) http.Handler) runtime.Middleware {
 			guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next(w, r, params) })).ServeHTTP(w, r)
 		}
 	}
-}
-
-// put sends a put of key through the gateway under a claim.
-func put(ctx context.Context, gateway string, claim guard.Claim, key string) error {
-	transport, err := httpfence.NewTransport(nil, []string{gateway}, nil)
-	if err != nil {
-		return err
-	}
-	body := strings.NewReader(fmt.Sprintf(`{"key":%q}`, base64.StdEncoding.EncodeToString([]byte(key))))
-	r, err := http.NewRequestWithContext(guard.WithClaim(ctx, claim), http.MethodPost, gateway+"/v3/kv/put", body)
-	if err != nil {
-		return err
-	}
-	resp, err := httpfence.Do(&http.Client{Transport: transport}, r)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
-}
-
-func main() {
-	if err := story(context.Background(), os.Stdout); err != nil {
-		log.Fatal(err)
-	}
-}
-
-func story(ctx context.Context, out io.Writer) error {
-	server, fence, err := newServer(guard.NewMemory(nil), &store{values: map[string]string{}})
-	if err != nil {
-		return err
-	}
-	defer server.Stop()
-	gateway, err := newGateway(ctx, server, fence)
-	if err != nil {
-		return err
-	}
-	web := httptest.NewServer(gateway)
-	defer web.Close()
-	for _, token := range []guard.Token{10, 11, 10} {
-		claim := guard.Claim{Resource: "key:acme", Token: token, LeaseID: "lease-" + token.String()}
-		fmt.Fprintf(out, "token %v: %v\n", token, put(ctx, web.URL, claim, "acme"))
-	}
-	return nil
 }

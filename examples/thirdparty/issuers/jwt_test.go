@@ -1,4 +1,4 @@
-package jwt_test
+package main
 
 import (
 	"crypto/ed25519"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
-	lockjwt "github.com/fencepost-go/fencepost/examples/thirdparty/lockserver-jwt"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -29,12 +28,12 @@ func TestTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &lockjwt.Verifier{
-		Keys: map[string]ed25519.PublicKey{"2026-11": public}, Issuer: "https://id.example.com", Audience: "locks",
-		Templates: []*guard.Template{guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))}, Rate: 0.001, Burst: 2,
+	v := &verifier{
+		keys: map[string]ed25519.PublicKey{"2026-11": public}, issuer: "https://id.example.com", audience: "locks",
+		templates: []*guard.Template{guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))}, rate: 0.001, burst: 2,
 	}
 	server := memory.NewServer()
-	handler, err := lockhttp.New(server.Issuer(), v.Authenticate, nil)
+	handler, err := lockhttp.New(server.Issuer(), v.authenticate, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
