@@ -31,8 +31,8 @@ const (
 // each use a different one. No error contains a field's value, because errors are
 // logged, and a bearer token in the wrong field must not be.
 //
-// The token comes before the resource: it is cheap, and a request without a
-// token must not make the resource function query a database.
+// The fields come before the resource: they are cheap, and a request that presents no
+// claim must not make the resource function query a database.
 func (m *Middleware) presented(r *http.Request, claim *guard.Claim) (guard.Reason, error) {
 	lines := r.Header[TokenHeader]
 	if len(lines) != 1 {
@@ -56,32 +56,29 @@ func (m *Middleware) presented(r *http.Request, claim *guard.Claim) (guard.Reaso
 	} else if len(lines) > 1 || !m.opts.TokenOnly {
 		return notOne(LeaseHeader, lines)
 	}
-	named := r.Header[ResourceHeader]
+	named, claimed := r.Header[ResourceHeader], ""
 	if len(named) > 1 || len(named) == 0 && !m.opts.InsecureAnyResource {
 		return notOne(ResourceHeader, named)
+	}
+	if len(named) == 1 {
+		var ok bool
+		if claimed, ok = decode(named[0], guard.MaxResourceLen, guard.ValidateResource); !ok {
+			return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
+		}
 	}
 	resource, err := m.resource(r)
 	if err != nil {
 		reason := byResource(err)
 		return reason, &hookError{"resource of the request", err, reason}
 	}
+	// An empty or malformed name came from the request, so it is the client's
+	// mistake. It stops here and never becomes a mark.
+	if err := guard.ValidateResource(resource); err != nil {
+		return guard.ReasonInvalid, err
+	}
 	claim.Resource = resource
-	if len(named) != 1 || named[0] != resource || !plain(resource) { // nearly never
-		// An empty or malformed name came from the request, so it is the
-		// client's mistake. It stops here and never becomes a mark.
-		if err := guard.ValidateResource(resource); err != nil {
-			claim.Resource = ""
-			return guard.ReasonInvalid, err
-		}
-		if len(named) == 1 {
-			claimed, ok := decode(named[0], guard.MaxResourceLen, guard.ValidateResource)
-			switch {
-			case !ok:
-				return malformed(ResourceHeader, named[0], "must be the percent-encoded name of a resource")
-			case claimed != resource:
-				return guard.ReasonMisdirected, &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
-			}
-		}
+	if len(named) == 1 && claimed != resource {
+		return guard.ReasonMisdirected, &guard.MisdirectedError{Claimed: claimed, Guarded: resource}
 	}
 	if m.opts.Verify != nil {
 		if err := m.opts.Verify(*claim, r); err != nil {
@@ -132,16 +129,6 @@ func decode(value string, limit int, validate func(string) error) (string, bool)
 	}
 	text, err := url.PathUnescape(value)
 	return text, err == nil && validate(text) == nil
-}
-
-// plain reports whether name is a valid resource that is its own encoding.
-func plain(name string) bool {
-	for i := range len(name) {
-		if c := name[i]; c == '%' || !carried(c) {
-			return false
-		}
-	}
-	return name != "" && len(name) <= guard.MaxResourceLen
 }
 
 // carried reports whether c may be in an encoded field as it is.

@@ -1,10 +1,12 @@
 """Refuses requests of stale lock holders, as httpfence/FORMAT.md says: WSGI middleware
 in Python's standard library.
 
-    app = Fence(app, store, resource)
+    app = Fence(app, store, resource, raises)
 
-resource(environ) is the name of the request's resource, as bytes. store.admit(resource, token,
-lease) compares with the mark and raises it in one step, or raises Refused.
+resource(environ) is the name of the request's resource, as bytes; it raises Refused("not_found")
+if there is none. store.admit(resource, token, lease) compares with the mark and raises it in one
+step, or raises Refused. raises(environ) says whether a path is one that only raises the mark:
+there admit must also wait until no older holder can change anything.
 """
 
 import json
@@ -12,7 +14,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 TYPE = "tag:fencepost-go.github.io,2026:problem/"
-STATUS = {"missing": "428 Precondition Required", "invalid": "400 Bad Request", "misdirected": "400 Bad Request",
+STATUS = {"missing": "428 Precondition Required", "invalid": "400 Bad Request", "misdirected": "400 Bad Request", "not_found": "404 Not Found",
           "stale": "412 Precondition Failed", "conflict": "412 Precondition Failed", "unavailable": "503 Service Unavailable"}
 
 
@@ -44,12 +46,16 @@ def valid(raw, limit, field):
 
 
 class Fence:
-    def __init__(self, app, store, resource, unguarded=("GET", "HEAD", "OPTIONS", "TRACE")):
-        self.app, self.store, self.resource, self.unguarded = app, store, resource, unguarded
+    def __init__(self, app, store, resource, raises=lambda environ: False, unguarded=("GET", "HEAD", "OPTIONS", "TRACE")):
+        self.app, self.store, self.resource, self.raises, self.unguarded = app, store, resource, raises, unguarded
 
     def __call__(self, environ, start_response):
+        method, raises = environ["REQUEST_METHOD"], self.raises(environ)
+        if raises and method != "POST":
+            start_response("405 Method Not Allowed", [("Allow", "POST"), ("Cache-Control", "no-store")])
+            return []
         try:
-            if environ["REQUEST_METHOD"] not in self.unguarded:
+            if raises or method not in self.unguarded:
                 environ["fencepost.claim"] = claim = self.claim(environ)
                 self.store.admit(*claim)
         except Refused as e:
@@ -58,6 +64,9 @@ class Fence:
             header = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), ("X-Fencing-Reason", e.reason)]
             start_response(status, header + [("Retry-After", "2")] * (e.reason == "unavailable"))
             return [json.dumps(problem).encode()]
+        if raises:
+            start_response("204 No Content", [("Cache-Control", "no-store")])
+            return []
         return self.app(environ, start_response)
 
     def claim(self, environ):
@@ -65,9 +74,8 @@ class Fence:
         if not re.fullmatch("[1-9][0-9]{0,18}", token) or int(token) > 2**63 - 2:
             raise Refused("invalid", field="X-Fencing-Token")
         lease = text(line(environ, "X-Fencing-Lease"), 128, "X-Fencing-Lease")
-        named = line(environ, "X-Fencing-Resource")
+        claimed = text(line(environ, "X-Fencing-Resource"), 512, "X-Fencing-Resource")
         guarded = valid(self.resource(environ), 512, "resource")
-        claimed = text(named, 512, "X-Fencing-Resource")
         if claimed != guarded:
             raise Refused("misdirected", claimed=claimed, guarded=guarded)
         return guarded, int(token), lease

@@ -1,5 +1,5 @@
-"""The server under test of vectors.json: guards /r/ and a name, and POST /raise/ and a name.
-It prints its port and ends with its standard input."""
+"""The server under test of vectors.json, as FORMAT.md describes it. It prints its port and ends
+with its standard input."""
 
 import socketserver
 import sys
@@ -16,6 +16,8 @@ class Memory:
         self.marks, self.lock = {}, threading.Lock()
 
     def admit(self, resource, token, lease):
+        if resource.startswith("down:"):
+            raise Refused("unavailable")
         with self.lock:
             mark = self.marks.get(resource, (0, ""))
             if token < mark[0]:
@@ -31,10 +33,24 @@ def app(environ, start_response):
 
 
 def resource(environ):
-    return environ["PATH_INFO"].encode("latin-1").split(b"/", 2)[2]
+    name = environ["PATH_INFO"].encode("latin-1").split(b"/", 2)[2]
+    if name.startswith(b"absent:"):
+        raise Refused("not_found")
+    return name
+
+
+def raises(environ):
+    return environ["PATH_INFO"].startswith("/raise/")
 
 
 class Quiet(wsgiref.simple_server.WSGIRequestHandler):
+    def get_environ(self):
+        """wsgiref strips the bytes 85 and A0, of which HTTP says nothing: take each value as it was sent."""
+        environ, sent = super().get_environ(), {}
+        for name, value in self.headers.items():
+            sent.setdefault("HTTP_" + name.upper().replace("-", "_"), []).append(value.strip(" \t"))
+        return environ | {name: ",".join(values) for name, values in sent.items()}
+
     def log_message(self, *args):
         pass
 
@@ -43,7 +59,7 @@ class Server(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
     daemon_threads = True
 
 
-server = wsgiref.simple_server.make_server("127.0.0.1", 0, Fence(app, Memory(), resource), Server, Quiet)
+server = wsgiref.simple_server.make_server("127.0.0.1", 0, Fence(app, Memory(), resource, raises), Server, Quiet)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print(server.server_port, flush=True)
 sys.stdin.read()

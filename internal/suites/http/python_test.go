@@ -2,9 +2,12 @@ package httpsuite
 
 import (
 	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -53,8 +56,11 @@ func python(t *testing.T) string {
 // golang is a server in Go that guards the same paths.
 func golang(t *testing.T) string {
 	t.Helper()
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), func(r *http.Request) (string, error) {
+	fence := guard.Must(httpfence.New(downStore{guard.NewMemory(nil)}, func(r *http.Request) (string, error) {
 		_, name, _ := strings.Cut(r.URL.EscapedPath()[1:], "/")
+		if strings.HasPrefix(name, "absent:") {
+			return "", guard.ErrNotFound
+		}
 		return url.PathUnescape(name)
 	}, &httpfence.Options{Logger: testkit.Logger(t)}))
 	mux := http.NewServeMux()
@@ -65,19 +71,29 @@ func golang(t *testing.T) string {
 	return server.URL
 }
 
+// downStore cannot be reached for the resources that begin with "down:".
+type downStore struct{ guard.Store }
+
+func (s downStore) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error) {
+	if strings.HasPrefix(c.Resource, "down:") {
+		return guard.Mark{}, guard.Unavailable("admit", c, nil)
+	}
+	return s.Store.Admit(ctx, c)
+}
+
 // TestVectorsOverTheNetwork: both servers decide each request of httpfence's vectors alike,
 // byte by byte as it was sent.
 func TestVectorsOverTheNetwork(t *testing.T) {
 	var vectors []struct {
 		Case, Resource string
 		Requests       []struct {
-			Method        string
-			Fields        [][2]string
-			Status        int
-			Reason, Field string
+			Method, Path                    string
+			Fields                          [][2]string
+			Status                          int
+			Reason, Field, Claimed, Guarded string
 		}
 	}
-	if err := json.Unmarshal(guard.Must(os.ReadFile(httpData+"vectors.json")), &vectors); err != nil || len(vectors) < 60 {
+	if err := json.Unmarshal(guard.Must(os.ReadFile(httpData+"vectors.json")), &vectors); err != nil || len(vectors) < 70 {
 		t.Fatal(len(vectors), err)
 	}
 	for language, server := range map[string]string{"Go": golang(t), "Python": python(t)} {
@@ -86,8 +102,11 @@ func TestVectorsOverTheNetwork(t *testing.T) {
 				if step.Method == "" {
 					step.Method = http.MethodPut
 				}
+				if step.Path == "" {
+					step.Path = "/r/"
+				}
 				var request []byte
-				for _, c := range fmt.Sprintf("%s /r/%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n", step.Method, httpfence.Encode(v.Resource)) {
+				for _, c := range fmt.Sprintf("%s %s%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n", step.Method, step.Path, httpfence.Encode(v.Resource)) {
 					request = append(request, byte(c))
 				}
 				for _, field := range step.Fields {
@@ -95,18 +114,23 @@ func TestVectorsOverTheNetwork(t *testing.T) {
 						request = append(request, byte(c))
 					}
 				}
-				resp, err := send(server, append(request, "\r\n"...))
+				resp, err := send(server, step.Method, append(request, "\r\n"...))
 				if err != nil {
 					t.Fatalf("%s: %s, request %d: %v", language, v.Case, i, err)
 				}
-				var problem struct {
-					Type, Field string
-					Status      int
-				}
+				problem := struct {
+					Type, Field, Claimed, Guarded string
+					Status                        int
+				}{}
 				_ = json.NewDecoder(resp.Body).Decode(&problem)
-				reason := strings.TrimPrefix(problem.Type, "tag:fencepost-go.github.io,2026:problem/")
-				if resp.StatusCode != step.Status || resp.Header.Get("X-Fencing-Reason") != step.Reason || reason != step.Reason || problem.Field != step.Field {
+				reason, h := strings.TrimPrefix(problem.Type, "tag:fencepost-go.github.io,2026:problem/"), resp.Header
+				if resp.StatusCode != step.Status || h.Get("X-Fencing-Reason") != step.Reason || reason != step.Reason ||
+					problem.Field != step.Field || problem.Claimed != step.Claimed || problem.Guarded != step.Guarded {
 					t.Errorf("%s: %s, request %d: %d %+v, want %+v", language, v.Case, i, resp.StatusCode, problem, step)
+				}
+				if step.Reason != "" && (h.Get("Content-Type") != "application/problem+json" || problem.Status != step.Status || h.Get("Cache-Control") != "no-store") ||
+					(h.Get("Retry-After") != "") != (step.Status == 503) || (h.Get("Allow") == "POST") != (step.Status == 405) {
+					t.Errorf("%s: %s, request %d: %d %v %+v", language, v.Case, i, resp.StatusCode, h, problem)
 				}
 			}
 		}
@@ -114,15 +138,22 @@ func TestVectorsOverTheNetwork(t *testing.T) {
 }
 
 // send sends the bytes of a request and reads the response.
-func send(server string, request []byte) (*http.Response, error) {
+func send(server, method string, request []byte) (*http.Response, error) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(server, "http://"))
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = conn.Close() }()
 	if _, err := conn.Write(request); err != nil {
 		return nil, err
 	}
-	return http.ReadResponse(bufio.NewReader(conn), nil)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: method})
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, err
 }
 
 // TestGoClientOfPython: Go's client presents its claims to a server that is not written in Go,
