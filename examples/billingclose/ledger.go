@@ -11,10 +11,9 @@ import (
 	"strings"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
@@ -34,23 +33,18 @@ const upsertPosting = `INSERT INTO postings (tenant_id, period, cents, posted_by
 // service takes the tenant from the authenticated identity.
 var tenantOf, periodOf = httpfence.ChiParam("tenant"), httpfence.ChiParam("period")
 
-// newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale
-// requests at the door, and the write is a fenced transaction under the claim
-// that was admitted, so that a request already inside when a newer holder took
-// over is refused as well. Marks are in PostgreSQL: they survive a restart, and
-// replicas of the ledger share them.
+// newLedger is the ledger's HTTP API. With the guard, httpfence refuses stale requests at the door
+// and runs the write in a fenced transaction, so that a request already inside when a newer holder
+// takes over is refused as well. Marks are in PostgreSQL: they survive a restart, and replicas of the
+// ledger share them.
 func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	r := chi.NewRouter()
 	const route = "/tenants/{tenant}/periods/{period}/postings"
 	if !guarded {
 		r.Post(route, func(w http.ResponseWriter, req *http.Request) {
-			posting, err := readPosting(w, req)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusBadRequest)
-				return
+			if err := book(w, req, pool); err != nil {
+				http.Error(w, "the posting was not booked", http.StatusInternalServerError)
 			}
-			_, err = pool.Exec(req.Context(), upsertPosting, posting...)
-			answer(w, err)
 		})
 		return r, nil
 	}
@@ -62,30 +56,32 @@ func newLedger(pool *pgxpool.Pool, guarded bool) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A service leaves Observer nil: refusals are logged. Here the story shows them.
-	fence, err := httpfence.New(db, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	// A service leaves Logger nil: refusals are logged. Here the story shows them.
+	fence, err := httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
-	r.With(fence.Admit).Post(route, func(w http.ResponseWriter, req *http.Request) {
-		// Before the transaction begins: a slow sender must not hold it open.
-		posting, err := readPosting(w, req)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		claim, _ := guard.ClaimFrom(req.Context())
-		err = db.InTx(req.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, upsertPosting, posting...)
-			return err
-		})
-		if guard.ReasonOf(err) != guard.ReasonNone && guard.ReasonOf(err) != guard.ReasonOther {
-			fence.Reject(w, req, err) // raised while we were inside: the same response as at the door
-			return
-		}
-		answer(w, err)
-	})
+	r.Method(http.MethodPost, route, fence.InTxFunc(func(w http.ResponseWriter, req *http.Request) error {
+		tx, _ := db.TxFrom(req.Context())
+		return book(w, req, tx)
+	}))
 	return r, nil
+}
+
+// book is the handler, on a pool or in a transaction.
+func book(w http.ResponseWriter, req *http.Request, on interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}) error {
+	posting, err := readPosting(w, req)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return nil
+	}
+	if _, err := on.Exec(req.Context(), upsertPosting, posting...); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusCreated)
+	return nil
 }
 
 // readPosting returns the posting that req carries, as arguments of upsertPosting.
@@ -110,14 +106,6 @@ func readPosting(w http.ResponseWriter, req *http.Request) ([]any, error) {
 		return nil, errors.New("a posting needs by and cents")
 	}
 	return []any{tenant, period, *body.Cents, body.By}, nil
-}
-
-func answer(w http.ResponseWriter, err error) {
-	if err != nil {
-		http.Error(w, "the posting was not booked", http.StatusInternalServerError)
-		return
-	}
-	w.WriteHeader(http.StatusCreated)
 }
 
 func postToLedger(ctx context.Context, client *http.Client, ledger, by string, total int64) (*http.Response, error) {

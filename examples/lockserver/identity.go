@@ -12,7 +12,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
@@ -76,24 +75,13 @@ func (who *identities) add(id lockhttp.Identity) (token string) {
 }
 
 var (
-	errNoCredentials = errors.New("neither a bearer token nor a client certificate")
+	errNoCredentials = errors.New("send one bearer token")
 	errUnknownToken  = errors.New("the bearer token is unknown")
 )
 
-// authenticate uses a client's certificate, else its bearer token. Nothing else
-// in the request counts, such as a header that names a tenant.
+// authenticate uses the bearer token. Nothing else in the request counts, such as a
+// header that names a tenant.
 func (who *identities) authenticate(r *http.Request) (*lockhttp.Identity, error) {
-	// The chains are verified: they are there only if tls.Config.ClientCAs is.
-	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-		name := r.TLS.VerifiedChains[0][0].Subject
-		if len(name.Organization) != 1 || name.CommonName == "" {
-			return nil, guard.Invalid("client certificate", name.String(), "must have a common name and one organization, the tenant")
-		}
-		tenant := name.Organization[0]
-		return &lockhttp.Identity{
-			Subject: name.CommonName, Tenant: tenant, Owner: name.CommonName, Templates: templates, Audience: audience(tenant),
-		}, nil
-	}
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
 		return nil, errNoCredentials

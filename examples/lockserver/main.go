@@ -1,10 +1,9 @@
-// Command lockserver is a whole lock server on PostgreSQL: bearer tokens or
-// client certificates, tenants, signed claims, the operators' page, a graceful
-// shutdown.
+// Command lockserver is a whole lock server on PostgreSQL: bearer tokens, tenants,
+// signed claims, the operators' page, a graceful shutdown. TLS is for a proxy in
+// front.
 //
 //	go run ./examples/lockserver -demo
-//	go run ./examples/lockserver -database-url postgres://... -signing-key signing.jwk -identities identities.json
-//	    [-listen :8443 -cert server.pem -key server.key -client-ca workers.pem]
+//	go run ./examples/lockserver -database-url postgres://... -signing-key signing.jwk -identities identities.json -listen :8080
 //
 // With -demo it starts a private PostgreSQL and makes a token. The first line of
 // its output is {"url": ..., "ui": ..., "token": ...}; the curl lines to try
@@ -18,8 +17,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -41,10 +38,8 @@ import (
 var templates = []*guard.Template{guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))}
 
 type flags struct {
-	demo                                bool
-	databaseURL, identities, listen     string
-	signingKey                          string
-	certificate, key, clientCertificate string
+	demo                                        bool
+	databaseURL, identities, listen, signingKey string
 }
 
 func main() {
@@ -54,9 +49,6 @@ func main() {
 	flag.StringVar(&f.identities, "identities", "", "a file of identities, see identity.go")
 	flag.StringVar(&f.signingKey, "signing-key", "", "the file of the private key that signs the claims, a JWK; made if it is not there")
 	flag.StringVar(&f.listen, "listen", "127.0.0.1:0", "the address to listen on")
-	flag.StringVar(&f.certificate, "cert", "", "the server's certificate chain, PEM")
-	flag.StringVar(&f.key, "key", "", "its key, PEM")
-	flag.StringVar(&f.clientCertificate, "client-ca", "", "who signs the workers' certificates, PEM")
 	flag.Parse()
 	demo.Main(0, func(ctx context.Context, out io.Writer) error { return run(ctx, f, out) })
 }
@@ -71,15 +63,13 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 			return err
 		}
 		defer cleanup()
-	case f.databaseURL == "" || f.signingKey == "" || f.identities == "" && f.clientCertificate == "":
-		return errors.New("either -demo, or -database-url and -signing-key with -identities or -client-ca")
+	case f.databaseURL == "" || f.signingKey == "" || f.identities == "":
+		return errors.New("either -demo, or -database-url, -signing-key and -identities")
 	default:
 		if pool, err = pgxpool.New(ctx, f.databaseURL); err != nil {
 			return err
 		}
 		defer pool.Close()
-	}
-	if f.identities != "" {
 		if who, err = readIdentities(f.identities); err != nil {
 			return err
 		}
@@ -87,10 +77,6 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	var token string
 	if f.demo {
 		token = who.add(lockhttp.Identity{Subject: "demo", Tenant: "demo", Templates: templates, Audience: audience("demo"), Operator: true})
-	}
-	config, err := f.tls()
-	if err != nil {
-		return err
 	}
 	key, err := f.signer()
 	if err != nil {
@@ -104,11 +90,7 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	if err != nil {
 		return errors.Join(err, s.close(ctx))
 	}
-	scheme := "http"
-	if config != nil {
-		scheme, listener = "https", tls.NewListener(listener, config)
-	}
-	url := scheme + "://" + listener.Addr().String()
+	url := "http://" + listener.Addr().String()
 	if f.demo {
 		first, err := json.Marshal(struct {
 			URL   string `json:"url"`
@@ -145,36 +127,6 @@ func (f flags) signer() (proof.PrivateKey, error) {
 	}
 	_, err = file.Write(key.JWK())
 	return key, errors.Join(err, file.Close())
-}
-
-// tls returns nil without a certificate: then a proxy in front must have one.
-func (f flags) tls() (*tls.Config, error) {
-	if f.certificate == "" {
-		if f.clientCertificate != "" {
-			return nil, errors.New("-client-ca needs -cert and -key")
-		}
-		return nil, nil
-	}
-	pair, err := tls.LoadX509KeyPair(f.certificate, f.key)
-	if err != nil {
-		return nil, err
-	}
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	if f.clientCertificate == "" {
-		return config, nil
-	}
-	pem, err := os.ReadFile(f.clientCertificate)
-	if err != nil {
-		return nil, err
-	}
-	config.ClientCAs = x509.NewCertPool()
-	if !config.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", f.clientCertificate)
-	}
-	// A client without a certificate may use a bearer token; a given certificate
-	// is verified.
-	config.ClientAuth = tls.VerifyClientCertIfGiven
-	return config, nil
 }
 
 func tryThis(url, token string) string {

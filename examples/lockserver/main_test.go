@@ -3,18 +3,10 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/json"
-	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -133,8 +125,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestIdentities: the file's tokens, and certificates, give exactly what they
-// say; a header that names a tenant gives nothing.
+// TestIdentities: a token gives exactly what the file says; a header that names a tenant gives nothing.
 func TestIdentities(t *testing.T) {
 	dir := t.TempDir()
 	hash := sha256.Sum256([]byte("secret"))
@@ -180,132 +171,4 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("taken: %s", bad)
 		}
 	}
-}
-
-// TestMTLS: over TLS the certificate is the identity; one that another authority
-// signed is refused in the handshake.
-func TestMTLS(t *testing.T) {
-	dir := t.TempDir()
-	ours, theirs := newAuthority(t), newAuthority(t)
-	cert, key := ours.issue(t, pkix.Name{CommonName: "server"})
-	f := flags{certificate: filepath.Join(dir, "cert"), key: filepath.Join(dir, "key"), clientCertificate: filepath.Join(dir, "ca")}
-	for name, text := range map[string][]byte{f.certificate: cert, f.key: key, f.clientCertificate: ours.pem} {
-		if err := os.WriteFile(name, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	config, err := f.tls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var who identities
-	issuer := memory.NewServer().Issuer()
-	locks, err := lockhttp.New(issuer, who.authenticate, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plain, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- (&server{issuer: issuer, locks: locks}).serve(ctx, tls.NewListener(plain, config)) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	acquire := func(by *authority, name *pkix.Name, resource string) (int, string, error) {
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(ours.pem)
-		client := &tls.Config{RootCAs: roots}
-		if name != nil {
-			cert, key := by.issue(t, *name)
-			pair, err := tls.X509KeyPair(cert, key)
-			if err != nil {
-				t.Fatal(err)
-			}
-			client.Certificates = []tls.Certificate{pair}
-		}
-		transport := &http.Transport{TLSClientConfig: client}
-		defer transport.CloseIdleConnections()
-		resp, err := (&http.Client{Transport: transport}).Post("https://"+plain.Addr().String()+"/v1/locks/acquire", "application/json",
-			strings.NewReader(`{"resource":"`+resource+`","ttlSeconds":60}`))
-		if err != nil {
-			return 0, "", err
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		return resp.StatusCode, string(text), err
-	}
-	acme := &pkix.Name{CommonName: "worker-7", Organization: []string{"acme"}}
-	if status, text, err := acquire(ours, acme, "acme:billing-close:1"); status != 200 || err != nil {
-		t.Errorf("%d %s %v", status, text, err)
-	}
-	if status, text, err := acquire(ours, &pkix.Name{CommonName: "worker-8", Organization: []string{"acme"}}, "acme:billing-close:1"); !strings.Contains(text, `"ownerId":"worker-7"`) {
-		t.Errorf("%d %s %v", status, text, err)
-	}
-	for name, c := range map[string]struct {
-		by       *authority
-		name     *pkix.Name
-		resource string
-		status   int
-	}{
-		"another tenant's":    {ours, acme, "umbrella:billing-close:1", 403},
-		"no certificate":      {ours, nil, "acme:billing-close:1", 401},
-		"no organization":     {ours, &pkix.Name{CommonName: "x"}, "acme:billing-close:1", 401},
-		"two organizations":   {ours, &pkix.Name{CommonName: "x", Organization: []string{"acme", "umbrella"}}, "acme:billing-close:1", 401},
-		"another authority's": {theirs, acme, "acme:billing-close:1", 0},
-	} {
-		if status, text, err := acquire(c.by, c.name, c.resource); status != c.status || (c.status == 0) != (err != nil) {
-			t.Errorf("%s: %d %s %v", name, status, text, err)
-		}
-	}
-}
-
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
-}
-
-func (a *authority) issue(t *testing.T, name pkix.Name) (cert, key []byte) {
-	t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: name, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &own.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
 }

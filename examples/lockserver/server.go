@@ -151,37 +151,26 @@ func newCloses(ctx context.Context, pool *pgxpool.Pool, db *sqlfence.DB[pgx.Tx],
 		owner, err := tenant(r)
 		return audience(owner), err
 	})
-	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
+	fence, err := httpfence.NewTx(db.Transactor(), resource, &httpfence.Options{Verify: verify, MaxBody: 1000})
 	if err != nil {
 		return nil, err
 	}
 	r := chi.NewRouter()
-	r.With(fence.Admit).Put("/demo/closes/{period}", func(w http.ResponseWriter, r *http.Request) {
-		note, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1000))
-		if _, long := errors.AsType[*http.MaxBytesError](err); long {
-			http.Error(w, "a note has at most 1000 bytes", http.StatusRequestEntityTooLarge)
-			return
-		}
+	r.Method(http.MethodPut, "/demo/closes/{period}", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
+		note, err := io.ReadAll(r.Body)                                       // read before the transaction began
 		if err != nil || !utf8.Valid(note) || bytes.IndexByte(note, 0) >= 0 { // PostgreSQL stores no other text
 			http.Error(w, "a note is UTF-8 without NUL", http.StatusBadRequest)
-			return
+			return nil
 		}
-		claim, _ := guard.ClaimFrom(r.Context())
 		owner, err1 := tenant(r)
 		key, err2 := period(r)
-		if err = errors.Join(err1, err2); err == nil {
-			// Admission does not stop this request if a newer holder comes now.
-			// The fenced transaction does.
-			err = db.InTx(r.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, `INSERT INTO closes VALUES ($1, $2, $3) ON CONFLICT (tenant, period) DO UPDATE SET note = excluded.note`, owner, key, string(note))
-				return err
-			})
+		if err := errors.Join(err1, err2); err != nil {
+			return err
 		}
-		if err != nil {
-			fence.Reject(w, r, err)
-			return
-		}
+		tx, _ := db.TxFrom(r.Context())
 		w.WriteHeader(http.StatusNoContent)
-	})
+		_, err = tx.Exec(r.Context(), `INSERT INTO closes VALUES ($1, $2, $3) ON CONFLICT (tenant, period) DO UPDATE SET note = excluded.note`, owner, key, string(note))
+		return err
+	}))
 	return r, nil
 }

@@ -25,7 +25,7 @@ func TestFenced(t *testing.T) {
 			testkit.CaptureDefault(t)
 			t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 			var out bytes.Buffer
-			if err := run(t.Context(), fenced, &out); err != nil || strings.HasSuffix(out.String(), " 0 of them stale\n") != fenced {
+			if err := run(t.Context(), fenced, &out); err != nil || strings.HasSuffix(out.String(), ", 0 of them stale\n") != fenced {
 				t.Errorf("%v\n%s", err, &out)
 			}
 		})

@@ -13,8 +13,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestStories: with each issuer the stale write is refused, without the fence it is not, and Redlock
-// has two holders and a number that falls.
+// TestStories: with each issuer the stale write is refused, without the fence it is not.
 func TestStories(t *testing.T) {
 	t.Setenv("FENCEPOST_DATABASE_URL", pgtest.Database(t)) // else run starts a server of its own
 	for _, c := range []struct {
@@ -26,7 +25,6 @@ func TestStories(t *testing.T) {
 		{"zookeeper", true, "closed 1 times, last by worker b"},
 		{"redis", true, "closed 1 times, last by worker b"},
 		{"redis", false, "closed 2 times, last by worker a"},
-		{"redlock", true, "4, 2"},
 	} {
 		var out strings.Builder
 		if err := run(t.Context(), c.issuer, c.fenced, &out); err != nil || !strings.Contains(out.String(), c.want) {
