@@ -78,16 +78,16 @@ func (o *object) whole() bool { return int64(len(o.content)) == o.size }
 type outcome uint8
 
 const (
+	// unknown: it may have taken effect, or may yet. It is the zero value.
+	unknown outcome = iota
 	// applied: it took effect.
-	applied outcome = iota
+	applied
 	// mismatch: it took no effect, because its condition was false.
 	mismatch
 	// busy: it took no effect. Sent again, it may.
 	busy
 	// refused: it took no effect, and would take none if it were sent again.
 	refused
-	// unknown: it may have taken effect, or may yet.
-	unknown
 )
 
 // result is what became of one sending.

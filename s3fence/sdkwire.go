@@ -23,13 +23,17 @@ type meaning struct {
 	says  string  // to people, where BUCKET is the bucket's name
 }
 
+// ofBucket and ofObject are refusals that last, of all requests or of those about one object.
+func ofBucket(says string) meaning { return meaning{refused, true, true, says} }
+func ofObject(says string) meaning { return meaning{refused, true, false, says} }
+
 var (
-	expired   = meaning{busy, false, true, "the credentials have expired"} // the next request is signed anew
-	elsewhere = meaning{refused, true, true, "BUCKET is in another region than the client is configured for"}
-	badKeys   = meaning{refused, true, true, "the credentials were refused"}
-	tampered  = meaning{refused, true, true, "the signature was refused: the secret key is wrong, or something on the way has changed a signed header or the body"}
-	badName   = meaning{refused, true, false, "the store cannot hold an object of that name, or not next to the ones that it has"}
-	tooLarge  = meaning{refused, true, false, "the body is longer than the store, or something on the way, takes in one request; use Pointers, or raise that limit"}
+	expired   = meaning{write: busy, wide: true, says: "the credentials have expired"} // the next request is signed anew
+	elsewhere = ofBucket("BUCKET is in another region than the client is configured for")
+	badKeys   = ofBucket("the credentials were refused")
+	tampered  = ofBucket("the signature was refused: the secret key is wrong, or something on the way has changed a signed header or the body")
+	badName   = ofObject("the store cannot hold an object of that name, or not next to the ones that it has")
+	tooLarge  = ofObject("the body is longer than the store, or something on the way, takes in one request; use Pointers, or raise that limit")
 )
 
 // meanings has the codes of Amazon S3 and, where they differ, of versitygw and MinIO.
@@ -39,19 +43,19 @@ var (
 // an object, 409 if another write or delete was under way, after which the
 // ETag is to be fetched again.
 var meanings = map[string]meaning{
-	"PreconditionFailed":                 {mismatch, false, false, ""},
-	"NoSuchKey":                          {mismatch, false, false, ""},
-	"ConditionalRequestConflict":         {unknown, false, false, ""}, // two met, which one stands is not said
-	"OperationAborted":                   {unknown, false, false, ""},
-	"SlowDown":                           {busy, false, false, "the store asks for fewer requests"},
-	"TooManyRequests":                    {busy, false, false, "the store asks for fewer requests"},
-	"RequestTimeTooSkewed":               {busy, true, true, "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
-	"RequestTimeout":                     {unknown, false, false, ""},
+	"PreconditionFailed":                 {write: mismatch},
+	"NoSuchKey":                          {write: mismatch},
+	"ConditionalRequestConflict":         {write: unknown}, // two met, which one stands is not said
+	"OperationAborted":                   {write: unknown},
+	"SlowDown":                           {write: busy, says: "the store asks for fewer requests"},
+	"TooManyRequests":                    {write: busy, says: "the store asks for fewer requests"},
+	"RequestTimeTooSkewed":               {write: busy, setup: true, wide: true, says: "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
+	"RequestTimeout":                     {write: unknown},
 	"ExpiredToken":                       expired,
 	"ExpiredTokenException":              expired,
 	"TokenRefreshRequired":               expired,
 	"RequestExpired":                     expired,
-	"NoSuchBucket":                       {refused, true, true, "BUCKET does not exist"},
+	"NoSuchBucket":                       ofBucket("BUCKET does not exist"),
 	"PermanentRedirect":                  elsewhere,
 	"AuthorizationHeaderMalformed":       elsewhere,
 	"IllegalLocationConstraintException": elsewhere,
@@ -60,13 +64,13 @@ var meanings = map[string]meaning{
 	"InvalidAccessKeyId":                 badKeys,
 	"InvalidToken":                       badKeys,
 	"XAdminUserNotFound":                 badKeys, // versitygw's, a 404
-	"AccessDenied":                       {refused, true, false, "access to BUCKET is denied (without s3:ListBucket also for a missing object)"},
-	"InvalidObjectState":                 {refused, true, false, "the object is archived; restore it, or copy it to another storage class, before it can be read or written"},
+	"AccessDenied":                       ofObject("access to BUCKET is denied (without s3:ListBucket also for a missing object)"),
+	"InvalidObjectState":                 ofObject("the object is archived; restore it, or copy it to another storage class, before it can be read or written"),
 	"EntityTooLarge":                     tooLarge,
 	"KeyTooLongError":                    badName,
 	"ExistingObjectIsDirectory":          badName, // versitygw's, as the next
 	"ObjectParentIsFile":                 badName,
-	"NotImplemented":                     {refused, true, true, "the store does not implement the request"},
+	"NotImplemented":                     ofBucket("the store does not implement the request"),
 }
 
 // meaningOf reads an error through the interfaces that the SDK's errors satisfy. code is

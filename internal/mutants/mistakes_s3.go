@@ -49,17 +49,17 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: 409 is a refusal`, wrong: `a write that may stand is called not written`,
-		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {unknown,`, `"ConditionalRequestConflict":         {refused,`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {write: unknown`, `"ConditionalRequestConflict":         {write: refused`}},
 		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
 	},
 	{
 		name: `s3: SlowDown is unknown`, wrong: `what the store did not process is an unknown outcome`,
-		edits: []edit{{`s3fence/sdkwire.go`, `"SlowDown":                           {busy,`, `"SlowDown":                           {unknown,`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `"SlowDown":                           {write: busy,`, `"SlowDown":                           {write: unknown,`}},
 		by:    unitTest("s3fence", "^TestP6NothingSentIsNotUnknown$"),
 	},
 	{
 		name: `s3: expired session is setup`, wrong: `a worker ends though the next request would succeed`,
-		edits: []edit{{`s3fence/sdkwire.go`, `= meaning{busy, false, true, "the credentials have expired"}`, `= meaning{refused, true, true, "the credentials have expired"}`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `= meaning{write: busy, wide: true, says: "the credentials have expired"}`, `= ofBucket("the credentials have expired")`}},
 		by:    unitTest("s3fence", "^TestP6WhatTimeCuresIsNotSetup$"),
 	},
 	{
