@@ -164,7 +164,7 @@ func (o *Objects) Put(ctx context.Context, claim guard.Claim, key string, body [
 	if o.kind == kindGzip {
 		body = pack(body)
 	}
-	c.next = func(_ context.Context, base *version) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*update, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
@@ -207,7 +207,7 @@ func (o *Objects) Adopt(ctx context.Context, claim guard.Claim, key string) erro
 		return err
 	}
 	c.whole = true
-	c.next = func(_ context.Context, base *version) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*update, error) {
 		if done, err := o.adopted(c, base); done || err != nil {
 			return nil, err
 		}

@@ -27,7 +27,7 @@ func (o *fenced) mayRepeat(what string) error {
 // Nobody uses what was written as the base of a write, because its metadata has the hash.
 func (o *fenced) watchETags(c *change) {
 	next := c.next
-	c.next = func(ctx context.Context, base *version) (*write, error) {
+	c.next = func(ctx context.Context, base *version) (*update, error) {
 		w, err := next(ctx, base)
 		if err != nil || w == nil {
 			return nil, err

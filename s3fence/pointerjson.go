@@ -83,7 +83,7 @@ func (p pointer) after(base *version, grace time.Duration) pointer {
 }
 
 // pointing makes the write of p over base.
-func (v version) pointing(key string, base *version, p pointer, grace time.Duration) *write {
+func (v version) pointing(key string, base *version, p pointer, grace time.Duration) *update {
 	old := base.pointer().after(base, grace)
 	p.Note, p.Settled, p.Later = "fenced pointer; the object's bytes are under the key in data", old.Settled, old.Later
 	return v.sealed(key, Headers{ContentType: "application/json"}, encodeJSON(p))
@@ -95,7 +95,7 @@ const tombstoneSize = 1277
 
 // tombstone makes the write of a tombstone over base. It is sealed in every mode: empty
 // bodies would all have the same ETag.
-func (v *version) tombstone(key string, claim guard.Claim, id writeID, grace time.Duration) *write {
+func (v *version) tombstone(key string, claim guard.Claim, id writeID, grace time.Duration) *update {
 	next := v.follow(kindTombstone, claim, id)
 	p := v.pointer().after(v, grace)
 	p.Data, p.Token, p.Length, p.CRC = "", claim.Token, 0, ""

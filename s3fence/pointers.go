@@ -63,7 +63,7 @@ func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body 
 	}
 	var made pointer
 	var failed error
-	c.next = func(ctx context.Context, base *version) (*write, error) {
+	c.next = func(ctx context.Context, base *version) (*update, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}

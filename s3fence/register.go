@@ -80,7 +80,7 @@ func (r *register) readOnce(ctx context.Context, key string, whole bool) (versio
 // These are the steps 4 and 5 of FORMAT.md, section 6. After any response but success the
 // object is read, and its last writes show what happened. If ctx ends, what was sent is
 // looked for once more.
-func (r *register) compareAndSwap(ctx context.Context, key string, base *version, w *write, whole bool) (now version, o outcome, err error) {
+func (r *register) compareAndSwap(ctx context.Context, key string, base *version, w *update, whole bool) (now version, o outcome, err error) {
 	first := time.Now()
 	o = busy // what has not left took no effect; unknown, once it may have, is FORMAT.md's "in doubt"
 	for try := 1; ; try++ {

@@ -114,7 +114,7 @@ func (s *script) on() *register {
 }
 
 // object is a stored version.
-func (w *write) object(etag string) *object {
+func (w *update) object(etag string) *object {
 	user, fencing := split(w.metadata)
 	return &object{etag: etag, size: int64(len(w.body)), content: w.body, headers: Headers{Metadata: user}, fencing: fencing}
 }
@@ -130,7 +130,7 @@ func TestWritesByScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim := guard.Claim{Resource: "r", Token: 5}
-	mine := func() *write {
+	mine := func() *update {
 		return base.follow(kindSealed, claim, writeID{7}).sealed("k", Headers{}, []byte("mine"))
 	}
 	made := mine()
@@ -206,7 +206,7 @@ func TestEndOfContextByScript(t *testing.T) {
 	t.Parallel()
 	base := version{kind: kindSealed, etag: `"1"`, id: newWriteID()}
 	next := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 5}, writeID{7})
-	mine := func() *write { return next.sealed("k", Headers{}, nil) }
+	mine := func() *update { return next.sealed("k", Headers{}, nil) }
 	other := base.follow(kindSealed, guard.Claim{Resource: "r", Token: 6}, newWriteID()).sealed("k", Headers{}, nil).object(`"3"`)
 	for name, c := range map[string]struct {
 		at    int // the sending at which it ends, 0 for before

@@ -252,7 +252,7 @@ func (s *sdk) put(ctx context.Context, key string, over condition, p payload) re
 	}
 	out, err := s.client.PutObject(way.trace(ctx), in, opts...)
 	if err != nil {
-		return s.failed(ctx, way, over, err)
+		return s.resultOf(ctx, way, over, err)
 	}
 	etag := aws.ToString(out.ETag)
 	if err = way.success(http.StatusOK); err == nil && !strongETag(etag) {
@@ -274,7 +274,7 @@ func (s *sdk) remove(ctx context.Context, key string) result {
 		if saysAbsent(meaningOf(err)) {
 			return result{outcome: applied} // there is nothing to delete
 		}
-		return s.failed(ctx, way, `"any"`, err)
+		return s.resultOf(ctx, way, `"any"`, err)
 	}
 	if err := way.success(http.StatusNoContent); err != nil {
 		return result{outcome: unknown, err: err}

@@ -17,10 +17,10 @@ import (
 
 // meaning is what an error code says.
 type meaning struct {
-	write outcome // about the write that it responds to
-	setup bool    // it stays until somebody does something; else time, or new credentials, cure it
-	wide  bool    // it is about more than one object
-	says  string  // to people, where BUCKET is the bucket's name
+	outcome outcome // of the write that it responds to
+	setup   bool    // it stays until somebody does something; else time, or new credentials, cure it
+	wide    bool    // it is about more than one object
+	says    string  // to people, where BUCKET is the bucket's name
 }
 
 // ofBucket and ofObject are refusals that last, of all requests or of those about one object.
@@ -28,7 +28,7 @@ func ofBucket(says string) meaning { return meaning{refused, true, true, says} }
 func ofObject(says string) meaning { return meaning{refused, true, false, says} }
 
 var (
-	expired   = meaning{write: busy, wide: true, says: "the credentials have expired"} // the next request is signed anew
+	expired   = meaning{outcome: busy, wide: true, says: "the credentials have expired"} // the next request is signed anew
 	elsewhere = ofBucket("BUCKET is in another region than the client is configured for")
 	badKeys   = ofBucket("the credentials were refused")
 	tampered  = ofBucket("the signature was refused: the secret key is wrong, or something on the way has changed a signed header or the body")
@@ -43,14 +43,14 @@ var (
 // an object, 409 if another write or delete was under way, after which the
 // ETag is to be fetched again.
 var meanings = map[string]meaning{
-	"PreconditionFailed":                 {write: mismatch},
-	"NoSuchKey":                          {write: mismatch},
-	"ConditionalRequestConflict":         {write: unknown}, // two met, which one stands is not said
-	"OperationAborted":                   {write: unknown},
-	"SlowDown":                           {write: busy, says: "the store asks for fewer requests"},
-	"TooManyRequests":                    {write: busy, says: "the store asks for fewer requests"},
-	"RequestTimeTooSkewed":               {write: busy, setup: true, wide: true, says: "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
-	"RequestTimeout":                     {write: unknown},
+	"PreconditionFailed":                 {outcome: mismatch},
+	"NoSuchKey":                          {outcome: mismatch},
+	"ConditionalRequestConflict":         {outcome: unknown}, // two met, which one stands is not said
+	"OperationAborted":                   {outcome: unknown},
+	"SlowDown":                           {outcome: busy, says: "the store asks for fewer requests"},
+	"TooManyRequests":                    {outcome: busy, says: "the store asks for fewer requests"},
+	"RequestTimeTooSkewed":               {outcome: busy, setup: true, wide: true, says: "this machine's clock and the store's differ too much"}, // the SDK takes the time from it
+	"RequestTimeout":                     {outcome: unknown},
 	"ExpiredToken":                       expired,
 	"ExpiredTokenException":              expired,
 	"TokenRefreshRequired":               expired,
@@ -81,31 +81,31 @@ func meaningOf(err error) (m meaning, code string) {
 	m, known := meanings[code]
 	switch {
 	case status == 0:
-		return meaning{write: unknown}, ""
+		return meaning{outcome: unknown}, ""
 	case known && status >= 300 && (code != "NoSuchKey" || status == 404):
 	case status == 412:
-		m = meaning{write: mismatch}
+		m = meaning{outcome: mismatch}
 	case status == 404, status >= 500, status < 300, status == 408, status == 429, status == 409 && code == "":
-		m = meaning{write: unknown}
+		m = meaning{outcome: unknown}
 	case status == 301:
 		m = elsewhere
 	case status == 403 && code == "":
-		m = meaning{write: refused, wide: true, says: "the response is 403, for the credentials or the rights to BUCKET, and it gives no reason of the store's"}
+		m = meaning{outcome: refused, wide: true, says: "the response is 403, for the credentials or the rights to BUCKET, and it gives no reason of the store's"}
 	case status == 413:
 		m = tooLarge
 	default:
-		m = meaning{write: refused}
+		m = meaning{outcome: refused}
 	}
 	return m, code
 }
 
 // saysAbsent reports the store's own word that there is no such object: nothing else is.
-func saysAbsent(m meaning, code string) bool { return m.write == mismatch && code == "NoSuchKey" }
+func saysAbsent(m meaning, code string) bool { return m.outcome == mismatch && code == "NoSuchKey" }
 
-// failed makes the result of a write or deletion that has an error.
-func (s *sdk) failed(ctx context.Context, way *tracker, over condition, err error) result {
+// resultOf makes the result of a write or deletion that has an error.
+func (s *sdk) resultOf(ctx context.Context, way *tracker, over condition, err error) result {
 	m, code := meaningOf(err)
-	o := m.write
+	o := m.outcome
 	if over == noObject && saysAbsent(m, code) { // that condition is not false for lack of one
 		o = refused
 	}
@@ -142,7 +142,7 @@ type failure struct {
 
 // oneObject reports whether the store refuses something of one object, and may not of
 // others.
-func (e *failure) oneObject() bool { return e.write == refused && !e.wide }
+func (e *failure) oneObject() bool { return e.outcome == refused && !e.wide }
 
 func (e *failure) Error() string {
 	if e.says == "" {

@@ -46,7 +46,7 @@ type change struct {
 
 	// next decides whether claim may write over base and builds the write. It
 	// returns nil if there is nothing to write.
-	next func(ctx context.Context, base *version) (*write, error)
+	next func(ctx context.Context, base *version) (*update, error)
 	// applied, if not nil, is called with a version that was written and the one before.
 	applied func(base, now *version)
 }
@@ -203,7 +203,7 @@ func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error
 		return err
 	}
 	c.whole = o.kind != kindPointer
-	c.next = func(_ context.Context, base *version) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*update, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}
@@ -216,7 +216,7 @@ func (o *fenced) Raise(ctx context.Context, claim guard.Claim, key string) error
 }
 
 // rewrite makes the write that changes nothing but the mark.
-func (o *fenced) rewrite(key string, base *version, claim guard.Claim, id writeID) (*write, error) {
+func (o *fenced) rewrite(key string, base *version, claim guard.Claim, id writeID) (*update, error) {
 	next := base.follow(base.kind, claim, id)
 	switch {
 	case base.gone():
@@ -245,7 +245,7 @@ func (o *fenced) Delete(ctx context.Context, claim guard.Claim, key string) erro
 	if err != nil {
 		return err
 	}
-	c.next = func(_ context.Context, base *version) (*write, error) {
+	c.next = func(_ context.Context, base *version) (*update, error) {
 		if err := o.admit(claim, key, base); err != nil {
 			return nil, err
 		}

@@ -92,29 +92,29 @@ func (v *version) made(id writeID) bool {
 	return v.fenced() && (v.id == id || slices.Contains(v.recent, id))
 }
 
-// write is a version to be stored. Its bytes are the same each time it is sent.
-type write struct {
+// update is a version to be stored. Its bytes are the same each time it is sent.
+type update struct {
 	payload
 	next version
 }
 
 // sealed makes the write of a body with a trailer. The two are joined in memory.
-func (v version) sealed(key string, h Headers, body []byte) *write {
+func (v version) sealed(key string, h Headers, body []byte) *update {
 	s := seal{version: v, key: keySum(key), length: uint64(len(body)), crc: crc32.Checksum(body, castagnoli)}
 	all := s.append(append(make([]byte, 0, len(body)+s.size()), body...))
 	v.body = all[:len(body)]
-	return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: all}, v}
+	return &update{payload{headers: h, metadata: v.metadata(h.Metadata), body: all}, v}
 }
 
 // holding makes the write of a caller's body, sealed or plain. For kind gzip body is
 // packed, and length is that of the content.
-func (v version) holding(key string, h Headers, body []byte, length int64) *write {
+func (v version) holding(key string, h Headers, body []byte, length int64) *update {
 	switch v.kind {
 	case kindGzip:
 		v.content = length
 	case kindPlain:
 		v.md5 = md5.Sum(body)
-		return &write{payload{headers: h, metadata: v.metadata(h.Metadata), body: body}, v}
+		return &update{payload{headers: h, metadata: v.metadata(h.Metadata), body: body}, v}
 	}
 	return v.sealed(key, h, body)
 }

@@ -335,7 +335,7 @@ func TestPointersAreStored(t *testing.T) {
 	}
 	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
 	for name, c := range map[string]struct {
-		w    *write
+		w    *update
 		kind kind
 		want pointer
 	}{

@@ -4,7 +4,7 @@ package main
 var s3Mistakes = []mistake{
 	{
 		name: `s3: made-up code is absence`, wrong: `a proxy's 404 is taken for the store's word, and a total begins from nothing`,
-		edits: []edit{{`s3fence/sdkwire.go`, `return m.write == mismatch && code == "NoSuchKey" }`, `return m.write == mismatch && code == "NoSuchKey" || code == "" && m.write == unknown }`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `return m.outcome == mismatch && code == "NoSuchKey" }`, `return m.outcome == mismatch && code == "NoSuchKey" || code == "" && m.outcome == unknown }`}},
 		by:    unitTest("s3fence", "^TestP5OnlyTheStoreSaysAbsent$"),
 	},
 	{
@@ -49,17 +49,17 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: 409 is a refusal`, wrong: `a write that may stand is called not written`,
-		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {write: unknown`, `"ConditionalRequestConflict":         {write: refused`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `"ConditionalRequestConflict":         {outcome: unknown`, `"ConditionalRequestConflict":         {outcome: refused`}},
 		by:    unitTest("s3fence", "^TestLostAnswersAreResolved$"),
 	},
 	{
 		name: `s3: SlowDown is unknown`, wrong: `what the store did not process is an unknown outcome`,
-		edits: []edit{{`s3fence/sdkwire.go`, `"SlowDown":                           {write: busy,`, `"SlowDown":                           {write: unknown,`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `"SlowDown":                           {outcome: busy,`, `"SlowDown":                           {outcome: unknown,`}},
 		by:    unitTest("s3fence", "^TestP6NothingSentIsNotUnknown$"),
 	},
 	{
 		name: `s3: expired session is setup`, wrong: `a worker ends though the next request would succeed`,
-		edits: []edit{{`s3fence/sdkwire.go`, `= meaning{write: busy, wide: true, says: "the credentials have expired"}`, `= ofBucket("the credentials have expired")`}},
+		edits: []edit{{`s3fence/sdkwire.go`, `= meaning{outcome: busy, wide: true, says: "the credentials have expired"}`, `= ofBucket("the credentials have expired")`}},
 		by:    unitTest("s3fence", "^TestP6WhatTimeCuresIsNotSetup$"),
 	},
 	{
