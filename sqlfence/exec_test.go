@@ -388,3 +388,35 @@ func TestExecArguments(t *testing.T) {
 	}
 	e.wantInt(3, "rows", "SELECT count(*) FROM written WHERE token = 5")
 }
+
+// TestExecMisuse (P5, P6): arguments that do not fit are the caller's error, which is not transient,
+// and so is a COPY, which has no stream. Nothing is committed, and the next statement works.
+func TestExecMisuse(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env, open opened) {
+		e.exec("CREATE TABLE IF NOT EXISTS small (i int)")
+		db := open(1, nil)
+		for what, c := range map[string]struct {
+			sql  string
+			args []any
+			want guard.Reason
+		}{
+			"too many":        {insertSQL, []any{1, 2}, guard.ReasonOther},
+			"too few":         {insertSQL, nil, guard.ReasonOther},
+			"another type":    {insertSQL, []any{"five"}, guard.ReasonOther},
+			"not encoded":     {insertSQL, []any{make(chan int)}, guard.ReasonOther},
+			"out of range":    {"INSERT INTO small VALUES ($1)", []any{int64(1) << 40}, guard.ReasonOther},
+			"COPY FROM STDIN": {"COPY written FROM STDIN", nil, guard.ReasonInvalid},
+		} {
+			if c.want == guard.ReasonInvalid && !hasPipeline(db) {
+				continue // pgx waits for a stream until the context ends
+			}
+			for range 2 {
+				_, err := db.fencedExec(t.Context(), claimOf("r", 5), c.sql, c.args...)
+				wantReason(t, err, c.want, "%s", what)
+				_, err = db.fencedExec(t.Context(), claimOf("r", 5), "UPDATE written SET token = $1", 5)
+				noError(t, err, "after %s", what)
+			}
+		}
+		e.wantInt(0, "rows", "SELECT (SELECT count(*) FROM written) + (SELECT count(*) FROM small)")
+	})
+}

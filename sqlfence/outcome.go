@@ -79,26 +79,35 @@ func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], seen bool
 
 // pipelineFailed says what became of a transaction that was sent at once.
 func (d *DB[Tx]) pipelineFailed(ctx context.Context, t *transaction[Tx], p pipelined) error {
+	what, err := undone, p.err
 	switch {
-	case errors.Is(p.err, pgerr.ErrUnreplicated):
-		return guard.OutcomeUnknown(commitOp, t.claims[0], p.err)
-	case p.failed == atWork && pgerr.State(p.err) == "" && t.id.xid == "": // it could not be sent
-		return p.err
-	case unanswered(p.err) && t.id.xid == "": // nobody can be asked
-		return guard.OutcomeUnknown(commitOp, t.claims[0], p.err)
-	case p.failed == atCommit:
-		return d.commitFailed(ctx, t, true, p.err)
-	case unanswered(p.err): // rows are not known
-		return t.unknown(p.err)
+	case p.failed == unsendable:
+		return err
+	case p.failed != refused && unanswered(err) && t.id.xid == "": // nobody can be asked
+		return guard.OutcomeUnknown(commitOp, t.claims[0], err)
+	case p.failed == atCommit, p.failed == atWork && unanswered(err):
+		result := d.commitFailed(ctx, t, p.failed == atCommit, err)
+		if unstreamed(err) && guard.ReasonOf(result) == guard.ReasonUnavailable {
+			return invalidUse{guard.Invalid("sql", "COPY", "needs a stream, as of pgx's CopyFrom in InTx; nothing was written"), err}
+		}
+		return result
+	default:
+		what = t.rollback(ctx)
 	}
-	what, err := t.rollback(ctx), p.err
 	switch {
 	case strings.HasPrefix(pgerr.State(err), "SF"):
 		err = ErrorFrom(err)
-	case what == undoneByLoss && sessionLost(err): // the server ended the session before COMMIT
+	case what == undoneByLoss && sessionLost(err) && p.failed != refused: // the server ended the session before COMMIT
 		err = guard.Unavailable("fenced statement", t.claims[0], err)
 	}
 	return d.superseded(ctx, t, what, err)
+}
+
+// unstreamed reports the error of a COPY in a pipeline: pgx's, which meets a message that it does
+// not expect there, or the server's, which does.
+func unstreamed(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "08P01" && pg.File != "" || strings.Contains(err.Error(), "pgproto3.Copy")
 }
 
 // unanswered reports that a COMMIT was sent and that the server did not respond to it. An

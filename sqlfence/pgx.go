@@ -255,15 +255,17 @@ func (c *pgxConn) pipeline(ctx context.Context, enter statement, query string, a
 		p.err = closing
 	}
 	var unsent pgx.ErrPreprocessingBatch
-	switch {
-	case p.err != nil && pgconn.SafeToRetry(p.err) && !c.Conn.IsClosed(): // ctx had ended
+	switch alive := !c.Conn.IsClosed(); {
+	case p.err != nil && pgconn.SafeToRetry(p.err) && alive: // ctx had ended
 		p.failed, p.err = atEnter, pgerr.NotSent(p.err)
-	case errors.As(p.err, &unsent) && c.Conn.IsClosed():
+	case errors.As(p.err, &unsent) && unsent.SQL() == query && ctx.Err() == nil && (alive || !sessionLost(p.err)): // it cannot be prepared, or the arguments do not fit
+		p.failed, p.err = unsendable, unsent.Unwrap()
+	case errors.As(p.err, &unsent) && !alive:
 		p.err = pgerr.NotSent(p.err)
-	case errors.As(p.err, &unsent) && unsent.SQL() == query: // it cannot be prepared, or the arguments do not fit
-		p.failed, p.err = atWork, unsent.Unwrap()
-	case p.err != nil && pgerr.State(p.err) == "" && !c.Conn.IsClosed(): // the same where nothing is prepared
-		p.failed = atWork
+	case p.err != nil && pgerr.State(p.err) == "" && alive: // the same where nothing is prepared
+		p.failed = unsendable
+	case p.failed == atWork && p.err != nil && alive: // a response to Sync came: COMMIT was skipped
+		p.failed = refused
 	case p.err == nil && end.String() == "ROLLBACK":
 		p.err = sqlkit.ErrAborted
 	case p.err == nil:

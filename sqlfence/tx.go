@@ -344,8 +344,10 @@ type stage int
 
 const (
 	sentNothing stage = iota // the driver has no pipeline, or not for this
+	unsendable               // the statement is not one, or its arguments do not fit
 	atEnter
-	atWork
+	atWork  // no response to the statement came, or the session ended
+	refused // the statement failed, and nothing is committed
 	atCommit
 	done
 )
