@@ -171,9 +171,9 @@ func TestRaiseSurvivesCrash(t *testing.T) {
 		}
 	}
 	if lost[false] == 0 || lost[true] == 0 {
-		t.Error("no raise, or no takeover, of the control was lost: the test cannot fail")
+		t.Error("no raise, or no raise of a row, of the control was lost: the test cannot fail")
 	}
-	t.Logf("the control lost %d raises and %d takeovers", lost[false], lost[true])
+	t.Logf("the control lost %d raises and %d raises of rows", lost[false], lost[true])
 }
 
 // TestStandby (P5): a standby's marks lag behind the primary's and its locks

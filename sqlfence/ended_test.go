@@ -60,9 +60,9 @@ func TestTableInsideInTx(t *testing.T) {
 		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		claim := claimOf("n:1", 5)
 		calls := map[string]func(ctx context.Context, q Querier) error{
-			"Update":   func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
-			"Upsert":   func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
-			"Takeover": func(ctx context.Context, q Querier) error { return table.Raise(ctx, q, claim, Key{1}, nil) },
+			"Update":      func(ctx context.Context, q Querier) error { return table.Update(ctx, q, claim, Key{1}, Set{"v": 1}) },
+			"Upsert":      func(ctx context.Context, q Querier) error { return table.Upsert(ctx, q, claim, Key{1}, Set{"v": 1}) },
+			"Table.Raise": func(ctx context.Context, q Querier) error { return table.Raise(ctx, q, claim, Key{1}, nil) },
 		}
 		var after context.Context
 		noError(t, e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {

@@ -200,8 +200,9 @@ func (o *TxOptions) level() (sql.IsolationLevel, error) {
 //
 // Errors, besides the statement's own, which are passed on unchanged:
 //   - guard.ErrStale, guard.ErrConflict: the claim was refused, as by InTx.
-//   - guard.ErrInvalid: a malformed claim, or a statement that begins or ends a
-//     transaction; nothing was written.
+//   - guard.ErrInvalid: a malformed claim; in one round trip also a statement that begins or
+//     ends a transaction, or a COPY; nothing was written. In InTx, ending it is
+//     ErrOutcomeUnknown, and BEGIN does nothing.
 //   - guard.ErrUnavailable: nothing was written; it is safe to try again.
 //   - guard.ErrOutcomeUnknown: the statement and COMMIT were sent, and no response came. The
 //     end of ctx has the same effect.

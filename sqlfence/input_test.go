@@ -185,7 +185,7 @@ func TestInvalidRows(t *testing.T) {
 			wantInvalid(t, what, table.Raise(t.Context(), closed, claimOf("r", 1), good, c.dest), c.field, c.shown)
 		}
 		once := e.table("pairs", []string{"a", "b"}, nil)
-		wantInvalid(t, "takeover, once per token", once.Raise(t.Context(), closed, claimOf("r", 1), good, nil), "TableOptions.Rule", "once-per-token")
+		wantInvalid(t, "raise, once per token", once.Raise(t.Context(), closed, claimOf("r", 1), good, nil), "TableOptions.Rule", "once-per-token")
 	})
 }
 

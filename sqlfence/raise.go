@@ -107,11 +107,10 @@ type waitingRaise[Tx any] struct {
 	start time.Time
 
 	mu        sync.Mutex
-	seen      []session // at the last look
-	refused   error     // why the server refused the last look
-	reported  bool      // what it waits for
-	reports   []func()  // that wait for the logger or the observer
-	reporting bool
+	seen      []session     // at the last look
+	refused   error         // why the server refused the last look
+	reported  bool          // what it waits for
+	reporting chan struct{} // closed when the last report is done
 }
 
 // onTwo waits for the lock and, on another connection, looks for the sessions in its
@@ -383,30 +382,20 @@ func (w *waitingRaise[Tx]) reportEnd(ctx context.Context, h session) {
 	})
 }
 
-// report calls the logger and the observer, one report after the other, in a goroutine that
+// report calls the logger and the observer, one report after the other, in goroutines that
 // nobody waits for: one that blocks delays neither a look nor the raise, and may be called
 // when the raise has returned.
 func (w *waitingRaise[Tx]) report(call func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reports = append(w.reports, call)
-	if w.reporting {
-		return
-	}
-	w.reporting = true
+	before, done := w.reporting, make(chan struct{})
+	w.reporting = done
 	go func() {
-		for {
-			w.mu.Lock()
-			if len(w.reports) == 0 {
-				w.reporting = false
-				w.mu.Unlock()
-				return
-			}
-			next := w.reports[0]
-			w.reports = w.reports[1:]
-			w.mu.Unlock()
-			next()
+		defer close(done)
+		if before != nil {
+			<-before
 		}
+		call()
 	}()
 }
 

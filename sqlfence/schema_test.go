@@ -228,16 +228,16 @@ func TestObserver(t *testing.T) {
 			call func() error
 			all  int // events, the last of which is meant
 		}{
-			"raise":               {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
-			"stale raise":         {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
-			"invalid raise":       {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
-			"stale InTx":          {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nothing) }, 1},
-			"update":              {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
-			"stale update":        {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
-			"invalid update":      {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
-			"upsert":              {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
-			"takeover":            {guard.OpRaise, mark, func() error { return rows.Raise(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
-			"takeover of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Raise(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
+			"raise":                  {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), ok) }, 1},
+			"stale raise":            {guard.OpRaise, mark, func() error { return db.Raise(t.Context(), old) }, 1},
+			"invalid raise":          {guard.OpRaise, guard.Mark{}, func() error { return db.Raise(t.Context(), bad) }, 1},
+			"stale InTx":             {guard.OpTransaction, mark, func() error { return db.fenced(t.Context(), old, nothing) }, 1},
+			"update":                 {guard.OpWrite, mark, func() error { return update(db, ok) }, 1},
+			"stale update":           {guard.OpWrite, guard.Mark{Token: 5}, func() error { return update(db, old) }, 1},
+			"invalid update":         {guard.OpWrite, guard.Mark{}, func() error { return update(db, bad) }, 1},
+			"upsert":                 {guard.OpWrite, mark, func() error { return rows.Upsert(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"table raise":            {guard.OpRaise, mark, func() error { return rows.Raise(t.Context(), db, ok, Key{1, "x"}, nil) }, 1},
+			"table raise of nothing": {guard.OpRaise, guard.Mark{}, func() error { return rows.Raise(t.Context(), db, ok, Key{3, "x"}, nil) }, 1},
 			"InTx": {guard.OpTransaction, mark, func() error {
 				return db.fenced(t.Context(), ok, func(context.Context, testTx) error { return nil })
 			}, 1},

@@ -94,11 +94,8 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
 	if c.marked {
-		switch s, busy, _ := c.look(); {
-		case s == txNone:
+		if s, _ := c.look(); s == txNone {
 			return false, errEnded
-		case busy: // pgx's stdlib would call it a bad connection
-			return false, errUnread
 		}
 		_, err := sqlkit.Row(ctx, sqlkit.Std{On: c.handle}, markedSQL, nil, &seen)
 		switch {
@@ -106,6 +103,8 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 			return false, errEnded
 		case pgerr.State(err) == "25P02": // in_failed_sql_transaction
 			return false, sqlkit.ErrAborted
+		case pgerr.Unsent(err) && ctx.Err() == nil: // the connection is busy
+			return false, invalidUse{errUnread, err}
 		case err != nil:
 			return false, pgerr.NotSent(err)
 		}
@@ -125,18 +124,15 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 
 // look is what pgx's connection shows. If the driver is hidden, a transaction may be open.
-func (c *stdConn) look() (s txStatus, busy, alive bool) {
+func (c *stdConn) look() (s txStatus, alive bool) {
 	if c.Native == nil {
-		return txSome, false, true
+		return txSome, true
 	}
-	seen := func(any) error {
-		s, busy, alive = statusOf(c.Native), c.Native.PgConn().IsBusy(), !c.Native.IsClosed()
-		return nil
-	}
+	seen := func(any) error { s, alive = statusOf(c.Native), !c.Native.IsClosed(); return nil }
 	if c.Pooled.Raw(seen) != nil { // database/sql has closed it
 		seen(nil)
 	}
-	return s, busy, alive
+	return s, alive
 }
 
 // status: through a handle that the callback closed it could send nothing more, unless that is
@@ -144,7 +140,7 @@ func (c *stdConn) look() (s txStatus, busy, alive bool) {
 func (c *stdConn) status(ctx context.Context) txStatus {
 	stop := context.AfterFunc(ctx, c.giveUp)
 	defer stop()
-	s, _, alive := c.look()
+	s, alive := c.look()
 	if s == txNone && alive {
 		if _, err := c.handle.ExecContext(ctx, "SELECT 1"); errors.Is(err, sql.ErrTxDone) {
 			return txUnseen

@@ -155,10 +155,10 @@ func TestUpdateInTx(t *testing.T) {
 				noError(t, spoil(ctx, tx))
 				taking := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
 				for way, err := range map[string]error{
-					"Update":   update(ctx, tx, 5, "new"),
-					"Upsert":   table.Upsert(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
-					"Takeover": taking.Raise(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, nil),
-					"Enter":    tx.enter(ctx, claimOf("r", 5)),
+					"Update":      update(ctx, tx, 5, "new"),
+					"Upsert":      table.Upsert(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, Set{"v": "new"}),
+					"Table.Raise": taking.Raise(ctx, tx.in(), claimOf("r", 5), Key{1, "x"}, nil),
+					"Enter":       tx.enter(ctx, claimOf("r", 5)),
 				} {
 					wantReason(t, err, guard.ReasonUnavailable, "%s in a transaction that was %s", way, what)
 				}

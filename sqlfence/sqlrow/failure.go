@@ -10,20 +10,25 @@ import (
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
-// failure is sqlkit.Failure for a statement on the table, which is the caller's.
+// failure is guard's error for a driver's error of a statement on the table, which is the
+// caller's. wrote says whether the statement may have committed something.
 func (t *Table) failure(op string, claim guard.Claim, err error, wrote bool) error {
-	if sqlkit.Explained(err) {
+	var unread sqlkit.Unreadable
+	switch misread := errors.As(err, &unread); {
+	case misread && wrote: // whatever the dest's error says, the row may be written
+		return guard.OutcomeUnknown(op, claim, err)
+	case misread && sqlkit.Explained(unread): // its promises are not this statement's
+		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %v", op, unread)
+	case misread:
+		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %w", op, unread)
+	case sqlkit.Explained(err):
 		return err
-	}
-	if sqlkit.NotEncoded(err) {
+	case sqlkit.NotEncoded(err):
 		return sqlkit.ErrEncoding
-	}
-	var argument sqlkit.Unsendable
-	if pgerr.Undefined(err) || misfit(err) || errors.As(err, &argument) {
+	case pgerr.Undefined(err) || misfit(err) || errors.As(err, new(sqlkit.Unsendable)):
 		return fmt.Errorf("sqlfence: %s: %w: %w%s", op, guard.ErrInvalid, err, t.wayOut(err))
-	}
-	if pgerr.State(err) == pgerr.Privilege {
-		return sqlkit.Denied(op, claim, err)
+	case pgerr.State(err) == pgerr.Privilege:
+		return guard.Setup(op, claim, fmt.Errorf("%w; grant the role the right on its table, or see the table's policies", err))
 	}
 	return sqlkit.Failure(op, claim, err, wrote)
 }

@@ -126,7 +126,10 @@ func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Clai
 	n, err := s.send(ctx, on)
 	switch {
 	case err != nil:
-		return guard.Mark{}, t.failed(ctx, on, commits, k, claim, key, err)
+		if pgerr.State(err) == pgerr.LockTimeout && commits {
+			err = t.lockedBy(ctx, on, key, err)
+		}
+		return guard.Mark{}, t.failure(t.op(k), claim, err, commits)
 	case n > 1:
 		return guard.Mark{}, fmt.Errorf("sqlfence: %s: the key is not unique: %d rows were written", t.op(k), n)
 	case n == 1 && k == raises && !s.kept:
@@ -199,22 +202,6 @@ func (s *statement) send(ctx context.Context, on Executor) (n int64, err error) 
 	}
 	err = on.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error { n++; return scan(s.dest...) })
 	return n, err
-}
-
-// failed turns the error of a statement that writes into one of guard's.
-func (t *Table) failed(ctx context.Context, on Executor, commits bool, k kind, claim guard.Claim, key Key, err error) error {
-	misread := sqlkit.Unreadable{}
-	switch unread := errors.As(err, &misread); {
-	case unread && commits: // whatever the dest's error says, the row may be written
-		return guard.OutcomeUnknown(t.op(k), claim, err)
-	case unread && sqlkit.Explained(misread): // its promises are not this write's
-		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %v", t.op(k), misread)
-	case unread:
-		return fmt.Errorf("sqlfence: %s: a dest did not take its value: %w", t.op(k), misread)
-	case pgerr.State(err) == pgerr.LockTimeout && commits:
-		err = t.lockedBy(ctx, on, key, err)
-	}
-	return t.failure(t.op(k), claim, err, commits)
 }
 
 // lockedBy adds to the error of a statement that waited in vain for the row who has it.

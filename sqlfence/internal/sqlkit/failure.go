@@ -70,12 +70,6 @@ func SchemaFailure(op string, claim guard.Claim, err error) error {
 	return Failure(op, claim, err, false)
 }
 
-// Denied is the error of a statement on the caller's own tables that the role may
-// not run: nothing was written, and the store is not unavailable.
-func Denied(op string, claim guard.Claim, err error) error {
-	return guard.Setup(op, claim, fmt.Errorf("%w; grant the role the right on its table, or see the table's policies", err))
-}
-
 // Rejected builds the refusal from the facts that the function put into the
 // error's detail.
 func Rejected(reason guard.Reason, claim guard.Claim, err error) error {

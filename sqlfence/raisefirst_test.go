@@ -23,10 +23,10 @@ func unfenced(e *env) work {
 	}
 }
 
-// after takes over with takeOver before each transaction.
-func after(takeOver func(context.Context, guard.Claim) error, in work) work {
+// after raises the mark before each transaction.
+func after(raise func(context.Context, guard.Claim) error, in work) work {
 	return func(ctx context.Context, claim guard.Claim, fn func(ctx context.Context, tx testTx) error) error {
-		if err := takeOver(ctx, claim); err != nil {
+		if err := raise(ctx, claim); err != nil {
 			return err
 		}
 		return in(ctx, claim, fn)
