@@ -3,6 +3,7 @@ package sqlfence
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -382,5 +383,36 @@ func TestReportOnlyByAnother(t *testing.T) {
 		e.wantInt(1, "trigger functions for one table", "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^guard_[0-9a-f]{32}$'")
 		e.wantInt(5, "counters for one table", "SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relname ~ '^guard_'")
 		e.exec("DROP TABLE own")
+	}
+}
+
+// TestTriggerKeys (P1): the list of resources that a transaction's triggers have checked
+// confuses no two of them, whatever their names have in them and whatever collations the
+// columns have.
+func TestTriggerKeys(t *testing.T) {
+	e := someEnv(t)
+	e.exec(`CREATE COLLATION german (provider = icu, locale = 'de')`)
+	e.exec(`CREATE TABLE mixed (tenant text COLLATE german NOT NULL, period text COLLATE "C" NOT NULL, v int, PRIMARY KEY (tenant, period))`)
+	e.guardBy("mixed", "{tenant}:{period}")
+	a, b := claimOf("a:x", 5), claimOf("b:x", 5)
+	noError(t, errors.Join(e.db.Raise(t.Context(), a), e.db.Raise(t.Context(), b)), "the raises")
+	noError(t, e.presenting("INSERT INTO mixed VALUES ('a', 'x', 1); UPDATE mixed SET v = 2", a), "a row whose columns have two collations")
+	wantReason(t, e.presenting("UPDATE mixed SET v = 3; INSERT INTO mixed VALUES ('b', 'x', 1)", a), guard.ReasonMissing, "a row of a resource without a claim")
+	wantReason(t, e.presenting("UPDATE mixed SET tenant = 'b'", a), guard.ReasonMissing, "a row that becomes another resource's")
+
+	// By the triggers' own expression: no key is in a list of two others.
+	key := e.text(`SELECT fencepost.guard_key('r.', '[{"column": "tenant"}, {"column": "period"}]')`)
+	confused := func(key string) int64 {
+		return e.int(`WITH nasty AS (SELECT unnest(ARRAY['', ' ', 'x ', '''', ' ''', ''' ', ',', ''',''', ' '';', '\''', ' E''x', ',''x'';']) AS v),
+			r AS (SELECT a.v AS tenant, b.v AS period FROM nasty a, nasty b),
+			k AS (SELECT ` + key + ` AS key FROM r)
+			SELECT count(*) FROM k a, k b, k c WHERE c.key NOT IN (a.key, b.key) AND a.key < b.key AND (strpos(a.key || b.key, c.key) > 0 OR strpos(b.key || a.key, c.key) > 0)`)
+	}
+	e.wantInt(0, "distinct keys that are the same", `SELECT count(*) - count(DISTINCT `+key+`) FROM (VALUES ('a', 'b,c'), ('a,b', 'c'), ('a'',''b', 'c'), ('a', 'b'',''c')) AS r (tenant, period)`)
+	if n := confused(key); n != 0 {
+		t.Errorf("%d lists have a key that is not in them", n)
+	}
+	if confused("format(' %s,%s;', r.tenant, r.period)") == 0 {
+		t.Error("the control: keys that are not quoted are not confused")
 	}
 }

@@ -105,10 +105,11 @@ BEGIN
 END $$;
 
 -- guard_key is the expression for the key of a row: the values that name its resource,
--- quoted, so that no key is a part of another one or of two.
+-- quoted, so that no key is a part of another one or of two. The columns may have
+-- different collations, with which strpos could not compare.
 CREATE FUNCTION fencepost.guard_key(p_row text, p_parts jsonb)
 RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
-  SELECT format('format(%L%s)', ' ' || coalesce(string_agg('%L', ',' ORDER BY n), '') || ';', coalesce(string_agg(format(', %s%I', p_row, part ->> 'column'), '' ORDER BY n), ''))
+  SELECT format('format(%L%s) COLLATE "C"', ' ' || coalesce(string_agg('%L', ',' ORDER BY n), '') || ';', coalesce(string_agg(format(', %s%I', p_row, part ->> 'column'), '' ORDER BY n), ''))
     FROM jsonb_array_elements(p_parts) WITH ORDINALITY AS x(part, n) WHERE part ? 'column'
 $$;
 
