@@ -9,7 +9,6 @@ require (
 	github.com/aws/smithy-go v1.28.7
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/urfave/cli/v3 v3.14.0
 )
 
 require (

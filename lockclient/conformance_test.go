@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -71,7 +72,7 @@ func TestConformance(t *testing.T) {
 			},
 			TTL: time.Minute,
 			Purge: func(t testing.TB) {
-				operator, err := lockadmin.New(pool, nil)
+				operator, err := pgadmin.New(pool, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

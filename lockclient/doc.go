@@ -73,7 +73,7 @@
 // A name that a guard.Template (P9) declares is built by the template, and a
 // fence with the same template checks the claim's resource against it.
 // [Options.Namespace] confines a client to one tenant's resources. It is a
-// boundary inside a process; database roles are package lockadmin's.
+// boundary inside a process; database roles are package pgadmin's.
 //
 // Until version 1 exported names may change between minor versions.
 //

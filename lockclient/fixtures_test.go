@@ -28,7 +28,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Shared with the tests of lockadmin.
+// Shared with the tests of pgadmin.
 type (
 	recorder = leasetest.Recorder
 	proxy    = leasetest.Proxy

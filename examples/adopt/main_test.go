@@ -13,7 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -156,7 +156,7 @@ func TestReadme(t *testing.T) {
 	run("GRANT CREATE ON DATABASE " + conn.Conn().Config().Database + " TO fence_owner")
 	as("fence_owner")
 	run(pglock.MigrationSQL() + sqladmin.MigrationSQL())
-	run(must(lockadmin.RolesSQL(nil)) + must(sqladmin.RolesSQL(nil)))
+	run(must(pgadmin.RolesSQL(nil)) + must(sqladmin.RolesSQL(nil)))
 	as("billing_app")
 	refused("SELECT fencepost.present('balance:acme', 1, 'lease')")
 	refused(must(sqladmin.TriggerSQL(trigger)))

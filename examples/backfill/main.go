@@ -25,7 +25,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
@@ -105,7 +105,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	}
 	defer cleanup()
 	_, err = pool.Exec(ctx, schema)
-	if err := errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
+	if err := errors.Join(err, pgadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
 		return err
 	}
 	start := func(name string, pause func(context.Context) context.Context) (*worker, func()) {

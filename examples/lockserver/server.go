@@ -19,7 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -44,10 +44,10 @@ func audience(tenant string) string { return "billing/" + tenant }
 // newServer returns a server that signs its grants with key. Only the lock server
 // has the key.
 func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticate, key proof.PrivateKey) (*server, error) {
-	if err := lockadmin.Migrate(ctx, pool); err != nil {
+	if err := pgadmin.Migrate(ctx, pool); err != nil {
 		return nil, err
 	}
-	operator, err := lockadmin.New(pool, nil)
+	operator, err := pgadmin.New(pool, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
@@ -21,7 +21,7 @@ import (
 func main() {
 	ctx := context.Background()
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	must(0, lockadmin.Migrate(ctx, pool)) // schema fencepost
+	must(0, pgadmin.Migrate(ctx, pool)) // schema fencepost
 	must(pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS billing AS SELECT 'acme' AS tenant, 'open' AS status"))
 	client := must(lockclient.New(must(pglock.New(pool, nil)), "worker-7", nil))
 	db := must(sqlfence.Pgx(pool, nil))

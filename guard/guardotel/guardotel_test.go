@@ -27,7 +27,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -54,7 +54,7 @@ func happen(ctx context.Context, t *testing.T, pool *pgxpool.Pool, observer guar
 	if _, err := client.TryAcquire(ctx, "close:2026-04", opts); !errors.Is(err, lockclient.ErrHeld) {
 		t.Fatalf("held, and granted again: %v", err)
 	}
-	operator := guard.Must(lockadmin.New(pool, &lockadmin.Options{Observer: observer}))
+	operator := guard.Must(pgadmin.New(pool, &pgadmin.Options{Observer: observer}))
 	unlocked, err := operator.ForceUnlock(ctx, "close:2026-04", "Ada", "worker-1 hangs", nil)
 	must(err)
 	must(fence.Raise(ctx, unlocked.Invalidated))

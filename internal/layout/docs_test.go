@@ -16,7 +16,7 @@ import (
 // documented lists the packages whose documentation has a fixed order: what it
 // guarantees, what it does not, how it is used, then the rest.
 var documented = []string{
-	"guard", "guard/proof", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "sqlfence/sqltest", "s3fence", "httpfence", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/lockhttp",
+	"guard", "guard/proof", "sqlfence", "sqlfence/sqladmin", "sqlfence/sqlrow", "sqlfence/sqltest", "s3fence", "httpfence", "lockclient", "lockclient/pglock", "lockclient/lockadmin", "lockclient/lockadmin/pgadmin", "lockclient/lockhttp",
 	"lockclient/etcdlock", "lockclient/redislock", "lockclient/zklock", "lockclient/locktest",
 }
 

@@ -14,7 +14,7 @@ import (
 // modules are the modules of the repository. Another one needs a reason: each is
 // one more place to upgrade, to tag and to drift.
 var modules = []string{
-	".", "examples/thirdparty", "guard/guardotel", "httpfence/grpcfence", "internal/suites", "lockclient/etcdlock", "lockclient/zklock",
+	".", "examples/thirdparty", "guard/guardotel", "httpfence/grpcfence", "internal/suites", "lockclient/cmd/fencectl", "lockclient/etcdlock", "lockclient/zklock",
 }
 
 // TestModules holds the list of modules against the repository, Dependabot's

@@ -30,6 +30,7 @@ var snippetImports = map[string]string{
 	"io":         "io",
 	"lockclient": module + "/lockclient",
 	"lockadmin":  module + "/lockclient/lockadmin",
+	"pgadmin":    module + "/lockclient/lockadmin/pgadmin",
 	"pglock":     module + "/lockclient/pglock",
 	"log":        "log",
 	"rand":       "math/rand/v2",

@@ -17,18 +17,17 @@ import (
 // reason why no verdict depends on it. Another entry needs one of these reasons.
 var timed = map[string][]string{
 	"a time that has to pass; a longer one is as good": {
-		"lockclient/cmd/fencectl/runbook_test.go: happens",
 		"lockclient/conformance_test.go: TestConformance",
 		"lockclient/internal/waiting/wait_test.go: TestNoted",
-		"lockclient/lockadmin/events_test.go: TestOperatorEvents",
-		"lockclient/lockadmin/failover_test.go: TestPromotedStandby",
-		"lockclient/lockadmin/failover_test.go: TestRestoredDump",
-		"lockclient/lockadmin/list_test.go: TestListStates",
-		"lockclient/lockadmin/purge_race_test.go: TestPurgeBesideAnInsert",
-		"lockclient/lockadmin/purge_race_test.go: TestPurgeThenInsert",
-		"lockclient/lockadmin/purge_test.go: TestPurgeFails",
-		"lockclient/lockadmin/roles_test.go: TestIssuerCannotStopGrants",
-		"lockclient/lockadmin/roles_test.go: TestRolesSuffice",
+		"lockclient/lockadmin/pgadmin/events_test.go: TestOperatorEvents",
+		"lockclient/lockadmin/pgadmin/failover_test.go: TestPromotedStandby",
+		"lockclient/lockadmin/pgadmin/failover_test.go: TestRestoredDump",
+		"lockclient/lockadmin/pgadmin/list_test.go: TestListStates",
+		"lockclient/lockadmin/pgadmin/purge_race_test.go: TestPurgeBesideAnInsert",
+		"lockclient/lockadmin/pgadmin/purge_race_test.go: TestPurgeThenInsert",
+		"lockclient/lockadmin/pgadmin/purge_test.go: TestPurgeFails",
+		"lockclient/lockadmin/pgadmin/roles_test.go: TestIssuerCannotStopGrants",
+		"lockclient/lockadmin/pgadmin/roles_test.go: TestRolesSuffice",
 		"lockclient/lockhttp/conformance_test.go: TestConformanceOnPostgreSQL",
 	},
 	"what must not happen by then: a slow machine can only miss it": {
@@ -37,7 +36,7 @@ var timed = map[string][]string{
 		"lockclient/internal/pglease/batch_test.go: TestCloseEndsNoStatement",
 		"lockclient/internal/pglease/line_test.go: TestAbandonedWaitersLeave",
 		"lockclient/internal/pglease/listen_test.go: TestListenerIdle",
-		"lockclient/lockadmin/advance_test.go: TestAdvanceFloorWaitsForGrants",
+		"lockclient/lockadmin/pgadmin/advance_test.go: TestAdvanceFloorWaitsForGrants",
 		"lockclient/network_test.go: open",
 		"lockclient/plans_test.go: TestPollingWaiter",
 		"sqlfence/lost_test.go: TestCommitIgnoresCancel",
@@ -46,7 +45,7 @@ var timed = map[string][]string{
 	"the limit is what is tested: whatever waits is meant to reach it": {
 		"httpfence/client_test.go: TestDoSeesThroughTimeouts",
 		"lockclient/hold_test.go: TestHoldInsideHold",
-		"lockclient/lockadmin/purge_test.go: TestPurgeBesideOpenTransaction",
+		"lockclient/lockadmin/pgadmin/purge_test.go: TestPurgeBesideOpenTransaction",
 		"lockclient/lockhttp/close_test.go: TestCloseGivesUp",
 		"lockclient/pooler_test.go: Renew",
 		"lockclient/postgres_test.go: TestPoolExhausted",
@@ -88,6 +87,7 @@ var timed = map[string][]string{
 	},
 	"bubbles call it by an interface": {
 		"httpfence/harness_test.go: run",
+		"lockclient/lockhttp/leave_test.go: ForceUnlock",
 		"lockclient/lockhttp/leave_test.go: Release",
 		"lockclient/lockhttp/leave_test.go: Watch",
 		"lockclient/lockhttp/line_test.go: Acquire",
@@ -98,7 +98,7 @@ var timed = map[string][]string{
 	},
 	"options that are looked at and not used": {
 		"lockclient/internal/pglease/issuer_test.go: TestNewIssuerInvalid",
-		"lockclient/lockadmin/events_test.go: TestOptionsInvalid",
+		"lockclient/lockadmin/pgadmin/events_test.go: TestOptionsInvalid",
 		"lockclient/statefirst_test.go: TestDefaultOptions",
 		"lockclient/validate_test.go: TestInvalidInput",
 		"lockclient/validate_test.go: TestNewInvalid",

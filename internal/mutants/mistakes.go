@@ -140,7 +140,7 @@ var mistakes = []mistake{
 	{
 		name: "purge without floor", wrong: "a purged resource starts again at 1",
 		edits: []edit{{epochSQL, "    PERFORM fencepost.raise_floor(v_highest);\n", "    NULL;\n"}},
-		by:    unitTest("lockclient/lockadmin", "^TestPurge$"),
+		by:    unitTest("lockclient/lockadmin/pgadmin", "^TestPurge$"),
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",

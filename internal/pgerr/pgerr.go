@@ -231,7 +231,7 @@ func Explain(err error) error {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 	case Privilege:
-		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqladmin and lockadmin)", err)
+		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqladmin and pgadmin)", err)
 	}
 	return err
 }

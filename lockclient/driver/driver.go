@@ -43,7 +43,7 @@
 //
 // # Optional interfaces
 //
-// [Explainer], [Floors], [Epochs] and [Clock] are found by a type assertion. An
+// [Explainer] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
 // # Compatibility
@@ -234,21 +234,4 @@ type Explainer interface {
 type Clock interface {
 	// Now is the clock of the holders; see [Now].
 	Now() time.Duration
-}
-
-// Floors is an issuer whose tokens can be raised, such as above those of another
-// system that a resource comes from.
-type Floors interface {
-	// Advance raises the resource's last token to at least above; it lowers
-	// none. It is refused with a [*HeldError] while a lower token is held, and
-	// may be with guard.ErrInvalid if it would leave no room for later tokens.
-	Advance(ctx context.Context, resource string, above guard.Token) (reached guard.Token, err error)
-}
-
-// Epochs is an issuer whose tokens can all be raised above those that it issued
-// before, which it may issue again after a restore.
-type Epochs interface {
-	// RaiseEpoch raises every later token. It is called after each restore of a
-	// snapshot; processes that hold or wait for leases are restarted after it.
-	RaiseEpoch(ctx context.Context) error
 }

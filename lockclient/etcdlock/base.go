@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // stored is a number under a key, and the key's revision; both 0 if there is
@@ -53,8 +54,15 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 // it sets the base from this process's clock, or above the stored one if that is
 // higher. Call it after every restore of a snapshot, and restart every process that holds
 // or waits for a lease.
-func (i *Issuer) RaiseEpoch(ctx context.Context) error {
-	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
+func (i *Issuer) RaiseEpoch(ctx context.Context) (lockadmin.Epoch, error) {
+	if err := i.raiseEpoch(ctx); err != nil {
+		return lockadmin.Epoch{}, failed("raise epoch", guard.Claim{}, err)
+	}
+	epoch, err := i.epoch(ctx)
+	if err != nil { // it is raised, and calling again is harmless
+		return epoch, guard.OutcomeUnknown("raise epoch", guard.Claim{}, err)
+	}
+	return epoch, nil
 }
 
 func (i *Issuer) raiseEpoch(ctx context.Context) error {

@@ -6,7 +6,7 @@
 // lease's key. etcd's revision grows over release, compaction, defragmentation,
 // restart and leader change. The base makes tokens survive more: it is set from
 // the clock at first use, so that the tokens of a wiped cluster stay above its
-// earlier ones, and [Issuer.RaiseEpoch], or the command fencectl-etcd, raises it
+// earlier ones, and [Issuer.RaiseEpoch], or fencectl, raises it
 // after a restore; [Issuer.Advance] raises it above the tokens of another lock system.
 //
 // # What it does not
@@ -33,7 +33,13 @@
 //
 // Below the prefix, by default "fencepost/": base,
 // lease/RESOURCE (JSON, attached to an etcd lease), spent/RESOURCE/LEASE for an
-// hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS.
+// hour, queue/RESOURCE/PROCESS for ten seconds, attempt/PROCESS, and cut/RESOURCE/REQUEST
+// for good, the records of force unlocks.
+//
+// # Operators
+//
+// [Issuer] is a lockadmin.Admin: what it cannot do is to purge and to inspect. A role of
+// etcd that may write below the prefix may change its records, too.
 //
 // # What it costs
 //
@@ -101,11 +107,7 @@ type Issuer struct {
 	places   map[string]clientv3.LeaseID
 }
 
-var (
-	_ driver.Issuer = (*Issuer)(nil)
-	_ driver.Floors = (*Issuer)(nil)
-	_ driver.Epochs = (*Issuer)(nil)
-)
+var _ driver.Issuer = (*Issuer)(nil)
 
 // New returns an issuer on client, which the caller closes. It sends nothing.
 // opts may be nil. The error is a [*guard.InvalidError].

@@ -1,11 +1,9 @@
-// Package lockadmin has the operators' calls for the leases of package lockclient
-// on PostgreSQL: list them, force-unlock one, read the audit, raise the epoch,
-// purge, inspect the server, migrate, and make the database's roles.
+// Package lockadmin is what operators do with leases: look, cut one, read the audit,
+// raise tokens. It is one interface, [Admin], and one JSON form for every engine.
 //
 // # What it guarantees
 //
-// No call lowers a token. What changes a lease leaves a record or keeps every
-// token.
+// No call lowers a token. A force unlock leaves a record in the audit.
 //
 // # What it does not
 //
@@ -14,70 +12,35 @@
 //
 // # Use
 //
-//	op, err := lockadmin.New(pool, nil)
-//	for lease, err := range op.List(ctx, "tenant_123:billing-close:*", nil) { ... }
-//	cut, err := op.ForceUnlock(ctx, resource, "ada", "worker-7 hangs since 02:10",
+//	for lease, err := range admin.List(ctx, "tenant_123:billing-close:*", nil) { ... }
+//	cut, err := admin.ForceUnlock(ctx, resource, "ada", "worker-7 hangs since 02:10",
 //		&lockadmin.ForceUnlockOptions{ExpectedLeaseID: lease.LeaseID})
 //	err = marks.Raise(ctx, cut.Invalidated) // until then the cut holder still writes
 //
-// The command fencectl offers these calls on the command line, and "fencectl
-// help runbook" is the runbook: symptoms, what to look at, what to do.
+// The command fencectl offers these calls on the command line, and "fencectl help
+// runbook" is the runbook: symptoms, what to look at, what to do.
 //
-// # Rights
+// # Engines
 //
-// [RolesSQL] makes three roles. An issuer acquires, renews and releases. The
-// database refuses it everything else: the floor (the token that every later
-// grant is above), a token that skips others, an expiry later than the longest
-// TTL, the epoch, the audit. An operator reads everything and changes leases only
-// through functions that leave a record or keep every token. A reader reads.
-// These calls need an operator, or the owner of the schema.
+//   - PostgreSQL: pgadmin.New. It can do everything.
+//   - etcd, ZooKeeper, Redis: the issuers of etcdlock, zklock and redislock.
+//   - the lock server: lockhttp.NewAdmin, with the rights of an operator's identity.
 //
-// # Failover and restore
+// What an engine cannot do is an [*UnsupportedError], which says why and matches
+// errors.ErrUnsupported. Nothing is sent for it.
 //
-// A server that lost the last grants must not issue their tokens again. So a
-// token's bits from 40 up are an epoch ([Epoch]): a stored base plus the WAL
-// timeline less one. Tokens are small numbers (1, 2, 3) on a server that never
-// failed over, and 1,099,511,627,777 and up after the first promotion. Before a
-// client is granted anything on a server it makes the server enter its epoch,
-// durably; every statement that grants checks that it is still on that server, so
-// a failover behind a pooler is noticed too. These are noticed without a call:
+// # JSON
 //
-//   - the promotion of a standby, and recovery to a point in time: each begins
-//     a timeline;
-//   - a dump that is restored in another cluster, in another database or over
-//     itself, and an upgrade by pg_upgrade: the recorded system identifier or
-//     object numbers differ, and the base becomes the highest epoch recorded in
-//     the leases plus one.
+// A [LeaseInfo], an [AuditRecord] and a [ForceUnlocked] have the same members in the lock
+// server's API, in "fencectl --output json" and in what encoding/json makes of them: resource,
+// ownerId, leaseId, fencingToken, createdAt, expiresAt; action, actorId, reason, createdAt.
+// Log lines use these names too. fencingToken is a number; token has the same
+// as text, since many readers lose digits above 2^53.
 //
-// The server cannot detect these. Call [Operator.RaiseEpoch] after them, before the
-// applications are started again:
+// # Where to read on
 //
-//   - a snapshot or file copy of the server's disk was started in its place:
-//     the timeline is the same;
-//   - two standbys were promoted without a common WAL archive: both are on one
-//     timeline;
-//   - only the rows were copied into a schema that was migrated before, by a
-//     dump of the data only or by logical replication;
-//   - a dump was restored that is older than a failover, an earlier restore or a
-//     call of RaiseEpoch: it does not contain the epochs since. Call it until
-//     the epoch is above that of the highest token at the resources, or use
-//     [Operator.AdvanceFloor] with that token;
-//   - a failover or restore of a server that hides its timeline or its
-//     identifier. By default, ordinary PostgreSQL roles see both. Where that
-//     was changed, only the stored base counts: [Epoch].Hidden says why, and
-//     each client logs lock_epoch_hidden once.
-//
-// An [Operator.Advance] that was acknowledged by a lost server is lost with it:
-// repeat it. Once leases are held on the new server, nobody may use the old one
-// any longer; its tokens are lower, so the fences refuse its holders once a new
-// holder has written.
-//
-// # Rows
-//
-// The table keeps a row for every resource name that was ever leased, until
-// [Operator.Purge] deletes those that have been free for long. A purge raises the floor, the token that every later
-// grant is above. [Operator.AdvanceFloor] only raises the floor, and must be
-// called before guard.Store.Retire.
+// lockadmin.go has the interface and its options, records.go what it returns and the
+// JSON form, errors.go the errors.
 //
 // # Compatibility
 //

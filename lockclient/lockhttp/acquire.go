@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 )
 
 // acquiring is one request for a lease.
@@ -107,7 +108,7 @@ func (a *acquiring) hand(ctx context.Context, grant driver.Grant, body *grantBod
 	if ctx.Err() != nil || a.s.now()-a.from >= grant.TTL {
 		return guard.OutcomeUnknown("acquire", claim, cmp.Or(context.Cause(ctx), driver.ErrLate))
 	}
-	body.Acquired, body.twice, body.Reclaimed = true, twiceOf(grant.Token), grant.Reclaimed
+	body.Acquired, body.twice, body.Reclaimed = true, wire.TwiceOf(grant.Token), grant.Reclaimed
 	body.TTL, body.CreatedAt, body.ExpiresAt = seconds(grant.TTL), grant.AcquiredAt, a.at.Add(grant.TTL)
 	if body.Proof, err = a.s.sign(ctx, a.id, claim, body.ExpiresAt); err != nil {
 		return guard.OutcomeUnknown("acquire", claim, fmt.Errorf("signing: %w", err))

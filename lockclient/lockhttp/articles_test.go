@@ -20,7 +20,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
@@ -261,7 +261,7 @@ func TestReleasesAreLimited(t *testing.T) {
 func TestByIDOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	pool := leasetest.Migrated(t)
-	operator, err := lockadmin.New(pool, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
+	operator, err := pgadmin.New(pool, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
@@ -98,22 +99,23 @@ func TestFarClients(t *testing.T) {
 
 // admin is an operator of one lease.
 type admin struct {
-	get    func() (driver.LeaseInfo, error)
-	unlock func(*driver.ForceUnlockOptions) (driver.ForceUnlocked, error)
+	lockadmin.Admin // nil: the lock server has no more requests than these
+	get             func() (lockadmin.LeaseInfo, error)
+	unlock          func(*lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error)
 }
 
-func (a admin) List(context.Context, string, *driver.ListOptions) iter.Seq2[driver.LeaseInfo, error] {
-	return func(yield func(driver.LeaseInfo, error) bool) { yield(a.get()) }
+func (a admin) List(context.Context, string, *lockadmin.ListOptions) iter.Seq2[lockadmin.LeaseInfo, error] {
+	return func(yield func(lockadmin.LeaseInfo, error) bool) { yield(a.get()) }
 }
 
-func (a admin) Get(context.Context, string) (driver.LeaseInfo, error) { return a.get() }
+func (a admin) Get(context.Context, string) (lockadmin.LeaseInfo, error) { return a.get() }
 
-func (a admin) ForceUnlock(_ context.Context, _, _, _ string, o *driver.ForceUnlockOptions) (driver.ForceUnlocked, error) {
+func (a admin) ForceUnlock(_ context.Context, _, _, _ string, o *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error) {
 	return a.unlock(o)
 }
 
-func (a admin) Audit(context.Context, string, *driver.AuditOptions) iter.Seq2[driver.AuditRecord, error] {
-	return func(func(driver.AuditRecord, error) bool) {}
+func (a admin) Audit(context.Context, string, *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error] {
+	return func(func(lockadmin.AuditRecord, error) bool) {}
 }
 
 // halting does not carry out one renewal, and says so when all others are.
@@ -200,7 +202,7 @@ func TestNamedStates(t *testing.T) {
 	t.Parallel()
 	setup := guard.Setup("x", guard.Claim{}, errors.New("no schema"))
 	web, _ := serve(t, failed{memory.NewServer().Issuer(), setup}, everybody, &lockhttp.Options{Admin: admin{
-		get: func() (driver.LeaseInfo, error) { return driver.LeaseInfo{}, setup },
+		get: func() (lockadmin.LeaseInfo, error) { return lockadmin.LeaseInfo{}, setup },
 	}})
 	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 500 || got.problem() != "setup" || got.header.Get("Retry-After") != "" {
 		t.Errorf("readiness: %d %s", got.status, got.text)

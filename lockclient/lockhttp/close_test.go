@@ -96,7 +96,7 @@ func TestRequestsDuringClose(t *testing.T) {
 // between runs something after the first exchange of two.
 type between struct {
 	driver.Issuer
-	lockhttp.Admin
+	lockadmin.Admin
 	then func()
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
@@ -115,7 +116,7 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 			}
 		}
 		h.Purge = func(t testing.TB) {
-			operator, err := lockadmin.New(pool, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
+			operator, err := pgadmin.New(pool, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,7 +8,7 @@
 // The server:
 //
 //	issuer, err := pglock.New(pool, nil) // or etcd, Redis, memory
-//	operator, err := lockadmin.New(pool, nil)
+//	operator, err := pgadmin.New(pool, nil)
 //	server, err := lockhttp.New(issuer, authenticate, &lockhttp.Options{Admin: operator})
 //	err = (&http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}).ListenAndServe()
 //

@@ -165,11 +165,11 @@ func (i *Issuer) refusal(op string, claim guard.Claim, resp *http.Response, p pr
 		return guard.OutcomeUnknown(op, claim, fmt.Errorf("the response is %s, and not this server's", resp.Status))
 	}
 	i.learn(p.ServerTime, sent)
-	var said error = fmt.Errorf("the lock server says %s: %q", resp.Status, p.Detail)
 	k := kindNamed(name)
 	if k.status != resp.StatusCode {
 		k = &kindInternal
 	}
+	said := &refusedError{k, fmt.Sprintf("the lock server says %s: %q", resp.Status, p.Detail)}
 	if k == &kindOver {
 		return &httpError{kind: k, err: said, cut: p.Cut}
 	}

@@ -93,7 +93,7 @@ func TestWatchesEnd(t *testing.T) {
 }
 
 // cutting is an operators' API whose force unlock takes a while.
-type cutting struct{ lockhttp.Admin }
+type cutting struct{ lockadmin.Admin }
 
 func (cutting) ForceUnlock(ctx context.Context, resource, _, _ string, opts *lockadmin.ForceUnlockOptions) (lockadmin.ForceUnlocked, error) {
 	invalidated := guard.Claim{Resource: resource, Token: 2, LeaseID: opts.RequestID}

@@ -14,95 +14,70 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
-// lockBody is what is known about one resource.
-type lockBody struct {
-	Resource   string    `json:"resource"`
-	State      string    `json:"state"`
-	holder               // or the last one of an expired lease
-	CreatedAt  time.Time `json:"createdAt,omitzero"`
-	HeldFor    seconds   `json:"heldForSeconds"`
-	Waiting    int       `json:"waiting"`
-	ServerTime time.Time `json:"serverTime,omitzero"` // unless it is a part of another body
-}
-
-type listBody struct {
-	Locks      []lockBody `json:"locks"`
-	Next       string     `json:"next,omitempty"`
-	ServerTime time.Time  `json:"serverTime"`
-}
-
-// recordBody is one record of the audit.
-type recordBody struct {
-	ID        int64     `json:"id"`
-	At        time.Time `json:"createdAt"`
-	Action    string    `json:"action"`
-	Resource  string    `json:"resource"`
-	Actor     string    `json:"actorId"` // who was authenticated
-	Reason    string    `json:"reason"`
-	RequestID string    `json:"requestId"`
-	twice
-	Cut lockBody `json:"cut"`
-}
-
-type auditBody struct {
-	Records    []recordBody `json:"records"`
-	Next       int64        `json:"next,omitempty"`
-	ServerTime time.Time    `json:"serverTime"`
-}
-
-// unlockedBody is the response to a force unlock.
-type unlockedBody struct {
-	// Invalidated is the claim that must be raised at the resource.
-	Resource string `json:"resource"`
-	LeaseID  string `json:"leaseId"`
-	twice
-	// Raised says that the server has done so. Until somebody has, the cut
-	// holder can still write.
-	Raised     bool      `json:"raised"`
-	Cut        lockBody  `json:"cut"`
-	AuditID    int64     `json:"auditId"`
-	Repeated   bool      `json:"repeated,omitempty"`
+// timed is what the response to a question has besides what was asked for.
+type timed struct {
 	ServerTime time.Time `json:"serverTime"`
 }
 
-func (s *Server) lock(l driver.LeaseInfo, id *Identity) lockBody {
-	return lockBody{
-		Resource: l.Resource, State: string(l.State), CreatedAt: l.AcquiredAt, HeldFor: seconds(min(max(0, l.HeldFor), secondsMost)),
-		holder: *holderOf(&driver.HeldError{
-			Owner: l.Owner, Metadata: l.Metadata, Token: l.Token, LeaseID: l.LeaseID, ExpiresAt: l.ExpiresAt, Remaining: max(0, l.Remaining),
-		}, id.Operator),
-		// The issuer counts processes, and this server is one of them.
-		Waiting: max(l.Waiters, s.waiters.Count(l.Resource)),
+type listBody struct {
+	Locks []lockadmin.LeaseInfo `json:"locks"`
+	Next  string                `json:"next,omitempty"`
+	timed
+}
+
+type auditBody struct {
+	Records []lockadmin.AuditRecord `json:"records"`
+	Next    int64                   `json:"next,omitempty"`
+	timed
+}
+
+// shown is what an identity may know of a lease.
+func (s *Server) shown(l lockadmin.LeaseInfo, id *Identity) lockadmin.LeaseInfo {
+	if !id.Operator {
+		l.Token, l.LeaseID = guard.NoToken, "" // with which it could act as the holder
 	}
+	// The issuer counts processes, and this server is one of them.
+	l.Waiters = max(l.Waiters, s.waiters.Count(l.Resource))
+	return l
+}
+
+// respondTimed responds with v and the server's time.
+func (s *Server) respondTimed(w http.ResponseWriter, v any) error {
+	body, err := wire.Join(v, timed{time.Now()})
+	if err == nil {
+		s.respond(w, body)
+	}
+	return err
 }
 
 func (s *Server) get(w http.ResponseWriter, q *request) error {
 	resource := q.claim.Resource
-	var body lockBody
+	var info lockadmin.LeaseInfo
+	var err error
 	if s.opts.Admin != nil {
-		info, err := within(q.Context(), s, "get", q.claim, func(ctx context.Context) (driver.LeaseInfo, error) {
+		info, err = within(q.Context(), s, "get", q.claim, func(ctx context.Context) (lockadmin.LeaseInfo, error) {
 			return s.opts.Admin.Get(ctx, resource)
 		}, nil)
 		if err != nil {
 			return readOnly(err)
 		}
-		body = s.lock(info, q.id)
 	} else {
 		watching, err := s.watchIssuer(q.Context(), driver.Watch{Resource: resource}, func() {})
 		if err != nil {
 			return err
 		}
 		watching.Stop()
-		body = lockBody{Resource: resource, State: string(driver.StateFree), Waiting: s.waiters.Count(resource)}
-		if h := holderOf(watching.Held, q.id.Operator); h != nil {
-			body.State, body.holder = string(driver.StateHeld), *h
+		info = lockadmin.LeaseInfo{Resource: resource, State: lockadmin.StateFree}
+		if h := watching.Held; h != nil {
+			info.State, info.Owner, info.Metadata, info.Token, info.LeaseID = lockadmin.StateHeld, h.Owner, h.Metadata, h.Token, h.LeaseID
+			info.ExpiresAt, info.Remaining = h.ExpiresAt, h.Remaining
 		}
 	}
-	body.ServerTime = time.Now()
-	s.respond(w, body)
-	return nil
+	return s.respondTimed(w, s.shown(info, q.id))
 }
 
 // list is one page of the identity's resources, in the order of their names.
@@ -110,22 +85,22 @@ func (s *Server) list(w http.ResponseWriter, q *request) error {
 	if s.opts.Admin == nil {
 		return &httpError{kind: &kindUnsupported}
 	}
-	opts := &driver.ListOptions{After: q.after}
+	opts := &lockadmin.ListOptions{After: q.after}
 	if q.state != "" {
-		opts.States = []driver.LeaseState{q.state}
+		opts.States = []lockadmin.LeaseState{q.state}
 	}
 	infos, more, err := page(q, "list",
-		func(ctx context.Context, pattern string) iter.Seq2[driver.LeaseInfo, error] {
+		func(ctx context.Context, pattern string) iter.Seq2[lockadmin.LeaseInfo, error] {
 			return s.opts.Admin.List(ctx, pattern, opts)
 		},
-		func(l driver.LeaseInfo) string { return l.Resource },
-		func(a, b driver.LeaseInfo) int { return strings.Compare(a.Resource, b.Resource) })
+		func(l lockadmin.LeaseInfo) string { return l.Resource },
+		func(a, b lockadmin.LeaseInfo) int { return strings.Compare(a.Resource, b.Resource) })
 	if err != nil {
 		return err
 	}
-	body := listBody{Locks: make([]lockBody, len(infos)), ServerTime: time.Now()}
+	body := listBody{Locks: make([]lockadmin.LeaseInfo, len(infos)), timed: timed{time.Now()}}
 	for n, info := range infos {
-		body.Locks[n] = s.lock(info, q.id)
+		body.Locks[n] = s.shown(info, q.id)
 	}
 	if more {
 		body.Next = infos[len(infos)-1].Resource
@@ -139,22 +114,19 @@ func (s *Server) audit(w http.ResponseWriter, q *request) error {
 	if err := q.mayOperate(); err != nil {
 		return err
 	}
-	opts := &driver.AuditOptions{Before: q.before}
+	opts := &lockadmin.AuditOptions{Before: q.before}
 	records, more, err := page(q, "audit",
-		func(ctx context.Context, pattern string) iter.Seq2[driver.AuditRecord, error] {
+		func(ctx context.Context, pattern string) iter.Seq2[lockadmin.AuditRecord, error] {
 			return s.opts.Admin.Audit(ctx, pattern, opts)
 		},
-		func(r driver.AuditRecord) string { return r.Resource },
-		func(a, b driver.AuditRecord) int { return cmp.Compare(b.ID, a.ID) })
+		func(r lockadmin.AuditRecord) string { return r.Resource },
+		func(a, b lockadmin.AuditRecord) int { return cmp.Compare(b.ID, a.ID) })
 	if err != nil {
 		return err
 	}
-	body := auditBody{Records: make([]recordBody, len(records)), ServerTime: time.Now()}
-	for n, r := range records {
-		body.Records[n] = recordBody{
-			ID: r.ID, At: r.At, Action: strings.ToUpper(r.Action), Resource: r.Resource, Actor: r.Actor, Reason: r.Reason,
-			RequestID: r.RequestID, twice: twiceOf(r.Token), Cut: s.lock(r.Cut, q.id),
-		}
+	body := auditBody{Records: slices.Concat([]lockadmin.AuditRecord{}, records), timed: timed{time.Now()}}
+	for n := range body.Records {
+		body.Records[n].DatabaseUser = "" // the server's own
 	}
 	if more {
 		body.Next = records[len(records)-1].ID
@@ -214,7 +186,7 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 		reason += " (in the name of " + q.actor + ")"
 	}
 	// An ID of the server's own is known to a client that has to repeat the request.
-	opts := &driver.ForceUnlockOptions{ExpectedLeaseID: q.claim.LeaseID, RequestID: cmp.Or(q.requestID, input.NewLeaseID())}
+	opts := &lockadmin.ForceUnlockOptions{ExpectedLeaseID: q.claim.LeaseID, RequestID: cmp.Or(q.requestID, input.NewLeaseID())}
 	if !s.work.Begin() {
 		return errClosing
 	}
@@ -223,28 +195,22 @@ func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {
 	// Once begun it is finished, even if the operator's browser goes away: a token that
 	// is invalidated and not raised leaves the cut holder able to write.
 	ctx := context.WithoutCancel(q.Context())
-	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (driver.ForceUnlocked, error) {
+	done, err := within(ctx, s, "force unlock", guard.Claim{Resource: resource, LeaseID: opts.RequestID}, func(ctx context.Context) (lockadmin.ForceUnlocked, error) {
 		return s.opts.Admin.ForceUnlock(ctx, resource, q.id.Subject, reason, opts)
 	}, nil)
 	s.observe(ctx, guard.OpForceUnlock, done.Invalidated, began, err)
 	if err != nil {
 		return &httpError{kind: kindOf(err), err: onTheWire(err), leaseID: opts.RequestID}
 	}
-	body := unlockedBody{
-		Resource: resource, LeaseID: done.Invalidated.LeaseID, twice: twiceOf(done.Invalidated.Token),
-		Cut: s.lock(done.Cut, q.id), AuditID: done.AuditID, Repeated: done.Repeated,
-	}
 	if s.opts.Raise != nil {
 		_, err := within(ctx, s, "raise", done.Invalidated, func(ctx context.Context) (none, error) { return none{}, s.opts.Raise(ctx, done.Invalidated) }, nil)
 		// A mark that is already there, or higher, also stops the cut holder.
-		body.Raised = err == nil || errors.Is(err, guard.ErrStale)
-		if !body.Raised {
+		done.Raised = err == nil || errors.Is(err, guard.ErrStale)
+		if !done.Raised {
 			s.log(ctx, slog.LevelWarn, "lock_raise_failed", slog.String("resource", resource), slog.Any("error", err))
 		}
 	}
-	body.ServerTime = time.Now()
-	s.log(ctx, slog.LevelInfo, "lock_force_unlocked", slog.String("resource", resource), slog.String("actor", q.id.Subject), slog.String("reason", reason),
-		slog.String("fencingToken", body.Token.String()), slog.Bool("raised", body.Raised))
-	s.respond(w, body)
-	return nil
+	s.log(ctx, slog.LevelInfo, "lock_force_unlocked", slog.String("resource", resource), slog.String("actorId", q.id.Subject), slog.String("reason", reason),
+		slog.String("fencingToken", done.Invalidated.Token.String()), slog.Bool("raised", done.Raised))
+	return s.respondTimed(w, done)
 }

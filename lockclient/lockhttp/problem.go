@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // problemPrefix begins the type of every problem, as in package httpfence. Tag
@@ -40,7 +42,7 @@ var (
 		"A lease under this ID was released or abandoned; nothing is granted under it any more. Use a new ID."}
 	kindLate = kind{driver.ErrLate, "late", http.StatusPreconditionFailed, guard.Unavailable, "The request came too late",
 		"It arrived after the moment that its notAfter names, by the server's clock. Nothing was done."}
-	kindChanged = kind{driver.ErrLeaseChanged, "lease_changed", http.StatusConflict, guard.Unavailable, "Another lease",
+	kindChanged = kind{lockadmin.ErrLeaseChanged, "lease_changed", http.StatusConflict, guard.Unavailable, "Another lease",
 		"The resource's lease is not the expected one. Nothing was changed."}
 	kindNotFound = kind{guard.ErrNotFound, "not_found", http.StatusNotFound, guard.Setup, "Not found",
 		"There is nothing here."}
@@ -66,8 +68,8 @@ var (
 		"This identity asks more often than it may, or has too much in progress at once."}
 	kindInternal = kind{nil, "internal", http.StatusInternalServerError, guard.OutcomeUnknown, "Internal error",
 		"The request failed. Whether it was done is not known."}
-	kindUnsupported = kind{nil, "unsupported", http.StatusNotImplemented, guard.Setup, "Not supported",
-		"The server has no operator API, or its issuer reports no changes."}
+	kindUnsupported = kind{errors.ErrUnsupported, "unsupported", http.StatusNotImplemented, guard.Setup, "Not supported",
+		"The server has no operator API, or its issuer cannot do this, or reports no changes."}
 )
 
 var kinds = []*kind{
@@ -112,12 +114,27 @@ func (k *kind) refused(op string, claim guard.Claim, field string, said error) e
 		return driver.ErrLeaseIDSpent
 	case &kindInvalid:
 		return &guard.InvalidError{Field: field, Problem: said.Error()}
-	case &kindUnsupported: // of what the client asks, only watching may be
-		return driver.ErrNoWatch
+	case &kindUnsupported:
+		if op == "watch" {
+			return driver.ErrNoWatch
+		}
 	case &kindLate:
 		said = driver.ErrLate
 	}
 	return k.client(op, claim, said)
+}
+
+// refusedError is what the server said, as the client quotes it.
+type refusedError struct {
+	kind *kind
+	text string
+}
+
+func (e *refusedError) Error() string { return e.text }
+
+// Is reports that the identity may not do it, for [fs.ErrPermission].
+func (e *refusedError) Is(target error) bool {
+	return target == fs.ErrPermission && (e.kind == &kindForbidden || e.kind == &kindUnauthorized)
 }
 
 // behind is the error of an issuer whose tokens went back.

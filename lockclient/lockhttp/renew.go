@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 )
 
 // renew extends a lease. A claim without a token is that of a lease that runs; without a
@@ -49,7 +50,7 @@ func (s *Server) renew(w http.ResponseWriter, q *request) error {
 		return results[0], results[0].Err
 	}, nil)
 	lasts := left(cmp.Or(got.TTL, ttl), began, got.From)
-	body := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, twice: twiceOf(claim.Token), State: "extended"}
+	body := renewedBody{Resource: claim.Resource, LeaseID: claim.LeaseID, twice: wire.TwiceOf(claim.Token), State: "extended"}
 	switch {
 	case err != nil || got.State == driver.Over:
 	case got.State != driver.Extended:

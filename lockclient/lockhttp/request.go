@@ -21,6 +21,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // request is one request of an identity. Its fields are read and checked before its
@@ -39,7 +40,7 @@ type request struct {
 	prefix, after            string // what a page is of, and the resource before its first
 	before                   int64  // what all IDs of a page of the audit are below
 	limit                    int64  // how long a page is at most
-	state                    driver.LeaseState
+	state                    lockadmin.LeaseState
 }
 
 // set decodes one field.
@@ -127,7 +128,7 @@ func (q *request) check(name string) error {
 			return guard.Invalid(name, strconv.FormatInt(q.limit, 10), "must be 1 to "+strconv.Itoa(pageMost))
 		}
 	case "state":
-		if q.state != driver.StateHeld && q.state != driver.StateExpired && q.state != driver.StateFree {
+		if q.state != lockadmin.StateHeld && q.state != lockadmin.StateExpired && q.state != lockadmin.StateFree {
 			return guard.Invalid(name, string(q.state), "must be held, expired or free")
 		}
 	}

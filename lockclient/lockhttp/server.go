@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"iter"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // Authenticate returns who sent a request: by its bearer token, its client
@@ -27,15 +27,6 @@ import (
 // and one that is guard.ErrUnavailable a 503; its text is logged and not shown. It is
 // called once for every request below /v1, and for no other, from many goroutines.
 type Authenticate func(*http.Request) (*Identity, error)
-
-// Admin is what the operators' requests need. An Operator of package lockadmin without a
-// namespace is one.
-type Admin interface {
-	List(ctx context.Context, pattern string, opts *driver.ListOptions) iter.Seq2[driver.LeaseInfo, error]
-	Get(ctx context.Context, resource string) (driver.LeaseInfo, error)
-	ForceUnlock(ctx context.Context, resource, actor, reason string, opts *driver.ForceUnlockOptions) (driver.ForceUnlocked, error)
-	Audit(ctx context.Context, pattern string, opts *driver.AuditOptions) iter.Seq2[driver.AuditRecord, error]
-}
 
 // Signer makes a proof that this server issued a claim. The Signer of
 // guard/proof is one.
@@ -45,9 +36,10 @@ type Signer interface {
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Admin lists, force-unlocks and reads the audit; if nil, these requests get a 501,
-	// and /ui says so. One lease is read without it, by a watch.
-	Admin Admin
+	// Admin lists, force-unlocks and reads the audit: on PostgreSQL an Operator of package
+	// pgadmin, on other engines the issuer itself. If nil, and for what the engine cannot do,
+	// these requests get a 501, and /ui says so. One lease is read without it, by a watch.
+	Admin lockadmin.Admin
 	// Signer signs each claim that is granted or extended, for the identity's
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
 	// signed is not returned.

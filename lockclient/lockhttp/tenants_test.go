@@ -20,13 +20,13 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // postgres is an issuer on a database of its own, with its operators' calls.
-func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *pgxpool.Pool) {
+func postgres(t testing.TB, conns int32) (driver.Issuer, *pgadmin.Operator, *pgxpool.Pool) {
 	t.Helper()
 	pool := leasetest.Migrated(t)
 	config := pool.Config()
@@ -37,7 +37,7 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *lockadmin.Operator, *p
 		t.Fatal(err)
 	}
 	issuer := leasetest.Patient(guard.Must(pglock.New(own, &pglock.Options{RenewConns: 1})))
-	operator, err := lockadmin.New(own, &lockadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
+	operator, err := pgadmin.New(own, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

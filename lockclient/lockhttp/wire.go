@@ -1,50 +1,16 @@
 package lockhttp
 
 import (
-	"fmt"
-	"math"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 )
 
-// seconds is a duration as encoded in JSON: a number of seconds, exact to the microsecond.
-// A float is: there are fifteen digits at most.
-type seconds time.Duration
-
-// secondsMost is the most that is read. What an issuer says may be more.
-const secondsMost = 1e9 * time.Second
-
-// String writes all significant digits.
-func (s seconds) String() string {
-	text := strconv.FormatFloat(time.Duration(s).Truncate(time.Microsecond).Seconds(), 'f', 6, 64)
-	return strings.TrimRight(strings.TrimRight(text, "0"), ".")
-}
-
-// MarshalJSON writes the number.
-func (s seconds) MarshalJSON() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalJSON reads a number from 0 to a billion.
-func (s *seconds) UnmarshalJSON(b []byte) error {
-	n, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || !(n >= 0 && n <= secondsMost.Seconds()) {
-		return fmt.Errorf("%q is not a number of seconds", b)
-	}
-	*s = seconds(time.Duration(math.Round(n*1e6)) * time.Microsecond)
-	return nil
-}
-
-// twice is a token as a number, and as text, since readers that have only floats lose
-// digits above 2^53.
-type twice struct {
-	Number int64       `json:"fencingToken,omitempty"`
-	Token  guard.Token `json:"token,omitzero"`
-}
-
-func twiceOf(t guard.Token) twice { return twice{int64(t), t} }
+type (
+	seconds = wire.Seconds
+	twice   = wire.Twice
+)
 
 // grantBody is the response to an acquire.
 type grantBody struct {
@@ -80,10 +46,10 @@ func holderOf(h *driver.HeldError, all bool) *holder {
 	}
 	out := &holder{Owner: h.Owner, Metadata: h.Metadata, ExpiresAt: h.ExpiresAt, Remaining: seconds(h.Remaining)}
 	if h.Remaining > 0 {
-		out.Remaining = seconds(min(max(h.Remaining, time.Microsecond), secondsMost)) // 0 means free
+		out.Remaining = seconds(min(max(h.Remaining, time.Microsecond), wire.SecondsMost)) // 0 means free
 	}
 	if all {
-		out.LeaseID, out.twice = h.LeaseID, twiceOf(h.Token)
+		out.LeaseID, out.twice = h.LeaseID, wire.TwiceOf(h.Token)
 	}
 	return out
 }

@@ -79,7 +79,7 @@ func MigrationSQL() string { return pglease.Schema().Script() }
 // DownSQL returns the text that removes what [Migrate] created. Run it in one
 // transaction; it fails, and removes nothing, while a lease runs. The tokens begin
 // again at 1 after it, which fences that keep their marks elsewhere refuse: advance
-// the issuer above the highest mark (lockadmin) before leases are granted again.
+// the issuer above the highest mark (pgadmin) before leases are granted again.
 func DownSQL() string { return pglease.Schema().Down() }
 
 // Migrations returns the steps of the schema in order. Each may be applied by

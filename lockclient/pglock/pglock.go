@@ -15,7 +15,7 @@
 // What package lockclient promises. Tokens are counted in the lease's row, under its
 // lock: they grow across a crash of a server whose default is synchronous_commit =
 // off, promotion of a standby that lacks the last grants, dump and restore. What
-// needs an operator is documented in package lockadmin.
+// needs an operator is documented in package pgadmin.
 //
 // # What it does not
 //

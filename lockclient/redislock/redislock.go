@@ -73,6 +73,7 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -84,6 +85,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // Do sends one command and returns its response: strings, int64 and slices of
@@ -134,10 +136,7 @@ type Issuer struct {
 	wakes  map[string]map[*func()]struct{}
 }
 
-var (
-	_ driver.Issuer = (*Issuer)(nil)
-	_ driver.Floors = (*Issuer)(nil)
-)
+var _ driver.Issuer = (*Issuer)(nil)
 
 // New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
@@ -446,6 +445,12 @@ func (i *Issuer) wake(resource string) {
 // with the server's data: repeat Advance after that, unless the clock is above it.
 func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
 	claim := guard.Claim{Resource: resource}
+	if err := cmp.Or(guard.ValidateResource(resource), above.Validate()); err != nil {
+		return guard.NoToken, err
+	}
+	if above > lockadmin.MaxAdvance {
+		return guard.NoToken, guard.Invalid("token", above.String(), "must be at most "+lockadmin.MaxAdvance.String())
+	}
 	response, err := i.call(ctx, "advance", claim, advanceScript, []string{i.key(resource, "lease"), i.key(resource, "counter")}, above.String())
 	if err != nil {
 		return guard.NoToken, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/sequence"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
 // base is the number that every token is above, and the node that it is below. Created
@@ -59,8 +60,19 @@ func (i *Issuer) Advance(ctx context.Context, resource string, above guard.Token
 // it sets the base from this process's clock, or above the stored one if that is
 // higher. Call it after every restore of a snapshot, and after data was lost while
 // workers ran, and restart every process that holds or waits for a lease.
-func (i *Issuer) RaiseEpoch(ctx context.Context) error {
-	return failed("raise epoch", guard.Claim{}, i.raiseEpoch(ctx))
+func (i *Issuer) RaiseEpoch(ctx context.Context) (lockadmin.Epoch, error) {
+	if err := i.raiseEpoch(ctx); err != nil {
+		return lockadmin.Epoch{}, failed("raise epoch", guard.Claim{}, err)
+	}
+	s, err := i.session(ctx)
+	var epoch lockadmin.Epoch
+	if err == nil {
+		epoch, err = s.epoch(ctx)
+	}
+	if err != nil { // it is raised, and calling again is harmless
+		return epoch, guard.OutcomeUnknown("raise epoch", guard.Claim{}, err)
+	}
+	return epoch, nil
 }
 
 func (i *Issuer) raiseEpoch(ctx context.Context) error {

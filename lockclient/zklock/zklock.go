@@ -5,8 +5,8 @@
 // The token is a base plus the zxid of the transaction that granted the lease. Zxids
 // grow over release, restart and election. The base makes tokens
 // survive more: it is set from the clock at first use, so that tokens after a wiped
-// data directory stay above the earlier ones, and [Issuer.RaiseEpoch], or the command
-// fencectl-zookeeper, raises it after a restore; [Issuer.Advance] raises it above the tokens of another
+// data directory stay above the earlier ones, and [Issuer.RaiseEpoch], or
+// fencectl, raises it after a restore; [Issuer.Advance] raises it above the tokens of another
 // lock system. A restored snapshot repeats zxids and with them tokens until
 // RaiseEpoch is called: an issuer that keeps running through it notices and refuses
 // (guard.ErrMarkAhead) once it is granted a token that is not above its own, or finds a
@@ -45,8 +45,13 @@
 // Below the root, by default "/fencepost": base with one child, whose name is the base,
 // beat-SESSION (ephemeral), and for each resource a container r-RESOURCE with the children
 // lock and grant-RANDOM, while the lease runs and until it is taken over, wait-N (ephemeral,
-// sequential), and id-LEASE for an hour after a lease ID was spent. A holder that crashed
-// leaves the first two behind until the resource is leased again.
+// sequential), id-LEASE for an hour after a lease ID was spent, and cut-REQUEST for good, the record
+// of a force unlock. A holder that crashed leaves the first two behind until the resource is leased again.
+//
+// # Operators
+//
+// [Issuer] is a lockadmin.Admin: what it cannot do is to purge and to inspect. Who may write below the
+// root may change its records, too.
 //
 // # What a late request does
 //
@@ -119,11 +124,7 @@ type Issuer struct {
 	places map[string]*place // in the queue, by resource
 }
 
-var (
-	_ driver.Issuer = (*Issuer)(nil)
-	_ driver.Floors = (*Issuer)(nil)
-	_ driver.Epochs = (*Issuer)(nil)
-)
+var _ driver.Issuer = (*Issuer)(nil)
 
 // New returns an issuer on an ensemble, each server as host:port. It does not
 // connect before the first request. opts may be nil. The error is a

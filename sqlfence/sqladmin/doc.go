@@ -36,7 +36,7 @@
 // [MigrationSQL], [TriggerSQL] (and for the way back [DownSQL] and
 // [RemoveTriggerSQL]) and [RolesSQL] return the SQL of [Admin.Migrate],
 // [Admin.InstallTrigger] and [Admin.MigrateRoles], for goose, atlas or golang-migrate.
-// lockadmin.Migrate makes the leases' part of the schema as well.
+// pgadmin.Migrate makes the leases' part of the schema as well.
 //
 // [Admin.Verify] compares a database with what the promises need, for start-up and for
 // users' own tests; [Admin.Triggers] lists the guarded tables. [Admin.Marks] lists marks.

@@ -31,7 +31,7 @@ func schema() migrate.Component {
 //
 // It is idempotent, and safe when several replicas start at once. Where nothing is to be
 // done it waits for nobody; else for another migration for up to 30 s. Leases have a part
-// of their own: pglock.Migrate makes that, lockadmin.Migrate both. Package sqlrow needs
+// of their own: pglock.Migrate makes that, pgadmin.Migrate both. Package sqlrow needs
 // none of it.
 //
 // Only the role that migrates owns the schema and may use it: [RolesSQL] gives the rights

@@ -24,7 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
@@ -86,7 +86,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	defer cleanup()
 	_, err = pool.Exec(ctx, `CREATE TABLE payments (tenant text, cents bigint); INSERT INTO payments VALUES ('acme', 100), ('ember', 7);
 		CREATE TABLE balances (tenant text PRIMARY KEY, cents bigint); INSERT INTO balances VALUES ('acme', 0), ('ember', 0)`)
-	if err = errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
+	if err = errors.Join(err, pgadmin.Migrate(ctx, pool)); err != nil { // the schemas of leases and marks
 		return err
 	}
 	var paused, over atomic.Bool

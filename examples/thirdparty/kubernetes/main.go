@@ -34,7 +34,7 @@ import (
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
@@ -89,7 +89,7 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	defer cleanup()
 	_, err = pool.Exec(ctx, `CREATE TABLE payments (cents bigint); INSERT INTO payments VALUES (100);
 		CREATE TABLE balance (cents bigint); INSERT INTO balance VALUES (0)`)
-	if err = errors.Join(err, lockadmin.Migrate(ctx, pool)); err != nil {
+	if err = errors.Join(err, pgadmin.Migrate(ctx, pool)); err != nil {
 		return err
 	}
 	db, kube, cutOff := guard.Must(sqlfence.Pgx(pool, nil)), fake.NewClientset(), atomic.Bool{}

@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -40,14 +40,14 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Pool, raise func(context.Context, guard.Claim) error) {
 	t.Helper()
 	pool = pgtest.Pool(t)
-	if err := lockadmin.Migrate(t.Context(), pool); err != nil {
+	if err := pgadmin.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	issuer, err := pglock.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	operator, err := lockadmin.New(pool, nil)
+	operator, err := pgadmin.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

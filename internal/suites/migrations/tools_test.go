@@ -24,7 +24,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -33,8 +33,8 @@ import (
 // printed runs fencectl migrate --print.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", "./lockclient/cmd/fencectl", "migrate", "--print"}, args...)...)
-	cmd.Dir = "../../.."
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", ".", "migrate", "--print"}, args...)...)
+	cmd.Dir = "../../../lockclient/cmd/fencectl"
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
@@ -124,7 +124,7 @@ func TestUpDownUp(t *testing.T) {
 					if err := tool.up(); err != nil {
 						t.Fatal(err)
 					}
-					if err := lockadmin.Migrate(t.Context(), pool); err != nil {
+					if err := pgadmin.Migrate(t.Context(), pool); err != nil {
 						t.Fatal(err)
 					}
 					if found, err := sqladmin.Pgx(pool).Verify(t.Context(), sqladmin.Verification{}); err != nil || len(found) > 0 {

@@ -108,7 +108,7 @@ func writes(t *testing.T, pool *pgxpool.Pool, resource string) (tokens string) {
 	return tokens
 }
 
-// buildWorker builds the worker in lockadmin's testdata, with a step after the last one of each
+// buildWorker builds the worker in pgadmin's testdata, with a step after the last one of each
 // component if there is one.
 func buildWorker(t *testing.T, know int, leases, marks string) string {
 	t.Helper()
@@ -136,7 +136,7 @@ func buildWorker(t *testing.T, know int, leases, marks string) string {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./lockclient/lockadmin/testdata/worker")
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./lockclient/lockadmin/pgadmin/testdata/worker")
 	build.Dir = "../../.."
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

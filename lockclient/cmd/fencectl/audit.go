@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -24,7 +25,10 @@ func (a *app) auditCommand() *cli.Command {
 }
 
 func (c *call) audit(ctx context.Context) error {
-	records := c.op.Audit(ctx, c.pattern, &lockadmin.AuditOptions{From: c.cmd.Timestamp("from"), To: c.cmd.Timestamp("to")})
+	opts := &lockadmin.AuditOptions{From: c.cmd.Timestamp("from"), To: c.cmd.Timestamp("to")}
+	records := patiently(ctx, c.session, func(ctx context.Context) iter.Seq2[lockadmin.AuditRecord, error] {
+		return c.op.Audit(ctx, c.pattern, opts)
+	})
 	titles := []string{"AT", "ACTION", "TOKEN", "BY", "HELD BY", "RESOURCE", "REASON"}
 	return printAll(c, titles, records, func(r lockadmin.AuditRecord) []string {
 		by := shown(r.Actor) + orNothing(r.DatabaseUser != "" && r.DatabaseUser != r.Actor, " (as "+shown(r.DatabaseUser)+")")

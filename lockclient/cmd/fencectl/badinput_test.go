@@ -3,13 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"net"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // state is everything that a refused command must not have changed.
@@ -42,46 +41,46 @@ func TestBadInput(t *testing.T) {
 	}
 	before := value[string](t, pool, state)
 	for _, c := range []refusal{
-		{"no command", []string{"frobnicate"}, opcmd.ExitUsage, "usage", "no command frobnicate"},
-		{"a command misspelt", []string{"lits"}, opcmd.ExitUsage, "usage", "did you mean list?"},
-		{"a flag that is none", []string{"list", "--frob"}, opcmd.ExitUsage, "usage", "unknown flag frob"},
-		{"a flag without its value", []string{"list", "--limit"}, opcmd.ExitUsage, "usage", "limit"},
-		{"one argument too many", []string{"show", "r", "s"}, opcmd.ExitUsage, "usage", "s is one argument too many"},
-		{"an argument is missing", []string{"show"}, opcmd.ExitUsage, "usage", "RESOURCE is missing"},
-		{"a state that is none", []string{"list", "--state", "odd"}, opcmd.ExitUsage, "usage", "must be held, expired or free, not odd"},
-		{"a negative limit", []string{"list", "--limit=-1"}, opcmd.ExitUsage, "usage", "--limit"},
-		{"a duration that is none", []string{"purge", "--older-than", "7 days"}, opcmd.ExitUsage, "usage", "7 days"},
-		{"purge of all", []string{"purge", "--older-than=0s", "--yes"}, opcmd.ExitUsage, "usage", "--older-than"},
-		{"a time that is none", []string{"audit", "--from", "yesterday"}, opcmd.ExitUsage, "usage", "yesterday"},
-		{"a time range backwards", []string{"audit", "--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z"}, opcmd.ExitUsage, "invalid", "before"},
+		{"no command", []string{"frobnicate"}, exitUsage, "usage", "no command frobnicate"},
+		{"a command misspelt", []string{"lits"}, exitUsage, "usage", "did you mean list?"},
+		{"a flag that is none", []string{"list", "--frob"}, exitUsage, "usage", "unknown flag frob"},
+		{"a flag without its value", []string{"list", "--limit"}, exitUsage, "usage", "limit"},
+		{"one argument too many", []string{"show", "r", "s"}, exitUsage, "usage", "s is one argument too many"},
+		{"an argument is missing", []string{"show"}, exitUsage, "usage", "RESOURCE is missing"},
+		{"a state that is none", []string{"list", "--state", "odd"}, exitUsage, "usage", "must be held, expired or free, not odd"},
+		{"a negative limit", []string{"list", "--limit=-1"}, exitUsage, "usage", "--limit"},
+		{"a duration that is none", []string{"purge", "--older-than", "7 days"}, exitUsage, "usage", "7 days"},
+		{"purge of all", []string{"purge", "--older-than=0s", "--yes"}, exitUsage, "usage", "--older-than"},
+		{"a time that is none", []string{"audit", "--from", "yesterday"}, exitUsage, "usage", "yesterday"},
+		{"a time range backwards", []string{"audit", "--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z"}, exitUsage, "invalid", "before"},
 
-		{"unknown resource, show", []string{"show", "nobody"}, opcmd.ExitNotFound, "not_found", "no lease on nobody"},
-		{"unknown resource, force-unlock", []string{"force-unlock", "nobody", "--actor", "a", "--reason", "r", "--yes"}, opcmd.ExitNotFound, "not_found", "no lease on nobody"},
-		{"malformed resource", []string{"show", "a\x1b[2J"}, opcmd.ExitUsage, "invalid", `"a\x1b[2J"`},
-		{"empty resource", []string{"show", ""}, opcmd.ExitUsage, "invalid", "resource"},
-		{"malformed prefix, list", []string{"list", "a\nb"}, opcmd.ExitUsage, "invalid", `pattern "a\nb"`},
-		{"malformed prefix, not UTF-8", []string{"audit", "a\xff"}, opcmd.ExitUsage, "invalid", `pattern "a\xff"`},
-		{"malformed prefix, too long", []string{"list", strings.Repeat("x", 513)}, opcmd.ExitUsage, "invalid", "at most 512"},
-		{"malformed token", []string{"advance", "r", "+5", "--yes"}, opcmd.ExitUsage, "invalid", `token "+5"`},
-		{"token zero", []string{"marks", "raise", "r", "0", "--lease-id", "l", "--yes"}, opcmd.ExitUsage, "invalid", `token "0"`},
-		{"token above what may be advanced", []string{"advance", "--floor", "9223372036854775806", "--yes"}, opcmd.ExitUsage, "invalid", "must be at most"},
+		{"unknown resource, show", []string{"show", "nobody"}, exitNotFound, "not_found", "no lease on nobody"},
+		{"unknown resource, force-unlock", []string{"force-unlock", "nobody", "--actor", "a", "--reason", "r", "--yes"}, exitNotFound, "not_found", "no lease on nobody"},
+		{"malformed resource", []string{"show", "a\x1b[2J"}, exitUsage, "invalid", `"a\x1b[2J"`},
+		{"empty resource", []string{"show", ""}, exitUsage, "invalid", "resource"},
+		{"malformed prefix, list", []string{"list", "a\nb"}, exitUsage, "invalid", `pattern "a\nb"`},
+		{"malformed prefix, not UTF-8", []string{"audit", "a\xff"}, exitUsage, "invalid", `pattern "a\xff"`},
+		{"malformed prefix, too long", []string{"list", strings.Repeat("x", 513)}, exitUsage, "invalid", "at most 512"},
+		{"malformed token", []string{"advance", "r", "+5", "--yes"}, exitUsage, "invalid", `token "+5"`},
+		{"token zero", []string{"marks", "raise", "r", "0", "--lease-id", "l", "--yes"}, exitUsage, "invalid", `token "0"`},
+		{"token above what may be advanced", []string{"advance", "--floor", "9223372036854775806", "--yes"}, exitUsage, "invalid", "must be at most"},
 
-		{"no actor", unlock("--reason", "it hangs"), opcmd.ExitUsage, "usage", "--actor"},
-		{"no reason", unlock("--actor", "ana"), opcmd.ExitUsage, "usage", "--reason"},
-		{"a reason of only spaces", unlock("--actor", "ana", "--reason", " \t "), opcmd.ExitUsage, "usage", "more than spaces"},
-		{"a reason of only wide spaces", unlock("--actor", "ana", "--reason", "\u3000\u00a0"), opcmd.ExitUsage, "usage", "more than spaces"},
-		{"an actor of only spaces", unlock("--actor", "  ", "--reason", "it hangs"), opcmd.ExitUsage, "usage", "--actor"},
-		{"a reason with an escape", unlock("--actor", "ana", "--reason", "it\x1b hangs"), opcmd.ExitUsage, "invalid", `reason "it\x1b hangs"`},
-		{"an empty expectation", unlock("--actor", "ana", "--reason", "it hangs", "--expect", ""), opcmd.ExitUsage, "usage", "--expect"},
-		{"the lease of a successor", unlock("--actor", "ana", "--reason", "it hangs", "--expect", first.ID()), opcmd.ExitRefused, "lease_changed", "worker-2"},
-		{"nobody to ask", []string{"force-unlock", "r", "--actor", "ana", "--reason", "it hangs"}, opcmd.ExitUsage, "usage", "--yes"},
-		{"nobody to ask, epoch", []string{"epoch", "raise"}, opcmd.ExitUsage, "usage", "--yes"},
-		{"nobody to ask, purge", []string{"purge", "--older-than", "1ms"}, opcmd.ExitUsage, "usage", "--yes"},
+		{"no actor", unlock("--reason", "it hangs"), exitUsage, "usage", "--actor"},
+		{"no reason", unlock("--actor", "ana"), exitUsage, "usage", "--reason"},
+		{"a reason of only spaces", unlock("--actor", "ana", "--reason", " \t "), exitUsage, "usage", "more than spaces"},
+		{"a reason of only wide spaces", unlock("--actor", "ana", "--reason", "\u3000\u00a0"), exitUsage, "usage", "more than spaces"},
+		{"an actor of only spaces", unlock("--actor", "  ", "--reason", "it hangs"), exitUsage, "usage", "--actor"},
+		{"a reason with an escape", unlock("--actor", "ana", "--reason", "it\x1b hangs"), exitUsage, "invalid", `reason "it\x1b hangs"`},
+		{"an empty expectation", unlock("--actor", "ana", "--reason", "it hangs", "--expect", ""), exitUsage, "usage", "--expect"},
+		{"the lease of a successor", unlock("--actor", "ana", "--reason", "it hangs", "--expect", first.ID()), exitRefused, "lease_changed", "worker-2"},
+		{"nobody to ask", []string{"force-unlock", "r", "--actor", "ana", "--reason", "it hangs"}, exitUsage, "usage", "--yes"},
+		{"nobody to ask, epoch", []string{"epoch", "raise"}, exitUsage, "usage", "--yes"},
+		{"nobody to ask, purge", []string{"purge", "--older-than", "1ms"}, exitUsage, "usage", "--yes"},
 
-		{"a stale raise", []string{"marks", "raise", "r", "1", "--lease-id", "other", "--yes"}, opcmd.ExitRefused, "conflict", "another lease"},
-		{"a raise without the lease", []string{"marks", "raise", "r", "4711", "--yes"}, opcmd.ExitUsage, "usage", "--lease-id"},
-		{"a mark above the issuer", []string{"marks", "raise", "r", "4711", "--lease-id", "l", "--yes"}, opcmd.ExitRefused, "mark_ahead", "--above-issuer"},
-		{"advance of a held resource", []string{"advance", "r", "4711", "--yes"}, opcmd.ExitRefused, "held", "worker-2"},
+		{"a stale raise", []string{"marks", "raise", "r", "1", "--lease-id", "other", "--yes"}, exitRefused, "conflict", "another lease"},
+		{"a raise without the lease", []string{"marks", "raise", "r", "4711", "--yes"}, exitUsage, "usage", "--lease-id"},
+		{"a mark above the issuer", []string{"marks", "raise", "r", "4711", "--lease-id", "l", "--yes"}, exitRefused, "mark_ahead", "--above-issuer"},
+		{"advance of a held resource", []string{"advance", "r", "4711", "--yes"}, exitRefused, "held", "worker-2"},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.check(t, database) })
 	}
@@ -124,12 +123,12 @@ func TestBadDatabase(t *testing.T) {
 		url string
 		refusal
 	}{
-		{without, refusal{"no schema", nil, opcmd.ExitSetup, "schema_missing", "run fencectl migrate"}},
-		{newer, refusal{"a newer schema", nil, opcmd.ExitSetup, "schema_newer", "use a newer fencectl"}},
-		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, opcmd.ExitNoRights, "no_rights", "it is role " + role + ": fencectl roles"}},
-		{withUser(role, "lion-lion"), refusal{"a wrong password", nil, opcmd.ExitNoRights, "no_rights", "password authentication failed"}},
-		{gone, refusal{"no connection", nil, opcmd.ExitUnavailable, "unavailable", "connect"}},
-		{"postgres://nobody:tiger-tiger@127.0.0.1:port/db", refusal{"a malformed URL", nil, opcmd.ExitUsage, "usage", "not a PostgreSQL URL"}},
+		{without, refusal{"no schema", nil, exitSetup, "schema_missing", "run fencectl migrate"}},
+		{newer, refusal{"a newer schema", nil, exitSetup, "schema_newer", "use a newer fencectl"}},
+		{withUser(role, "tiger-tiger"), refusal{"no rights", nil, exitNoRights, "no_rights", "it is role " + role + ": fencectl roles"}},
+		{withUser(role, "lion-lion"), refusal{"a wrong password", nil, exitNoRights, "no_rights", "password authentication failed"}},
+		{gone, refusal{"no connection", nil, exitUnavailable, "unavailable", "connect"}},
+		{"postgres://nobody:tiger-tiger@127.0.0.1:port/db", refusal{"a malformed URL", nil, exitUsage, "usage", "not a PostgreSQL URL"}},
 	} {
 		for _, args := range [][]string{
 			{"list"}, {"marks", "list"}, {"force-unlock", "r", "--actor", "a", "--reason", "r", "--yes"},
@@ -138,7 +137,7 @@ func TestBadDatabase(t *testing.T) {
 			t.Run(c.name+"/"+strings.Join(args[:1], " "), func(t *testing.T) { c.check(t, c.url) })
 		}
 	}
-	c := refusal{"migrate", []string{"migrate"}, opcmd.ExitSetup, "setup", "99"}
+	c := refusal{"migrate", []string{"migrate"}, exitSetup, "setup", "99"}
 	t.Run("migrate of a newer schema", func(t *testing.T) { c.check(t, newer) })
 }
 
@@ -153,21 +152,21 @@ func TestSchemaVersions(t *testing.T) {
 			t.Fatalf("the script of %s records %d versions", component, own)
 		}
 		for _, c := range []struct {
-			have         schemaVersion
+			have         pgadmin.Component
 			reason, says string
 		}{
-			{schemaVersion{}, "schema_missing", "run fencectl migrate"},
-			{schemaVersion{own - 1, own - 1}, "schema_older", fmt.Sprintf("has %s version %d, this build needs %d", component, own-1, own)},
-			{schemaVersion{own, own}, "", ""},
-			{schemaVersion{own + 1, own}, "", ""},
-			{schemaVersion{own + 1, own + 1}, "schema_newer", "use a newer fencectl"},
+			{pgadmin.Component{Name: component, Known: own}, "schema_missing", "run fencectl migrate"},
+			{pgadmin.Component{Name: component, Applied: own - 1, UsableFrom: own - 1, Known: own}, "schema_older", fmt.Sprintf("has %s version %d, this build needs %d", component, own-1, own)},
+			{pgadmin.Component{Name: component, Applied: own, UsableFrom: own, Known: own}, "", ""},
+			{pgadmin.Component{Name: component, Applied: own + 1, UsableFrom: own, Known: own}, "", ""},
+			{pgadmin.Component{Name: component, Applied: own + 1, UsableFrom: own + 1, Known: own}, "schema_newer", "use a newer fencectl"},
 		} {
-			err := unusable(component, c.have)
+			err := unusable(c.have)
 			if c.reason == "" {
 				if err != nil {
 					t.Errorf("%s %+v: %v", component, c.have, err)
 				}
-			} else if code, reason := opcmd.Exit(err); code != opcmd.ExitSetup || reason != c.reason || !strings.Contains(err.Error(), c.says) {
+			} else if code, reason := exitOf(err); code != exitSetup || reason != c.reason || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s %+v: %d, %s, %v", component, c.have, code, reason, err)
 			}
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -51,12 +50,12 @@ func TestRaiseNamesBlockers(t *testing.T) {
 	want := fmt.Sprintf("session %d of role %s (work", inside["billing"], role)
 	end := fmt.Sprintf("SELECT pg_terminate_backend(%d)", inside["billing"])
 	// A busy machine does not see the session within the shortest time.
-	for timeout := 800 * time.Millisecond; r.code == opcmd.ExitPartial && !strings.Contains(r.errOut, want) && timeout < testkit.Patience; timeout *= 4 {
+	for timeout := 800 * time.Millisecond; r.code == exitPartial && !strings.Contains(r.errOut, want) && timeout < testkit.Patience; timeout *= 4 {
 		again := fencectl(t, url, goOn("--raise-timeout", timeout.String())...)
 		r.errOut += again.errOut
 	}
-	if r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, want) || !strings.Contains(r.errOut, end) || strings.Contains(r.errOut, fmt.Sprint(inside["shipping"])) {
-		t.Fatalf("exit code %d, want %d, %q and %q, without %d:\n%s", r.code, opcmd.ExitPartial, want, end, inside["shipping"], r.errOut)
+	if r.code != exitPartial || !strings.Contains(r.errOut, want) || !strings.Contains(r.errOut, end) || strings.Contains(r.errOut, fmt.Sprint(inside["shipping"])) {
+		t.Fatalf("exit code %d, want %d, %q and %q, without %d:\n%s", r.code, exitPartial, want, end, inside["shipping"], r.errOut)
 	}
 	printable(t, r.errOut)
 	exec1(t, pool, end)

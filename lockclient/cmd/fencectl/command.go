@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,13 +16,12 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // call is one call of a command: what it was given, and what it acts on.
 type call struct {
 	*app
-	*session // nil if the command needs no database
+	*session // nil if the command needs no server
 	cmd      *cli.Command
 
 	resource, pattern string // the arguments RESOURCE and PATTERN
@@ -31,19 +31,36 @@ type call struct {
 // action is what a command does.
 type action func(*call, context.Context) error
 
-// on returns the action of a command that works on a database, which must have the
-// needed components. names are its arguments; PATTERN may be omitted. A command line
+// on returns the action of a command that works on any issuer; of PostgreSQL's schema it
+// needs these components. names are its arguments; PATTERN may be omitted. A command line
 // that is wrong in itself is refused before anything is sent.
 func (a *app) on(needed []string, act action, names ...string) cli.ActionFunc {
+	return a.with(needed, false, act, names)
+}
+
+// onDatabase is on for a command that works on PostgreSQL only.
+func (a *app) onDatabase(needed []string, act action, names ...string) cli.ActionFunc {
+	return a.with(needed, true, act, names)
+}
+
+func (a *app) with(needed []string, onlyDatabase bool, act action, names []string) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		c, err := a.call(cmd, names)
 		if err != nil {
 			return err
 		}
-		if c.session, err = connect(ctx, cmd); err != nil {
+		if issuer := cmd.String("issuer"); onlyDatabase && issuer != issuerPostgres {
+			return &commandError{exitUsage, "unsupported", fmt.Errorf("%sis about a PostgreSQL database: it does not go with --issuer %s", inside(cmd), issuer)}
+		}
+		if c.session, err = open(ctx, cmd); err != nil {
 			return err
 		}
-		defer c.pool.Close()
+		defer c.session.close()
+		if c.postgres == nil && !slices.Contains(names, "PATTERN") { // PostgreSQL's calls are bounded one by one, and lists by the row
+			var cancel context.CancelFunc
+			ctx, cancel = c.bounded(ctx)
+			defer cancel()
+		}
 		if err = c.need(ctx, needed...); err == nil {
 			err = act(c, ctx)
 		}
@@ -71,14 +88,14 @@ func (a *app) call(cmd *cli.Command, names []string) (*call, error) {
 	c := &call{app: a, cmd: cmd}
 	given := cmd.Args().Slice()
 	if len(given) > len(names) {
-		return nil, opcmd.Usage("%s%s is one argument too many (see %s --help)", inside(cmd), shown(given[len(names)]), cmd.FullName())
+		return nil, usage("%s%s is one argument too many (see %s --help)", inside(cmd), shown(given[len(names)]), cmd.FullName())
 	}
 	for i, name := range names {
 		if i == len(given) {
 			if name == "PATTERN" {
 				break
 			}
-			return nil, opcmd.Usage("%sthe argument %s is missing (see %s --help)", inside(cmd), name, cmd.FullName())
+			return nil, usage("%sthe argument %s is missing (see %s --help)", inside(cmd), name, cmd.FullName())
 		}
 		var err error
 		switch name {
@@ -151,7 +168,7 @@ func atLeast[T int | time.Duration](least T) func(T) error {
 	}
 }
 
-// confirm asks the operator. It asks on standard error, so that redirected
+// confirm asks the operator, and says on which server. It asks on standard error, so that redirected
 // output does not hide the question, and only where standard input is a
 // terminal: a script must say --yes. What changes something then goes on although
 // nobody reads its output any more, and says on standard error what was done.
@@ -161,9 +178,9 @@ func (c *call) confirm(ctx context.Context, question string) error {
 		return nil
 	}
 	if !isTerminal(c.in) {
-		return opcmd.Usage("%s asks for confirmation and standard input is not a terminal: say --yes", c.cmd.Name)
+		return usage("%s asks for confirmation and standard input is not a terminal: say --yes", c.cmd.Name)
 	}
-	fmt.Fprintf(c.errOut, "%s\nType \"yes\" to go on: ", question)
+	fmt.Fprintf(c.errOut, "On %s:\n%s\nType \"yes\" to go on: ", shown(c.target), question)
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(io.LimitReader(c.in, 256)).ReadString('\n')
@@ -177,7 +194,7 @@ func (c *call) confirm(ctx context.Context, question string) error {
 	case <-ctx.Done():
 		fmt.Fprintln(c.errOut)
 	}
-	return &opcmd.Error{Code: opcmd.ExitCancelled, Reason: "cancelled", Err: errors.New("not confirmed, nothing was changed")}
+	return &commandError{Code: exitCancelled, Reason: "cancelled", Err: errors.New("not confirmed, nothing was changed")}
 }
 
 // isTerminal reports whether somebody sits at f. The null device is a character

@@ -4,16 +4,17 @@
 //	fencectl show tenant_123:billing-close:2026-04
 //	fencectl force-unlock tenant_123:billing-close:2026-04 --actor ana --reason 'INC-4711, it hangs' --raise
 //
-// It inspects (list, show, audit, doctor),
-// intervenes (force-unlock, marks, epoch, advance, purge) and sets up (migrate,
-// roles). Each command has --help. Names are whole names: those of
+// It inspects (list, show, audit, doctor), intervenes (force-unlock, marks, epoch, advance,
+// purge) and sets up (migrate, roles). With --issuer it does what is about leases on etcd,
+// ZooKeeper, Redis and a lock server, too, as far as each can (lockadmin.Admin). Each command has --help. Names are whole names: those of
 // a client confined to a namespace begin with it. A PATTERN for a list is read
 // by components: tenant_1 is that name and all that begin with "tenant_1:",
 // never tenant_12; "*" is any component and, at the end, any rest.
 //
 // # Configuration
 //
-// By flag, otherwise by environment: FENCECTL_DATABASE_URL, FENCECTL_OUTPUT,
+// By flag, otherwise by environment: DATABASE_URL for PostgreSQL, FENCECTL_ISSUER,
+// FENCECTL_ADDRESS, FENCECTL_USER and FENCECTL_BEARER for the others, FENCECTL_OUTPUT,
 // FENCECTL_TIMEOUT and FENCECTL_ACTOR. What
 // --database-url leaves out comes from the usual PG variables (PGHOST, PGUSER,
 // PGSERVICE, PGSSLMODE, ...), the service file and ~/.pgpass, as with psql. No
@@ -24,8 +25,9 @@
 //
 // Tables for people; with -o json (or FENCECTL_OUTPUT=json) one JSON object per
 // line, so that a list can be read while it is written and jq accepts it unchanged
-// (jq -s makes an array). Tokens are strings, since many readers lose digits of
-// JSON numbers above 2^53; durations have their unit in their name, times are in
+// (jq -s makes an array). Leases and records have the form of package lockadmin, which is the
+// lock server's: fencingToken is a number and token the same as text, since many readers lose
+// digits of JSON numbers above 2^53; durations have their unit in their name, times are in
 // RFC 3339. Errors are one line on standard error, with -o json an object with
 // code, reason and message. Names come from the database: whatever is not plainly
 // printable is escaped.
@@ -39,9 +41,9 @@
 //
 // Commands that cannot be undone (force-unlock, marks raise, reset and retire,
 // epoch raise, advance, purge) ask for a "yes" if standard input is a terminal,
-// and require --yes otherwise: a script is never asked.
-// force-unlock shows whose lease it is about to cut, and cuts that lease or none. With
-// --yes it cuts whichever runs by then, unless --expect names the lease.
+// and require --yes otherwise: a script is never asked. The question names the server and
+// what changes. force-unlock cuts the lease that it has looked at, or that --expect names, and
+// no successor's, with --yes too.
 //
 // # Exit codes
 //
@@ -60,7 +62,7 @@
 // # Where to read on
 //
 // main.go has the table of the commands, each of which is in the file of its name;
-// command.go has what a command is given, asked and refused; session.go the
-// connection and the schema's versions; errors.go the way from an error to an exit
-// code of package opcmd; output.go tables and JSON.
+// command.go has what a command is given, asked and refused; session.go the connection to
+// PostgreSQL and the schema's versions, engines.go that to the other issuers; exit.go the exit
+// codes, errors.go the way to them; output.go tables and JSON.
 package main

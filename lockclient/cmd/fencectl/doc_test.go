@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v3"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // squeezed returns text without its layout: comment markers and space.
@@ -32,18 +30,18 @@ func TestDocumentation(t *testing.T) {
 		t.Errorf("help runbook prints %q", out)
 	}
 	codes := map[int]bool{}
-	for _, e := range opcmd.ExitCodes {
+	for _, e := range exitCodes {
 		if codes[e.Code] {
 			t.Errorf("exit code %d is there twice", e.Code)
 		}
 		codes[e.Code] = true
 	}
 	lines := strings.Split(strings.TrimSpace(must(t, "", "help", "exit-codes", "-o", "json")), "\n")
-	if len(lines) != len(opcmd.ExitCodes) {
+	if len(lines) != len(exitCodes) {
 		t.Errorf("help exit-codes prints %d lines", len(lines))
 	}
 	var row struct{ Code int }
-	if err := json.Unmarshal([]byte(lines[1]), &row); err != nil || row.Code != opcmd.ExitCodes[1].Code {
+	if err := json.Unmarshal([]byte(lines[1]), &row); err != nil || row.Code != exitCodes[1].Code {
 		t.Errorf("%v: %s", err, lines[1])
 	}
 	if out := must(t, "", "help", "exit-codes"); !strings.Contains(out, "the operator did not confirm") {
@@ -96,7 +94,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%q: %s", args, out)
 		}
 	}
-	if r := fencectl(t, "", "help", "frob"); r.code != opcmd.ExitUsage {
+	if r := fencectl(t, "", "help", "frob"); r.code != exitUsage {
 		t.Errorf("%+v", r)
 	}
 	if out := must(t, "", "--version"); !strings.HasPrefix(out, "fencectl version ") {

@@ -13,9 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
-	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/urfave/cli/v3"
 )
@@ -69,13 +67,15 @@ func (f *findings) worst() string {
 
 func (c *call) doctor(ctx context.Context) error {
 	f := &findings{}
-	began := time.Now()
-	if err := c.ping(ctx); err != nil {
-		return failed("connect", err) // nothing else can be checked
+	usable := true
+	if c.postgres != nil {
+		began := time.Now()
+		if err := c.ping(ctx); err != nil {
+			return failed("connect", err) // nothing else can be checked
+		}
+		f.checks = append(f.checks, check{"connect", checkOK, c.target, time.Since(began).Seconds()})
 	}
-	f.checks = append(f.checks, check{"connect", checkOK, c.target(), time.Since(began).Seconds()})
-	usable := f.settings(ctx, c.session)
-	if f.marks(ctx, c.session) {
+	if usable = f.settings(ctx, c.session); c.postgres != nil && f.marks(ctx, c.session) {
 		f.guarded(ctx, c.session)
 	}
 	if usable {
@@ -90,7 +90,7 @@ func (c *call) doctor(ctx context.Context) error {
 		return err
 	}
 	if f.worst() == checkFail {
-		return &opcmd.Error{Code: opcmd.ExitUnhealthy, Reason: "unhealthy", Err: errors.New("something must be repaired, see the lines with " + checkFail)}
+		return &commandError{Code: exitUnhealthy, Reason: "unhealthy", Err: errors.New("something must be repaired, see the lines with " + checkFail)}
 	}
 	return nil
 }
@@ -110,6 +110,9 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.1fms", float64(d)/float64(time.Millisecond))
 }
 
+// failed says what the error of a statement that writes nothing means.
+func failed(op string, err error) error { return guard.Unavailable(op, guard.Claim{}, err) }
+
 func (s *session) ping(ctx context.Context) error {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -120,6 +123,9 @@ func (s *session) ping(ctx context.Context) error {
 // schema, as far as that is known.
 func (f *findings) settings(ctx context.Context, s *session) (usable bool) {
 	found, err := s.op.Inspect(ctx)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return true
+	}
 	if err != nil {
 		f.add("settings", checkFail, "%v", err)
 	}
@@ -151,19 +157,23 @@ func (f *findings) marks(ctx context.Context, s *session) (there bool) {
 		f.add("locks and snapshots", checkWarn, "not looked at: %v", err)
 	}
 	have, err := s.versions(ctx)
-	wrong := unusable(marksComponent, have[marksComponent])
 	switch {
 	case sqlState(err) == "42501":
 		f.add(name, checkWarn, "this role may not read fencepost.migrations")
+		return true
 	case err != nil:
 		f.add(name, checkFail, "%v", err)
-	case have[marksComponent].applied == 0:
+		return true
+	}
+	marks := have[len(have)-1]
+	switch wrong := unusable(marks); {
+	case marks.Applied == 0:
 		f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
 		return false
 	case wrong != nil:
 		f.add(name, checkFail, "%v", wrong)
 	default:
-		f.add(name, checkOK, "version %d", have[marksComponent].applied)
+		f.add(name, checkOK, "version %d", marks.Applied)
 	}
 	return true
 }
@@ -241,10 +251,10 @@ func (f *findings) endToEnd(ctx context.Context, s *session) {
 		}
 		f.checks = append(f.checks, check{step.name, status, detail, median.Seconds()})
 	}
-	code, _ := opcmd.Exit(err)
+	code, _ := exitOf(err)
 	switch {
 	case err == nil:
-	case code == opcmd.ExitNoRights:
+	case code == exitNoRights:
 		f.add("end to end", checkWarn, "not tried, the role may not issue leases: %v", err)
 	case errors.Is(err, lockclient.ErrHeld):
 		f.add("end to end", checkWarn, "not tried, somebody holds the lease, perhaps another doctor: %v", err)
@@ -267,7 +277,7 @@ const probeRounds = 5
 // connect. On an error, what was measured before it is returned.
 func (s *session) probe(ctx context.Context, resource string) ([]step, error) {
 	quiet := slog.New(slog.DiscardHandler)
-	issuer, err := pglock.New(s.pool, &pglock.Options{Logger: quiet})
+	issuer, err := s.issue()
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -32,7 +31,7 @@ func TestDoctorTriesTheServer(t *testing.T) {
 			m.Data = bytes.ReplaceAll(m.Data, []byte("pg_catalog."+lock), []byte("pg_catalog.abs"+strings.Repeat(" ", len(lock)-4)+"("))
 		}
 	})
-	if r := fencectl(t, at, "doctor"); r.code != opcmd.ExitUnhealthy || !lack.MatchString(r.out) {
+	if r := fencectl(t, at, "doctor"); r.code != exitUnhealthy || !lack.MatchString(r.out) {
 		t.Errorf("exit %d, %s\n%s", r.code, r.out, r.errOut)
 	}
 }
@@ -51,7 +50,7 @@ func TestDoctorInterrupted(t *testing.T) {
 		})
 		var out, errOut strings.Builder
 		code := run(ctx, onDatabase(at, []string{"doctor", "--timeout", "1m"}), nil, &out, &errOut)
-		if ctx.Err() == nil || code != opcmd.ExitInterrupted {
+		if ctx.Err() == nil || code != exitInterrupted {
 			t.Errorf("%s: %v, exit code %d\n%s%s", word, ctx.Err(), code, out.String(), errOut.String())
 		}
 		interrupt()

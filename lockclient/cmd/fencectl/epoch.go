@@ -42,7 +42,7 @@ func (c *call) showEpoch(ctx context.Context) error {
 }
 
 func (c *call) raiseEpoch(ctx context.Context) error {
-	if err := c.confirm(ctx, "Raise the epoch of "+c.target()+": all later tokens jump by about 10^12. This cannot be taken back."); err != nil {
+	if err := c.confirm(ctx, "Raise the epoch: all later tokens jump by 10^11 or more. This cannot be taken back."); err != nil {
 		return err
 	}
 	epoch, err := c.op.RaiseEpoch(ctx)

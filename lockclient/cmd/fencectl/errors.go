@@ -7,8 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // The exit codes, and the reasons that they stand for, are in package opcmd.
@@ -17,10 +15,10 @@ import (
 // neither an unknown outcome nor that the operator ended the command.
 func partial(ctx context.Context, err error, format string, args ...any) error {
 	err = fmt.Errorf(format+": %w", append(args, err)...)
-	if code, _ := opcmd.Exit(err); code == opcmd.ExitUnknown || ctx.Err() != nil {
+	if code, _ := exitOf(err); code == exitUnknown || ctx.Err() != nil {
 		return err
 	}
-	return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: err}
+	return &commandError{Code: exitPartial, Reason: "partial", Err: err}
 }
 
 // notPrinted is the error of a change that was made and whose result could not be
@@ -29,27 +27,27 @@ func notPrinted(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
-	return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: fmt.Errorf(format+", which could not be printed: %w", append(args, err)...)}
+	return &commandError{Code: exitPartial, Reason: "partial", Err: fmt.Errorf(format+", which could not be printed: %w", append(args, err)...)}
 }
 
 func notFound(format string, args ...any) error {
-	return &opcmd.Error{Code: opcmd.ExitNotFound, Reason: "not_found", Err: fmt.Errorf(format, args...)}
+	return &commandError{Code: exitNotFound, Reason: "not_found", Err: fmt.Errorf(format, args...)}
 }
 
 // interrupted says that the operator ended the command, if no more is known: it
 // does not hide an outcome that is known, or known to be unknown.
 func interrupted(err error) error {
-	var own *opcmd.Error
-	code, _ := opcmd.Exit(err)
-	if errors.As(err, &own) || code == opcmd.ExitUnknown || code != opcmd.ExitUnavailable && !errors.Is(err, context.Canceled) {
+	var own *commandError
+	code, _ := exitOf(err)
+	if errors.As(err, &own) || code == exitUnknown || code != exitUnavailable && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	return &opcmd.Error{Code: opcmd.ExitInterrupted, Reason: "interrupted", Err: fmt.Errorf("interrupted: %w", err)}
+	return &commandError{Code: exitInterrupted, Reason: "interrupted", Err: fmt.Errorf("interrupted: %w", err)}
 }
 
 // report prints the error as one line and returns the exit code.
 func report(w io.Writer, asJSON bool, err error) int {
-	code, reason := opcmd.Exit(err)
+	code, reason := exitOf(err)
 	message := oneLine(withoutRepetition(strings.TrimPrefix(err.Error(), "fencepost: ")))
 	if asJSON {
 		line, _ := jsonLine(object{"code": code, "reason": reason, "message": message})

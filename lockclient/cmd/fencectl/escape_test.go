@@ -11,7 +11,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -80,7 +79,7 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		for _, args := range [][]string{{"list", "--state", "held,expired,free"}, {"list", "--awaited"}, {"list", "--held-for", "1h"}, {"audit"}, {"doctor"}} {
 			var out string
 			r := fencectl(t, url, append(args, "-o", format)...)
-			if out = r.out; r.code != opcmd.ExitOK && r.code != opcmd.ExitUnhealthy { // fsync is off in tests
+			if out = r.out; r.code != exitOK && r.code != exitUnhealthy { // fsync is off in tests
 				t.Errorf("%q: %+v", args, r)
 			}
 			printable(t, out)
@@ -95,7 +94,7 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		}
 		printable(t, must(t, url, "show", name))
 		r := fencectl(t, url, "force-unlock", name, "--actor", "ana", "--reason", "it hangs", "--yes")
-		if printable(t, r.out+r.errOut); r.code != opcmd.ExitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
+		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
 			t.Errorf("%q: %+v", name, r)
 		}
 	}

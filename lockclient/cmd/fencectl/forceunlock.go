@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -16,11 +16,12 @@ import (
 func (a *app) forceUnlockCommand() *cli.Command {
 	return &cli.Command{
 		Name: "force-unlock", Category: categoryAct, ArgsUsage: "RESOURCE",
-		Usage: "take a lease away from its holder, whoever that is",
+		Usage: "take a lease away from its holder",
 		Description: "Invalidates a token: the next holder's is above it. The cut holder does not learn\n" +
 			"of it before its next renewal, and it MAY STILL WRITE until a higher token\n" +
 			"arrives at the resource. With --raise that is done at once, for what is fenced by\n" +
-			"sqlfence's marks. Recorded in the audit, with --actor and --reason.",
+			"sqlfence's marks. Recorded in the audit, with --actor and --reason. It cuts the lease\n" +
+			"that it shows, or that --expect names, and no successor's, with --yes too.",
 		Flags: []cli.Flag{
 			actorFlag(),
 			reasonFlag(),
@@ -34,21 +35,29 @@ func (a *app) forceUnlockCommand() *cli.Command {
 	}
 }
 
-// unlocked is the result for programs.
+// unlocked is the result for programs: the one form of a force unlock, and what became of the
+// mark.
 type unlocked struct {
 	lockadmin.ForceUnlocked
-	// Raised says that no holder below the invalidated token can write any more
-	// where sqlfence's marks are compared.
-	Raised bool `json:"raised"`
+	unlockedMark
+}
+
+type unlockedMark struct {
 	// Mark is the resource's mark afterwards, if it was raised: the invalidated
 	// claim or a newer holder's.
-	Mark *guard.Mark `json:"mark,omitempty"`
+	Mark *markJSON `json:"mark,omitempty"`
 	// Warning says who can still write.
 	Warning string `json:"warning,omitempty"`
 }
 
+// MarshalJSON joins both.
+func (u unlocked) MarshalJSON() ([]byte, error) { return wire.Join(u.ForceUnlocked, u.unlockedMark) }
+
 func (c *call) forceUnlock(ctx context.Context) error {
 	if c.cmd.Bool("raise") { // check before the lease is cut
+		if c.postgres == nil {
+			return usage("force-unlock: --raise raises sqlfence's mark, which is in PostgreSQL: raise the claim that is printed at the resource")
+		}
 		if err := c.need(ctx, marksComponent); err != nil {
 			return err
 		}
@@ -65,9 +74,12 @@ func (c *call) forceUnlock(ctx context.Context) error {
 	var raising error
 	if c.cmd.Bool("raise") {
 		result.Mark, raising = c.raiseInvalidated(ctx, done.Invalidated)
-		result.Raised = raising == nil
+		result.Raised = raising == nil // no holder below the invalidated token writes any more where the marks are compared
 	}
 	again := raiseCommand(done.Invalidated)
+	if c.postgres == nil {
+		again = fmt.Sprintf("raise token %s, lease %s at the resource", done.Invalidated.Token, shown(done.Invalidated.LeaseID))
+	}
 	if !result.Raised {
 		result.Warning = stillWrites(done.Cut) + ": " + again
 	}
@@ -76,7 +88,7 @@ func (c *call) forceUnlock(ctx context.Context) error {
 	case errors.Is(raising, guard.ErrOutcomeUnknown):
 		return fmt.Errorf("the token is invalidated, and it is not known whether the mark was raised: %w; go on with: %s", raising, again)
 	case raising != nil:
-		return &opcmd.Error{Code: opcmd.ExitPartial, Reason: "partial", Err: fmt.Errorf(
+		return &commandError{Code: exitPartial, Reason: "partial", Err: fmt.Errorf(
 			"the token is invalidated and the mark was not raised, so %s: %w; go on with: %s", stillWrites(done.Cut), raising, again)}
 	}
 	return notPrinted(printing, "token %s of %s is invalidated%s", done.Invalidated.Token, shown(c.resource), orNothing(result.Warning != "", "; "+result.Warning))
@@ -95,10 +107,10 @@ func stillWrites(cut lockadmin.LeaseInfo) string {
 	return who + " may still write until a higher token arrives at the resource"
 }
 
-// confirmUnlock shows whose lease is cut. Only the lease that the operator has
-// seen is cut: a successor that comes while the question is open is not cut.
+// confirmUnlock shows whose lease is cut. Only the lease that was shown, or named by --expect, is
+// cut, with --yes too: a successor that comes in between is not.
 func (c *call) confirmUnlock(ctx context.Context, opts *lockadmin.ForceUnlockOptions) error {
-	if c.cmd.Bool("yes") || !isTerminal(c.in) {
+	if !c.cmd.Bool("yes") && !isTerminal(c.in) {
 		return c.confirm(ctx, "")
 	}
 	now, err := c.op.Get(ctx, c.resource)
@@ -129,14 +141,16 @@ func (c *call) confirmUnlock(ctx context.Context, opts *lockadmin.ForceUnlockOpt
 
 // raiseInvalidated raises the mark to the invalidated claim. A mark that is already above it, a newer
 // holder's, also fences the cut holder.
-func (c *call) raiseInvalidated(ctx context.Context, invalidated guard.Claim) (*guard.Mark, error) {
+func (c *call) raiseInvalidated(ctx context.Context, invalidated guard.Claim) (*markJSON, error) {
 	err := c.raise(ctx, invalidated)
 	var refused *guard.RejectedError
 	switch {
 	case err == nil:
-		return &guard.Mark{Token: invalidated.Token, LeaseID: invalidated.LeaseID}, nil
+		mark := markOf(invalidated)
+		return &mark, nil
 	case errors.Is(err, guard.ErrStale) && errors.As(err, &refused):
-		return &refused.Mark, nil
+		mark := markOf(guard.Claim{Resource: invalidated.Resource, Token: refused.Mark.Token, LeaseID: refused.Mark.LeaseID})
+		return &mark, nil
 	}
 	return nil, err
 }
@@ -144,10 +158,12 @@ func (c *call) raiseInvalidated(ctx context.Context, invalidated guard.Claim) (*
 func (c *call) printUnlocked(u unlocked, raising error) error {
 	was := string(u.Cut.State)
 	if u.Cut.State == lockadmin.StateHeld {
-		was += " for " + span(u.At.Sub(u.Cut.AcquiredAt))
+		was += " for " + span(u.At.Sub(u.Cut.CreatedAt))
 	}
 	mark := "not raised"
 	switch {
+	case u.Raised && u.Mark == nil:
+		mark = "raised by the lock server: every older claim is refused"
 	case u.Mark != nil:
 		mark = u.Mark.Token.String() + ": every older claim is refused"
 	case errors.Is(raising, guard.ErrOutcomeUnknown):

@@ -13,7 +13,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence"
 
 	"github.com/jackc/pgx/v5"
@@ -125,7 +124,7 @@ func TestP1ForceUnlockWithoutRaiseControl(t *testing.T) {
 		t.Fatalf("the holder does not write: %v", w.err())
 	}
 	r := fencectl(t, url, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--yes")
-	if r.code != opcmd.ExitOK || !strings.Contains(r.errOut, "still write") {
+	if r.code != exitOK || !strings.Contains(r.errOut, "still write") {
 		t.Fatalf("%+v", r)
 	}
 	cut := written(t, pool)
@@ -205,16 +204,21 @@ func TestForceUnlockThatCannotRaise(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.out), &said); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	if r.code != opcmd.ExitPartial || said.Raised || said.Warning == "" || !strings.Contains(r.errOut, `"reason":"partial"`) || !strings.Contains(r.errOut, "go on with") {
+	if r.code != exitPartial || said.Raised || said.Warning == "" || !strings.Contains(r.errOut, `"reason":"partial"`) || !strings.Contains(r.errOut, "go on with") {
 		t.Errorf("%+v", r)
 	}
 	// The same request again: nothing is cut twice, and now it is raised.
 	r = fencectl(t, url, append(unlock, "--raise-timeout", "1m")...)
-	if r.code != opcmd.ExitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
+	if r.code != exitOK || !strings.Contains(r.out, "done before") || value[int64](t, pool, "SELECT count(*) FROM fencepost.audit") != 1 {
 		t.Errorf("%+v", r)
 	}
 	mark, err := fenced(t, pool).Mark(t.Context(), "billing")
 	if err != nil || mark.Token != said.Invalidated.Token {
 		t.Errorf("the mark is %v, %v", mark, err)
 	}
+}
+
+// UnmarshalJSON reads both parts of the result.
+func (u *unlocked) UnmarshalJSON(text []byte) error {
+	return errors.Join(json.Unmarshal(text, &u.ForceUnlocked), json.Unmarshal(text, &u.unlockedMark))
 }

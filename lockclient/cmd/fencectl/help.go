@@ -6,8 +6,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
-
 	"github.com/urfave/cli/v3"
 )
 
@@ -31,7 +29,7 @@ func (a *app) helpCommand() *cli.Command {
 			at := cmd.Root()
 			for _, name := range topic {
 				if at = at.Command(name); at == nil {
-					return opcmd.Usage("no command or topic %s", shown(strings.Join(topic, " ")))
+					return usage("no command or topic %s", shown(strings.Join(topic, " ")))
 				}
 			}
 			return showHelp(at)
@@ -40,7 +38,7 @@ func (a *app) helpCommand() *cli.Command {
 }
 
 func (c *call) printExitCodes() error {
-	for _, e := range opcmd.ExitCodes {
+	for _, e := range exitCodes {
 		reasons := orNothing(len(e.Reasons) > 0, "     reason: "+strings.Join(e.Reasons, ", ")+"\n")
 		if err := c.print(e, "%3d  %s\n%s", e.Code, e.Meaning, reasons); err != nil {
 			return err

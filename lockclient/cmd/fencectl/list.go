@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -47,8 +48,11 @@ func (c *call) list(ctx context.Context) error {
 	for _, state := range c.cmd.StringSlice("state") {
 		opts.States = append(opts.States, lockadmin.LeaseState(state))
 	}
+	leases := patiently(ctx, c.session, func(ctx context.Context) iter.Seq2[lockadmin.LeaseInfo, error] {
+		return c.op.List(ctx, c.pattern, opts)
+	})
 	titles := []string{"STATE", "HELD FOR", "LEFT", "TOKEN", "OWNER", "RESOURCE", "METADATA"}
-	return printAll(c, titles, c.op.List(ctx, c.pattern, opts), func(l lockadmin.LeaseInfo) []string {
+	return printAll(c, titles, leases, func(l lockadmin.LeaseInfo) []string {
 		held := l.State == lockadmin.StateHeld
 		return []string{
 			stateOf(l), orDash(held, span(l.HeldFor)), orDash(held, span(l.Remaining)), l.Token.String(),

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
@@ -39,7 +38,7 @@ func TestListIsPrintedWhileItIsRead(t *testing.T) {
 			exec1(t, pool, "DELETE FROM fencepost.leases")
 		}
 	}
-	if code := <-ended; code != opcmd.ExitOK || printed > leases/2 {
+	if code := <-ended; code != exitOK || printed > leases/2 {
 		t.Errorf("exit code %d, %d of %d leases were printed although they were deleted when the first one was read", code, printed, leases)
 	}
 }
@@ -93,7 +92,7 @@ func TestListChooses(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"--state odd", "--held-for -1s", "--held-for x"} {
-		if r := fencectl(t, url, append([]string{"list"}, strings.Fields(args)...)...); r.code != opcmd.ExitUsage {
+		if r := fencectl(t, url, append([]string{"list"}, strings.Fields(args)...)...); r.code != exitUsage {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}

@@ -43,7 +43,7 @@ type listed struct {
 
 func listAll(t *testing.T, url string, args ...string) (l listed) {
 	t.Helper()
-	cmd := program(t, []string{"FENCECTL_DATABASE_URL=" + url}, append([]string{"list"}, args...)...)
+	cmd := program(t, []string{"DATABASE_URL=" + url}, append([]string{"list"}, args...)...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,6 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // proxied returns the database's URL through a proxy.
@@ -87,7 +86,7 @@ func TestP5ForceUnlockOutcomeUnknown(t *testing.T) {
 		t.Fatalf("%v: %+v", err, r)
 	}
 	id := regexp.MustCompile(`--request-id (\S+),`).FindStringSubmatch(said.Message)
-	if r.code != opcmd.ExitUnknown || said.Code != opcmd.ExitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
+	if r.code != exitUnknown || said.Code != exitUnknown || said.Reason != "outcome_unknown" || r.out != "" || id == nil {
 		t.Fatalf("%+v", r)
 	}
 	out := must(t, database, append(unlock, "--request-id", id[1])...)
@@ -123,7 +122,7 @@ func TestP5RaiseOutcomeUnknown(t *testing.T) {
 			continue
 		}
 		_, again, found := strings.Cut(strings.TrimSpace(r.errOut), "go on with: fencectl ")
-		if r.code != opcmd.ExitUnknown || strings.Contains(r.errOut, "not raised") || !found {
+		if r.code != exitUnknown || strings.Contains(r.errOut, "not raised") || !found {
 			t.Fatalf("%+v", r)
 		}
 		must(t, database, append(strings.Fields(again), "--yes")...)
@@ -141,24 +140,24 @@ func TestServerThatStopsAnswering(t *testing.T) {
 		t.Fatal(err)
 	}
 	for word, args := range map[string][]string{
-		"-- ping":                {"doctor"},
-		"fencepost.migrations":   {"list"},
-		"FROM fencepost.marks":   {"marks", "list"},
-		"fencepost.marks m ON":   {"marks", "reset", "billing", "--from", "2", "--to", "1", "--actor", "ana", "--reason", "it hangs", "--yes"},
-		"resource IN (":          {"show", "billing"},
-		"clock_timestamp() - $1": {"marks", "retire", "--older-than", "1ms", "--yes"},
-		"token <= $1":            {"marks", "retire", "--older-than", "1ms", "--yes"},
+		"-- ping":              {"doctor"},
+		"fencepost.migrations": {"list"},
+		"FROM fencepost.marks": {"marks", "list"},
+		"marks":                {"marks", "retire", "--older-than", "1ms", "--yes"},
+		"fencepost.marks m ON": {"marks", "reset", "billing", "--from", "2", "--to", "1", "--actor", "ana", "--reason", "it hangs", "--yes"},
+		"l.resource IN (":      {"show", "billing"},
+		"row_number() OVER":    {"marks", "retire", "--older-than", "1ms", "--yes"},
 	} {
 		t.Run(word, func(t *testing.T) {
 			t.Parallel()
 			// A busy machine does not reach the statement in the shortest time.
 			for timeout := 700 * time.Millisecond; ; timeout *= 4 {
 				at, lost := lossy(t, database, word, faultproxy.Drop)
-				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: opcmd.ExitUnavailable, reason: "unavailable"}
-				if word == "token <= $1" { // by then the floor is raised
+				c := refusal{args: append(slices.Clone(args), "--timeout", timeout.String()), code: exitUnavailable, reason: "unavailable"}
+				if word == "row_number() OVER" { // by then the floor is raised
 					fencectl(t, at, c.args...)
 					if lost.Load() > 0 {
-						c.code, c.reason = opcmd.ExitPartial, "partial"
+						c.code, c.reason = exitPartial, "partial"
 					}
 				}
 				c.check(t, at)

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 func main() {
@@ -31,7 +29,7 @@ func run(ctx context.Context, args []string, in *os.File, out, errOut io.Writer)
 	if err := a.execute(ctx, args); err != nil {
 		return report(errOut, wantsJSON(args), err)
 	}
-	return opcmd.ExitOK
+	return exitOK
 }
 
 // app is one run of the program.
@@ -45,7 +43,7 @@ type app struct {
 func (a *app) execute(ctx context.Context, args []string) error {
 	err := a.root().Run(ctx, args)
 	if err != nil && !a.acted { // the command line library refused the command line
-		err = opcmd.Usage("%v", err)
+		err = usage("%v", err)
 	}
 	if ctx.Err() != nil {
 		err = interrupted(err)
@@ -68,17 +66,14 @@ func (a *app) root() *cli.Command {
 		Name:    "fencectl",
 		Usage:   "look after leases, fencing tokens and marks",
 		Version: version(),
-		Description: "Connects with --database-url, else with the usual PG variables (PGHOST, PGSERVICE, ...).\n" +
+		Description: "Connects to PostgreSQL with --database-url, else with the usual PG variables (PGHOST,\n" +
+			"PGSERVICE, ...), or to another --issuer with --address.\n" +
 			"At 3 a.m.: fencectl help runbook. For scripts: fencectl help exit-codes.",
 		HideHelpCommand: true,
 		Writer:          a.out,
 		ErrWriter:       a.errOut,
 		ExitErrHandler:  func(context.Context, *cli.Command, error) {}, // run decides
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name: "database-url", Aliases: []string{"d"}, Sources: cli.EnvVars("FENCECTL_DATABASE_URL"), HideDefault: true,
-				Usage: "connect to this `URL` (or key=value string)",
-			},
+		Flags: append(engineFlags(),
 			&cli.StringFlag{
 				Name: "output", Aliases: []string{"o"}, Sources: cli.EnvVars("FENCECTL_OUTPUT"), Value: formatTable, Validator: validFormat,
 				Usage: "print as `FORMAT`, table or json",
@@ -87,7 +82,7 @@ func (a *app) root() *cli.Command {
 				Name: "timeout", Sources: cli.EnvVars("FENCECTL_TIMEOUT"), Value: 5 * time.Second, Validator: validTimeout,
 				Usage: "longest wait for a response",
 			},
-		},
+		),
 		Commands: []*cli.Command{
 			a.listCommand(),
 			a.showCommand(),
@@ -124,7 +119,7 @@ func (a *app) prepare(cmd *cli.Command) {
 	if act == nil { // it only has subcommands
 		act = func(_ context.Context, cmd *cli.Command) error {
 			if name := cmd.Args().First(); name != "" {
-				return opcmd.Usage("%sno command %s%s", inside(cmd), shown(name), suggestion(cmd.Commands, name))
+				return usage("%sno command %s%s", inside(cmd), shown(name), suggestion(cmd.Commands, name))
 			}
 			return showHelp(cmd)
 		}

@@ -18,7 +18,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -48,7 +47,7 @@ func TestMain(m *testing.M) {
 }
 
 func wanted(variable string) bool {
-	return !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "FENCECTL")
+	return !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "FENCECTL") && variable != "DATABASE_URL"
 }
 
 // program returns the program as a process that has not been started.
@@ -98,11 +97,11 @@ func TestProcess(t *testing.T) {
 	t.Parallel()
 	url, pool := database(t)
 	hold(t, pool, "worker-1", "first", time.Hour)
-	env := []string{"FENCECTL_DATABASE_URL=" + url, "FENCECTL_OUTPUT=json"}
+	env := []string{"DATABASE_URL=" + url, "FENCECTL_OUTPUT=json"}
 	cmd := program(t, env, "lits")
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != opcmd.ExitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitUsage || !strings.Contains(errOut.String(), `"reason":"usage"`) {
 		t.Errorf("%v: %s", err, errOut.String())
 	}
 	if runtime.GOOS == "windows" {
@@ -128,7 +127,7 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		rest, err := io.ReadAll(out)
-		if cmd.Wait(); cmd.ProcessState.ExitCode() != opcmd.ExitInterrupted || err != nil || !strings.Contains(string(rest), "no mark was retired") {
+		if cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted || err != nil || !strings.Contains(string(rest), "no mark was retired") {
 			t.Errorf("%v: %v, %v: %s", signal, cmd.ProcessState, err, rest)
 		}
 	}
@@ -141,7 +140,7 @@ func TestProcess(t *testing.T) {
 func must(t testing.TB, url string, args ...string) string {
 	t.Helper()
 	r := fencectl(t, url, args...)
-	if r.code != opcmd.ExitOK {
+	if r.code != exitOK {
 		t.Fatalf("%q: exit code %d\n%s", args, r.code, r.errOut)
 	}
 	return r.out

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pattern"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
 )
 
@@ -25,7 +25,7 @@ func (a *app) marksListCommand() *cli.Command {
 			&cli.BoolFlag{Name: "ahead", Usage: "only marks that are ahead of the issuer"},
 			limitFlag(),
 		},
-		Action: a.on(marksOnly, (*call).marksList, "PATTERN"),
+		Action: a.onDatabase(marksOnly, (*call).marksList, "PATTERN"),
 	}
 }
 
@@ -38,19 +38,20 @@ type listedMark struct {
 
 func (c *call) marksList(ctx context.Context) error {
 	ahead := c.cmd.Bool("ahead")
-	pattern, err := pglease.NewPattern("", "pattern", c.pattern)
+	selected, err := pattern.New("pattern", c.pattern)
 	if err != nil {
 		return err
 	}
 	titles := []string{"MARK", "RAISED", "LEASE ID", "RESOURCE"}
+	marks := c.allMarks(ctx, selected)
 	if ahead {
 		if err := c.need(ctx, leasesComponent); err != nil {
 			return err
 		}
-		titles = slices.Insert(titles, 1, "ISSUED")
+		titles, marks = slices.Insert(titles, 1, "ISSUED"), c.aheadMarks(ctx)
 	}
 	highest := guard.NoToken
-	return printAll(c, titles, c.listMarks(ctx, ahead, pattern), func(m listedMark) []string {
+	return printAll(c, titles, marks, func(m listedMark) []string {
 		highest = max(highest, m.Token)
 		cells := []string{m.Token.String(), clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource)}
 		if m.Issued != nil {
@@ -70,42 +71,34 @@ func (c *call) marksList(ctx context.Context) error {
 	})
 }
 
-// Both read a range of the primary key. $1 low, $2 high, $3 the resource before
-// the first, $4 how many, $5 expression.
-const (
-	aheadSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, greatest(coalesce(l.token, 0), f.token) AS issued
-FROM fencepost.marks m
-CROSS JOIN (SELECT coalesce(max(token), 0) AS token FROM fencepost.leases WHERE resource = '') f
-LEFT JOIN fencepost.leases l ON l.resource = m.resource
-WHERE ` + marksRange + ` AND m.token > greatest(coalesce(l.token, 0), f.token)
-ORDER BY m.resource LIMIT $4::bigint`
-	marksSQL = `SELECT m.resource, m.token, m.lease_id, m.raised_at, NULL::bigint AS issued
-FROM fencepost.marks m
-WHERE ` + marksRange + `
-ORDER BY m.resource LIMIT $4::bigint`
-
-	marksRange = `m.resource > $3::text AND m.resource >= $1::text AND ` + marksEnd + ` AND ($5::text IS NULL OR m.resource ~ $5::text)`
-	marksEnd   = `m.resource < $2::text`
-)
-
-func (s *session) listMarks(ctx context.Context, ahead bool, pattern pglease.Pattern) iter.Seq2[listedMark, error] {
-	statement := marksSQL
-	if ahead {
-		statement = aheadSQL
-	}
-	statement = pattern.Bounded(statement, marksEnd)
-	return pglease.Paged("", nil, func(after string, limit int) ([]listedMark, string, bool, error) {
-		marks, err := rows(ctx, s, "list marks", statement, []any{pattern.Low, pattern.High, after, limit, pattern.Expression}, scanMark)
-		if len(marks) > 0 {
-			after = marks[len(marks)-1].Resource
-		}
-		return marks, after, len(marks) == limit, err
-	})
+func listed(m sqladmin.ResourceMark) listedMark {
+	return listedMark{markJSON: markOf(guard.Claim{Resource: m.Resource, Token: m.Token, LeaseID: m.LeaseID}), RaisedAt: m.RaisedAt}
 }
 
-func scanMark(row pgx.CollectableRow) (m listedMark, err error) {
-	var issued *int64
-	err = row.Scan(&m.Resource, (*int64)(&m.Token), &m.LeaseID, &m.RaisedAt, &issued)
-	m.Issued = (*guard.Token)(issued)
-	return m, err
+// allMarks are those of the resources that begin as the pattern does and match it.
+func (c *call) allMarks(ctx context.Context, selected pattern.Pattern) iter.Seq2[listedMark, error] {
+	return func(yield func(listedMark, error) bool) {
+		all := func(ctx context.Context) iter.Seq2[sqladmin.ResourceMark, error] {
+			return c.admin.Marks(ctx, selected.Low)
+		}
+		for m, err := range patiently(ctx, c.session, all) {
+			if err != nil || selected.Match(m.Resource) {
+				if !yield(listed(m), err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (c *call) aheadMarks(ctx context.Context) iter.Seq2[listedMark, error] {
+	return func(yield func(listedMark, error) bool) {
+		for m, err := range c.leases.MarksAhead(ctx, c.pattern) {
+			out := listed(m.ResourceMark)
+			out.Issued = &m.Issued
+			if !yield(out, err) {
+				return
+			}
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 
 	"github.com/urfave/cli/v3"
 )
@@ -22,7 +21,7 @@ func (a *app) marksRaiseCommand() *cli.Command {
 			raiseTimeoutFlag(),
 			yesFlag(),
 		},
-		Action: a.on(marksOnly, (*call).marksRaise, "RESOURCE", "TOKEN"),
+		Action: a.onDatabase(marksOnly, (*call).marksRaise, "RESOURCE", "TOKEN"),
 	}
 }
 
@@ -43,20 +42,20 @@ func (c *call) marksRaise(ctx context.Context) error {
 	if err := c.raise(ctx, claim); err != nil {
 		return err
 	}
-	return c.changed(markJSON(claim), "the mark of %s is %s", shown(claim.Resource), claim.Token)
+	return c.changed(markOf(claim), "the mark of %s is %s", shown(claim.Resource), claim.Token)
 }
 
 // refuseAboveIssuer prevents a typing error from becoming a mark that refuses
 // every later holder. It does not check marks whose issuer is another system.
 func (s *session) refuseAboveIssuer(ctx context.Context, claim guard.Claim) error {
-	issued, err := s.issued(ctx, claim.Resource)
+	issued, err := s.leases.Issued(ctx, claim.Resource)
 	switch {
 	case missing(err):
 		return nil
 	case err != nil:
 		return err
 	case issued != guard.NoToken && issued < claim.Token:
-		return &opcmd.Error{Code: opcmd.ExitRefused, Reason: string(guard.ReasonMarkAhead), Err: fmt.Errorf(
+		return &commandError{Code: exitRefused, Reason: string(guard.ReasonMarkAhead), Err: fmt.Errorf(
 			"token %s is above all that was granted on %s, up to %s: every holder would be refused there; "+
 				"if that is meant, say --above-issuer, and advance the issuer with fencectl advance", claim.Token, shown(claim.Resource), issued)}
 	}

@@ -28,7 +28,7 @@ func (a *app) marksResetCommand() *cli.Command {
 			raiseTimeoutFlag(),
 			yesFlag(),
 		},
-		Action: a.on(marksOnly, r.run, "RESOURCE"),
+		Action: a.onDatabase(marksOnly, r.run, "RESOURCE"),
 	}
 }
 
@@ -56,7 +56,7 @@ func (r *reset) run(c *call, ctx context.Context) error {
 		}
 		return err
 	}
-	return c.changed(markJSON{c.resource, r.to.Token, r.to.LeaseID}, "the mark of %s is %s, was %s", shown(c.resource), r.to.Token, r.from.Token)
+	return c.changed(markOf(guard.Claim{Resource: c.resource, Token: r.to.Token, LeaseID: r.to.LeaseID}), "the mark of %s is %s, was %s", shown(c.resource), r.to.Token, r.from.Token)
 }
 
 // complete takes what is not given from the database: the lease IDs of the mark and
@@ -76,7 +76,7 @@ func (r *reset) complete(ctx context.Context, c *call) error {
 	if err := c.need(ctx, leasesComponent); err != nil {
 		return err
 	}
-	if r.last, err = c.issued(ctx, c.resource); err != nil {
+	if r.last, err = c.leases.Issued(ctx, c.resource); err != nil {
 		return err
 	}
 	if r.last == guard.NoToken {

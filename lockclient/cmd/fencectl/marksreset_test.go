@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
@@ -37,15 +36,15 @@ func TestMarksReset(t *testing.T) {
 	why := []string{"--actor", "ana", "--reason", "INC-5, typed by hand"}
 	before := value[string](t, pool, state)
 	for _, c := range []refusal{
-		{"no actor", reset(from, to, []string{"--reason", "r"}), opcmd.ExitUsage, "usage", "--actor"},
-		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), opcmd.ExitUsage, "usage", "--reason"},
-		{"no from", reset(to, why), opcmd.ExitUsage, "usage", "--from"},
-		{"another mark", reset([]string{"--from", "7"}, to, why), opcmd.ExitRefused, "stale", "mark"},
-		{"a malformed mark", reset([]string{"--from", "+7"}, to, why), opcmd.ExitUsage, "usage", `"+7"`},
-		{"above the issuer", reset(from, []string{"--to", "4711"}, why), opcmd.ExitUsage, "invalid", "4711"},
-		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), opcmd.ExitNotFound, "not_found", "none"},
-		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), opcmd.ExitNotFound, "not_found", "--issuers-last"},
-		{"nobody to ask", reset(from, to, why, []string{"--yes=false"}), opcmd.ExitUsage, "usage", "--yes"},
+		{"no actor", reset(from, to, []string{"--reason", "r"}), exitUsage, "usage", "--actor"},
+		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), exitUsage, "usage", "--reason"},
+		{"no from", reset(to, why), exitUsage, "usage", "--from"},
+		{"another mark", reset([]string{"--from", "7"}, to, why), exitRefused, "stale", "mark"},
+		{"a malformed mark", reset([]string{"--from", "+7"}, to, why), exitUsage, "usage", `"+7"`},
+		{"above the issuer", reset(from, []string{"--to", "4711"}, why), exitUsage, "invalid", "4711"},
+		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "none"},
+		{"no issuer", append([]string{"marks", "reset", "none", "--yes", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "--issuers-last"},
+		{"nobody to ask", reset(from, to, why, []string{"--yes=false"}), exitUsage, "usage", "--yes"},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.check(t, url) })
 	}

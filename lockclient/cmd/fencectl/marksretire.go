@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/urfave/cli/v3"
 )
@@ -24,19 +27,23 @@ func (a *app) marksRetireCommand() *cli.Command {
 			&cli.DurationFlag{Name: "wait", Value: time.Minute, Usage: "how long to wait for leases that were granted before", Validator: atLeast(time.Duration(0))},
 			yesFlag(),
 		},
-		Action: a.on(components, (*call).marksRetire),
+		Action: a.onDatabase(components, (*call).marksRetire),
 	}
 }
 
 func (c *call) marksRetire(ctx context.Context) error {
-	// The marks are stamped by the server's clock. The moment is fixed here, so
-	// that the marks before it can only become fewer.
-	var before time.Time
+	// The moment is fixed here, so that the marks before it can only become fewer.
+	before := time.Now().Add(-c.cmd.Duration("older-than"))
 	var old int64
 	var top guard.Token
-	err := c.row(ctx, "look for marks to retire", retirableSQL, []any{c.cmd.Duration("older-than").Microseconds()}, &before, &old, (*int64)(&top))
-	if err != nil {
-		return err
+	all := func(ctx context.Context) iter.Seq2[sqladmin.ResourceMark, error] { return c.admin.Marks(ctx, "") }
+	for m, err := range patiently(ctx, c.session, all) {
+		if err != nil {
+			return err
+		}
+		if m.RaisedAt.Before(before) {
+			old, top = old+1, max(top, m.Token)
+		}
 	}
 	if old == 0 {
 		return c.print(object{"retired": 0, "floor": guard.NoToken}, "no mark is that old\n")
@@ -52,8 +59,8 @@ func (c *call) marksRetire(ctx context.Context) error {
 	if err := c.outwait(ctx, floor, c.cmd.Duration("wait")); err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
-	retiring, cancel := c.bounded(ctx)
-	defer cancel()
+	retiring, done := c.bounded(ctx)
+	defer done()
 	retired, err := c.fence.Retire(retiring, before)
 	if errors.Is(err, guard.ErrOutcomeUnknown) {
 		return err
@@ -64,25 +71,15 @@ func (c *call) marksRetire(ctx context.Context) error {
 	return c.changed(object{"retired": retired.Count, "floor": retired.Floor}, "%s retired, the floor is %s", count(retired.Count, "mark"), retired.Floor)
 }
 
-const retirableSQL = `SELECT b.before, count(m.resource), coalesce(max(m.token), 0)
-FROM (SELECT clock_timestamp() - $1::bigint * interval '1 microsecond' AS before) b
-LEFT JOIN fencepost.marks m ON m.raised_at < b.before AND m.resource <> ''
-GROUP BY b.before`
-
-const lowerHeldSQL = `SELECT count(*), coalesce(min(resource), '') FROM fencepost.leases
-WHERE lease_id IS NOT NULL AND expires_at > clock_timestamp() AND token <= $1::bigint`
-
 // outwait waits until no lease at or below the floor is held: its holder may
 // not have written yet, and would be refused at a resource whose mark is gone.
 func (c *call) outwait(ctx context.Context, floor guard.Token, wait time.Duration) error {
 	said := int64(0)
 	for end := time.Now().Add(wait); ; {
-		var held int64
-		var one string
-		err := c.row(ctx, "look for leases from before", lowerHeldSQL, []any{int64(floor)}, &held, &one)
+		held, one, err := c.heldUpTo(ctx, floor)
 		switch {
 		case ctx.Err() != nil: // between two looks or during one
-			return &opcmd.Error{Code: opcmd.ExitInterrupted, Reason: "interrupted", Err: errors.New("interrupted")}
+			return &commandError{Code: exitInterrupted, Reason: "interrupted", Err: errors.New("interrupted")}
 		case err != nil:
 			return err
 		case held == 0:
@@ -99,4 +96,17 @@ func (c *call) outwait(ctx context.Context, floor guard.Token, wait time.Duratio
 		case <-ctx.Done():
 		}
 	}
+}
+
+// heldUpTo counts the held leases at or below a token, and names one.
+func (c *call) heldUpTo(ctx context.Context, floor guard.Token) (held int64, one string, err error) {
+	for l, err := range c.op.List(ctx, "", &lockadmin.ListOptions{States: []lockadmin.LeaseState{lockadmin.StateHeld}}) {
+		if err != nil {
+			return 0, "", err
+		}
+		if l.Token <= floor {
+			held, one = held+1, cmp.Or(one, l.Resource)
+		}
+	}
+	return held, one, nil
 }

@@ -7,14 +7,13 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 
 	"github.com/urfave/cli/v3"
 )
 
 func (a *app) migrateCommand() *cli.Command {
-	migrate, printed := a.on(nil, (*call).migrate), a.offline((*call).printSchema)
+	migrate, printed := a.onDatabase(nil, (*call).migrate), a.offline((*call).printSchema)
 	return &cli.Command{
 		Name: "migrate", Category: categorySetup,
 		Usage: "bring the schema to this build's version, or print its SQL",
@@ -33,7 +32,7 @@ func (a *app) migrateCommand() *cli.Command {
 			case cmd.Bool("print"):
 				return printed(ctx, cmd)
 			case cmd.IsSet("for") || cmd.IsSet("down"):
-				return opcmd.Usage("--for and --down go with --print: this program does not remove a schema by itself")
+				return usage("--for and --down go with --print: this program does not remove a schema by itself")
 			}
 			return migrate(ctx, cmd)
 		},
@@ -46,20 +45,20 @@ func (c *call) migrate(ctx context.Context) error {
 		return err
 	}
 	signal.Ignore(syscall.SIGPIPE) // see confirm
-	if err := lockadmin.Migrate(ctx, c.pool); err != nil {
+	if err := pgadmin.Migrate(ctx, c.pool); err != nil {
 		return err
 	}
 	after, err := c.versions(ctx)
 	if err != nil {
 		return partial(ctx, err, "the schema is migrated, and its version could not be read")
 	}
-	for _, name := range components {
-		was, is := before[name].applied, after[name].applied
+	for n, component := range after {
+		was, is := before[n].Applied, component.Applied
 		said := "nothing to do"
 		if was != is {
 			said = fmt.Sprintf("was %d", was)
 		}
-		if err := c.changed(object{"component": name, "before": was, "version": is}, "%s: version %d, %s", name, is, said); err != nil {
+		if err := c.changed(object{"component": component.Name, "before": was, "version": is}, "%s: version %d, %s", component.Name, is, said); err != nil {
 			return err
 		}
 	}
@@ -86,12 +85,12 @@ func (c *call) printSchema(context.Context) error {
 	case tool == "golang-migrate":
 		return c.printSQL("", "", up...)
 	case tool == "goose" && removing:
-		return opcmd.Usage("--down does not go with --for goose, whose file has both directions")
+		return usage("--down does not go with --for goose, whose file has both directions")
 	case tool == "goose":
 		const begin, end = "-- +goose StatementBegin\n", "-- +goose StatementEnd\n"
 		return whole("-- +goose Up\n" + begin + strings.Join(up, "\n") + end + "\n-- +goose Down\n" + begin + strings.Join(down, "\n") + end)
 	default:
-		return opcmd.Usage("--for %q: want psql, goose or golang-migrate", tool)
+		return usage("--for %q: want psql, goose or golang-migrate", tool)
 	}
 }
 

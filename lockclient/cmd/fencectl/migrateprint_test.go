@@ -13,7 +13,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -55,7 +54,7 @@ func TestPrintedSchema(t *testing.T) {
 		t.Errorf("up again, psql says %s", out)
 	}
 	for _, args := range [][]string{{"--for", "goose"}, {"--down"}, {"--print", "--for", "ruby"}, {"--print", "--for", "goose", "--down"}} {
-		if r := fencectl(t, url, append([]string{"migrate"}, args...)...); r.code != opcmd.ExitUsage {
+		if r := fencectl(t, url, append([]string{"migrate"}, args...)...); r.code != exitUsage {
 			t.Errorf("%q: %d, %s", args, r.code, r.errOut)
 		}
 	}
@@ -79,7 +78,7 @@ func TestPrintedSchema(t *testing.T) {
 		t.Errorf("the control left %d relations and %d records, want half a schema", relations, records)
 	}
 	r := fencectl(t, url, "migrate")
-	if r.code != opcmd.ExitSetup || !strings.Contains(r.errOut, "half of a script") {
+	if r.code != exitSetup || !strings.Contains(r.errOut, "half of a script") {
 		t.Errorf("on half a schema: %d, %s", r.code, r.errOut)
 	}
 }

@@ -15,9 +15,10 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
+
+// How much is printed at once: the first page at once.
+const firstPage, nextPage = 100, 1000
 
 // object is a small result for programs.
 type object map[string]any
@@ -98,7 +99,7 @@ func printAll[T any](c *call, titles []string, all iter.Seq2[T, error], cells fu
 		} else {
 			out.Write(line) // flush has its error
 		}
-		if printed++; printed == pglease.FirstPage || printed%pglease.NextPage == 0 {
+		if printed++; printed == firstPage || printed%nextPage == 0 {
 			if err := flush(); err != nil {
 				return err
 			}

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // unwritable is a standard output that nobody reads.
@@ -40,10 +39,10 @@ func TestReaderGoesAway(t *testing.T) {
 		}
 		defer w.Close()
 		r.Close()
-		cmd := program(t, []string{"FENCECTL_DATABASE_URL=" + url}, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--raise-timeout", "200ms", "--yes")
+		cmd := program(t, []string{"DATABASE_URL=" + url}, "force-unlock", "billing", "--actor", "ana", "--reason", "it hangs", "--raise", "--raise-timeout", "200ms", "--yes")
 		var errOut strings.Builder
 		cmd.Stdout, cmd.Stderr = w, &errOut
-		if cmd.Run(); cmd.ProcessState.ExitCode() != opcmd.ExitPartial || !strings.Contains(errOut.String(), "go on with") {
+		if cmd.Run(); cmd.ProcessState.ExitCode() != exitPartial || !strings.Contains(errOut.String(), "go on with") {
 			t.Errorf("%v: %s", cmd.ProcessState, errOut.String())
 		}
 		return nil
@@ -65,7 +64,7 @@ func TestPartialExitCode(t *testing.T) {
 		exec1(t, pool, `CREATE FUNCTION public.busy() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P03'; END IF; RETURN old; END $$`)
 		exec1(t, pool, "CREATE TRIGGER busy BEFORE DELETE ON fencepost.leases FOR EACH ROW EXECUTE FUNCTION public.busy()")
-		for _, c := range []struct{ first, code int }{{0, opcmd.ExitPartial}, {1, opcmd.ExitUnavailable}} {
+		for _, c := range []struct{ first, code int }{{0, exitPartial}, {1, exitUnavailable}} {
 			for n := c.first; n < 3; n++ {
 				if err := hold(t, pool, "w", fmt.Sprint("r", n), time.Minute).Release(t.Context()); err != nil {
 					t.Fatal(err)
@@ -74,7 +73,7 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 			exec1(t, pool, "UPDATE fencepost.leases SET acquired_at = acquired_at - interval '30 days', expires_at = expires_at - interval '30 days'")
 			r := fencectl(t, url, "--timeout", "1s", "purge", "--batch", "1", "--yes")
 			left := value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource <> ''")
-			if r.code != c.code || left != 2 || strings.Contains(r.errOut, "1 row deleted") != (c.code == opcmd.ExitPartial) {
+			if r.code != c.code || left != 2 || strings.Contains(r.errOut, "1 row deleted") != (c.code == exitPartial) {
 				t.Errorf("exit code %d, want %d, with %d of %d rows left: %s", r.code, c.code, left, 3-c.first, r.errOut)
 			}
 		}
@@ -107,13 +106,13 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 				}
 				var errOut strings.Builder
 				code := run(t.Context(), onDatabase(url, append(strings.Fields(c.line), "-o", format)), nil, unwritable{}, &errOut)
-				if code != opcmd.ExitPartial || !strings.Contains(errOut.String(), c.done) || !strings.Contains(errOut.String(), "could not be printed") {
+				if code != exitPartial || !strings.Contains(errOut.String(), c.done) || !strings.Contains(errOut.String(), "could not be printed") {
 					t.Errorf("%s: exit code %d, %s", c.line, code, errOut.String())
 				}
 			}
 		}
 		// The control: what changes nothing is no part.
-		if code := run(t.Context(), onDatabase(url, []string{"show", "held"}), nil, unwritable{}, io.Discard); code != opcmd.ExitOther {
+		if code := run(t.Context(), onDatabase(url, []string{"show", "held"}), nil, unwritable{}, io.Discard); code != exitOther {
 			t.Errorf("show: exit code %d", code)
 		}
 	})
@@ -131,8 +130,8 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 		before := floor()
 		waits := []string{"marks", "retire", "--wait", "1s", "--yes"}
 		r := fencectl(t, url, waits...)
-		if after := floor(); after == before || r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, "waiting for 1 lease") || !strings.Contains(r.errOut, "no mark was retired") {
-			t.Errorf("exit code %d, want %d; the floor went from %d to %d: %s", r.code, opcmd.ExitPartial, before, after, r.errOut)
+		if after := floor(); after == before || r.code != exitPartial || !strings.Contains(r.errOut, "waiting for 1 lease") || !strings.Contains(r.errOut, "no mark was retired") {
+			t.Errorf("exit code %d, want %d; the floor went from %d to %d: %s", r.code, exitPartial, before, after, r.errOut)
 		}
 		// With -o json standard error has the error and nothing else.
 		r = fencectl(t, url, append(waits, "-o", "json")...)
@@ -140,14 +139,14 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 			Code    int
 			Message string
 		}
-		if err := json.Unmarshal([]byte(r.errOut), &said); err != nil || said.Code != opcmd.ExitPartial || !strings.Contains(said.Message, "no mark was retired") {
+		if err := json.Unmarshal([]byte(r.errOut), &said); err != nil || said.Code != exitPartial || !strings.Contains(said.Message, "no mark was retired") {
 			t.Errorf("%v, exit code %d: %s", err, r.code, r.errOut)
 		}
 		// The store fails: the floor is raised, and the marks are there.
 		exec1(t, pool, "UPDATE fencepost.leases SET lease_id = NULL WHERE resource = 'r'")
 		exec1(t, pool, "ALTER FUNCTION fencepost.retire RENAME TO gone")
-		if r := fencectl(t, url, "marks", "retire", "--wait", "0s", "--yes"); r.code != opcmd.ExitPartial || !strings.Contains(r.errOut, "no mark was retired") {
-			t.Errorf("exit code %d, want %d: %s", r.code, opcmd.ExitPartial, r.errOut)
+		if r := fencectl(t, url, "marks", "retire", "--wait", "0s", "--yes"); r.code != exitPartial || !strings.Contains(r.errOut, "no mark was retired") {
+			t.Errorf("exit code %d, want %d: %s", r.code, exitPartial, r.errOut)
 		}
 		must(t, url, "marks", "retire", "--older-than", "1000000h", "--yes") // nothing to do
 	})

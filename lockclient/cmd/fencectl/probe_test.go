@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 )
 
@@ -14,8 +13,8 @@ import (
 // lease back, and says who is in the way.
 func TestProbe(t *testing.T) {
 	t.Parallel()
-	_, pool := database(t)
-	s := &session{pool: pool, timeout: testkit.Patience}
+	url, pool := database(t)
+	s := opened(t, url)
 	p, err := s.probe(t.Context(), "probe")
 	if err != nil || len(p) != 3 {
 		t.Fatalf("%d steps, %v", len(p), err)

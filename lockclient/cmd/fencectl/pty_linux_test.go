@@ -42,7 +42,7 @@ func onTerminal(t *testing.T, url string, args ...string) *terminal {
 		t.Fatal(err)
 	}
 	defer slave.Close()
-	term.cmd = program(t, []string{"FENCECTL_DATABASE_URL=" + url, "TERM=xterm"}, args...)
+	term.cmd = program(t, []string{"DATABASE_URL=" + url, "TERM=xterm"}, args...)
 	term.cmd.Stdin, term.cmd.Stdout, term.cmd.Stderr = slave, slave, slave
 	term.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := term.cmd.Start(); err != nil {

@@ -27,7 +27,7 @@ func (a *app) purgeCommand() *cli.Command {
 
 func (c *call) purge(ctx context.Context) error {
 	older := c.cmd.Duration("older-than")
-	question := fmt.Sprintf("Delete the rows of all leases on %s that have been free for %s.", c.target(), span(older))
+	question := fmt.Sprintf("Delete the rows of all leases that have been free for %s.", span(older))
 	if err := c.confirm(ctx, question); err != nil {
 		return err
 	}

@@ -3,8 +3,7 @@ package main
 import (
 	"context"
 
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/urfave/cli/v3"
@@ -31,9 +30,9 @@ func (a *app) rolesCommand() *cli.Command {
 func (c *call) roles(context.Context) error {
 	issuer, enforcer, operator, reader := c.cmd.String("issuer"), c.cmd.String("enforcer"), c.cmd.String("operator"), c.cmd.String("reader")
 	if issuer == enforcer && issuer != "" {
-		return opcmd.Usage("--issuer and --enforcer must differ: grant both to a role that does both")
+		return usage("--issuer and --enforcer must differ: grant both to a role that does both")
 	}
-	ofLeases, err := lockadmin.RolesSQL(&lockadmin.RoleNames{Issuer: issuer, Operator: operator, Reader: reader})
+	ofLeases, err := pgadmin.RolesSQL(&pgadmin.RoleNames{Issuer: issuer, Operator: operator, Reader: reader})
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 // as returns the database's URL for a new login that is a member of the roles.
@@ -60,11 +58,11 @@ func TestRoles(t *testing.T) {
 		"force-unlock billing --actor a --reason r --raise --yes", "epoch show", "epoch raise --yes", "advance billing 7 --yes", "advance --floor 7 --yes",
 		"purge --older-than 1ms --yes", "marks raise billing 1099511627777 --lease-id l --above-issuer --yes", "marks retire --older-than 1ms --yes", "doctor",
 	} {
-		if r := fencectl(t, reader, strings.Fields(line)...); r.code != opcmd.ExitNoRights && !strings.HasPrefix(line, "doctor") {
+		if r := fencectl(t, reader, strings.Fields(line)...); r.code != exitNoRights && !strings.HasPrefix(line, "doctor") {
 			t.Errorf("reader, %s: exit code %d\n%s", line, r.code, r.errOut)
 		}
 		r := fencectl(t, operator, strings.Fields(line)...)
-		if r.code != opcmd.ExitOK && !(line == "doctor" && r.code == opcmd.ExitUnhealthy) { // fsync is off in tests
+		if r.code != exitOK && !(line == "doctor" && r.code == exitUnhealthy) { // fsync is off in tests
 			t.Errorf("operator, %s: exit code %d\n%s", line, r.code, r.errOut)
 		}
 		if line == "doctor" && !strings.Contains(r.out, "not tried, the role may not issue leases") {
@@ -82,8 +80,8 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	for _, c := range []refusal{
-		{"one name for two", []string{"roles", "--issuer", "a", "--enforcer", "a"}, opcmd.ExitUsage, "usage", "must differ"},
-		{"a reserved name", []string{"roles", "--reader", "pg_read_all_data"}, opcmd.ExitUsage, "invalid", "pg_read_all_data"},
+		{"one name for two", []string{"roles", "--issuer", "a", "--enforcer", "a"}, exitUsage, "usage", "must differ"},
+		{"a reserved name", []string{"roles", "--reader", "pg_read_all_data"}, exitUsage, "invalid", "pg_read_all_data"},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.check(t, database) })
 	}

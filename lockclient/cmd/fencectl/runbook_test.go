@@ -16,7 +16,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
@@ -173,7 +172,7 @@ func (w *walk) run(args []string) string {
 	}
 	r := fencectl(w.t, w.url, args...)
 	out := indent(equal(r.out + r.errOut))
-	if r.code != opcmd.ExitOK {
+	if r.code != exitOK {
 		out += fmt.Sprintf("    [exit code %d]\n", r.code)
 	}
 	return out

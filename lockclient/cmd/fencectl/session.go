@@ -2,37 +2,52 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/urfave/cli/v3"
 )
 
-// session is the connection to one database. Nothing is sent before it is used.
+// session is the connection to one issuer. Nothing is sent before it is used.
 type session struct {
-	pool  *pgxpool.Pool
-	op    *lockadmin.Operator
-	fence *sqlfence.DB[pgx.Tx]
-	admin *sqladmin.Admin
+	op lockadmin.Admin
+	// issue returns the issuer that doctor leases from; the session closes it.
+	issue func() (driver.Issuer, error)
+	// target says what it connects to, without a password.
+	target string
 	// timeout bounds what the packages leave to the caller's context.
 	timeout time.Duration
+	close   func()
+
+	*postgres // nil unless the issuer is PostgreSQL
 }
 
-// connect reads the configuration: --database-url, and what it leaves out from
+// postgres is what there is besides on PostgreSQL.
+type postgres struct {
+	pool   *pgxpool.Pool
+	leases *pgadmin.Operator // op
+	fence  *sqlfence.DB[pgx.Tx]
+	admin  *sqladmin.Admin
+}
+
+// openPostgres reads the configuration: --database-url, and what it leaves out from
 // the PG variables, the service file and ~/.pgpass.
-func connect(ctx context.Context, cmd *cli.Command) (*session, error) {
+func openPostgres(ctx context.Context, cmd *cli.Command) (*session, error) {
 	config, err := poolConfig(cmd)
 	if err != nil {
 		return nil, err
@@ -41,16 +56,28 @@ func connect(ctx context.Context, cmd *cli.Command) (*session, error) {
 	if err != nil {
 		return nil, guard.Unavailable("connect", guard.Claim{}, err)
 	}
-	timeout := cmd.Duration("timeout")
-	s := &session{pool: pool, admin: sqladmin.Pgx(pool), timeout: timeout}
-	s.op, err = lockadmin.New(pool, &lockadmin.Options{OpTimeout: timeout, Logger: slog.New(slog.DiscardHandler)})
+	return onPool(pool, cmd.Duration("timeout"), cmd.Duration("raise-timeout"))
+}
+
+// onPool returns the session on a pool, which it closes.
+func onPool(pool *pgxpool.Pool, timeout, raising time.Duration) (*session, error) {
+	quiet := slog.New(slog.DiscardHandler)
+	db := &postgres{pool: pool, admin: sqladmin.Pgx(pool)}
+	var err error
+	db.leases, err = pgadmin.New(pool, &pgadmin.Options{OpTimeout: timeout, Logger: quiet})
 	if err == nil {
-		s.fence, err = sqlfence.Pgx(pool, &sqlfence.Options{CommitTimeout: timeout, RaiseTimeout: cmd.Duration("raise-timeout")})
+		db.fence, err = sqlfence.Pgx(pool, &sqlfence.Options{CommitTimeout: timeout, RaiseTimeout: raising})
 	}
 	if err != nil {
 		pool.Close()
+		return nil, err
 	}
-	return s, err
+	c := pool.Config().ConnConfig
+	return &session{
+		op: db.leases, timeout: timeout, close: pool.Close, postgres: db,
+		issue:  func() (driver.Issuer, error) { return pglock.New(pool, &pglock.Options{Logger: quiet}) },
+		target: fmt.Sprintf("%s@%s:%d/%s", c.User, c.Host, c.Port, c.Database),
+	}, nil
 }
 
 func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
@@ -59,9 +86,9 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 	switch {
 	case err != nil && url != "":
 		// If malformed, it may contain a password where nothing would find it.
-		return nil, opcmd.Usage("--database-url (or FENCECTL_DATABASE_URL) is not a PostgreSQL URL or key=value string; it is not shown here because it may hold a password")
+		return nil, usage("--database-url (or DATABASE_URL) is not a PostgreSQL URL or key=value string; it is not shown here because it may hold a password")
 	case err != nil:
-		return nil, opcmd.Usage("the PG variables: %v", err)
+		return nil, usage("the PG variables: %v", err)
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "fencectl"
@@ -78,53 +105,50 @@ func poolConfig(cmd *cli.Command) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// target describes what a session connects to, without its password.
-func (s *session) target() string {
-	config := s.pool.Config().ConnConfig
-	return fmt.Sprintf("%s@%s:%d/%s", config.User, config.Host, config.Port, config.Database)
-}
-
 // bounded adds the timeout: a server that was reached may stop responding.
 func (s *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.timeout)
 }
 
-// row reads the one row of a query that writes nothing.
-func (s *session) row(ctx context.Context, op, sql string, args []any, into ...any) error {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	return failed(op, s.pool.QueryRow(ctx, sql, args...).Scan(into...))
+// patiently reads a list, and gives up if the next row does not come within the timeout.
+func patiently[T any](ctx context.Context, s *session, list func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		timer := time.AfterFunc(s.timeout, func() { cancel(context.DeadlineExceeded) })
+		defer timer.Stop()
+		for row, err := range list(ctx) {
+			timer.Stop()
+			if !yield(row, err) {
+				return
+			}
+			timer.Reset(s.timeout)
+		}
+	}
 }
 
-// rows reads all rows of a query that writes nothing.
-func rows[T any](ctx context.Context, s *session, op, sql string, args []any, scan pgx.RowToFunc[T]) ([]T, error) {
+// mark reads a resource's mark.
+func (s *session) mark(ctx context.Context, resource string) (guard.Mark, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	found, _ := s.pool.Query(ctx, sql, args...) // found has the error too
-	all, err := pgx.CollectRows(found, scan)
-	return all, failed(op, err)
-}
-
-// failed says what the error of a statement that writes nothing means.
-func failed(op string, err error) error {
-	return pglease.Failure(op, guard.Claim{}, pglease.Harmless(err))
+	return s.fence.Mark(ctx, resource)
 }
 
 func sqlState(err error) string {
-	if pg := pglease.Error(err); pg != nil {
+	if pg, is := errors.AsType[*pgconn.PgError](err); is {
 		return pg.Code
 	}
 	return ""
 }
 
-// The components of schema fencepost, in the order in which they are migrated.
+// The components of schema fencepost.
 const (
 	leasesComponent = "lockclient"
 	marksComponent  = "sqlfence"
 )
 
 var (
-	components = []string{leasesComponent, marksComponent}
+	components = []string{leasesComponent, marksComponent} // in the order in which they are migrated
 	leasesOnly = components[:1:1]
 	marksOnly  = components[1:]
 )
@@ -137,70 +161,52 @@ func scripts(component string) (up, down string) {
 	return pglock.MigrationSQL(), pglock.DownSQL()
 }
 
+// versions reads the versions of the schema's components.
+func (s *session) versions(ctx context.Context) ([]pgadmin.Component, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return pgadmin.Components(ctx, s.pool)
+}
+
 // need refuses a database whose schema this build cannot use. A role that may not
 // see the versions is let through: its next error says more.
 func (s *session) need(ctx context.Context, components ...string) error {
-	if len(components) == 0 {
+	if len(components) == 0 || s.postgres == nil {
 		return nil
 	}
 	have, err := s.versions(ctx)
 	if sqlState(err) == "42501" {
 		return nil
 	}
-	for _, component := range components {
-		if err == nil {
-			err = unusable(component, have[component])
+	for _, component := range have {
+		for _, needed := range components {
+			if err == nil && component.Name == needed {
+				err = unusable(component)
+			}
 		}
 	}
 	return err
 }
 
-// schemaVersion is what is recorded of a component: the version that was applied, and the
-// one that a build must know to use it.
-type schemaVersion struct{ applied, usableFrom int64 }
-
-// versions reads the versions by component; none if there is no schema. The record
-// may be from a build that did not know of usable_from.
-func (s *session) versions(ctx context.Context) (map[string]schemaVersion, error) {
-	found := map[string]schemaVersion{}
-	_, err := rows(ctx, s, "read the schema's version", `SELECT component, max(version)::bigint, max(coalesce((to_jsonb(m) ->> 'usable_from'::text)::bigint, version))::bigint
-FROM fencepost.migrations m GROUP BY component`, nil, func(row pgx.CollectableRow) (v schemaVersion, err error) {
-		var component string
-		err = row.Scan(&component, &v.applied, &v.usableFrom)
-		found[component] = v
-		return v, err
-	})
-	if missing(err) {
-		return nil, nil
-	}
-	return found, err
-}
-
 // unusable says why this build cannot use a component; nil if it can.
-func unusable(component string, have schemaVersion) error {
-	up, _ := scripts(component)
-	want := int64(strings.Count(up, "\n-- "+component+" version ")) // a headline for each
+func unusable(have pgadmin.Component) error {
 	switch {
-	case have.applied == 0:
-		return schemaError("schema_missing", "the database has no schema of %s: run fencectl migrate", component)
-	case have.applied < want:
-		return schemaError("schema_older", "the database has %s version %d, this build needs %d: run fencectl migrate", component, have.applied, want)
-	case have.usableFrom > want:
-		return schemaError("schema_newer", "the database has %s version %d, this build knows %d: use a newer fencectl", component, have.applied, want)
+	case have.Applied == 0:
+		return schemaError("schema_missing", "the database has no schema of %s: run fencectl migrate", have.Name)
+	case have.Applied < have.Known:
+		return schemaError("schema_older", "the database has %s version %d, this build needs %d: run fencectl migrate", have.Name, have.Applied, have.Known)
+	case have.UsableFrom > have.Known:
+		return schemaError("schema_newer", "the database has %s version %d, this build knows %d: use a newer fencectl", have.Name, have.Applied, have.Known)
 	}
 	return nil
 }
 
 func schemaError(reason, format string, args ...any) error {
-	return &opcmd.Error{Code: opcmd.ExitSetup, Reason: reason, Err: fmt.Errorf(format, args...)}
+	return &commandError{Code: exitSetup, Reason: reason, Err: fmt.Errorf(format, args...)}
 }
 
 // missing reports that a table, function, column or schema of the statement does not
 // exist (PostgreSQL documentation, appendix A).
 func missing(err error) bool {
-	switch sqlState(err) {
-	case "42P01", "42883", "3F000", "42703":
-		return true
-	}
-	return false
+	return strings.Contains(" 42P01 42883 3F000 42703 ", " "+sqlState(err)+" ") && sqlState(err) != ""
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -39,7 +39,7 @@ type view struct {
 	// Floor is the token that every later grant is above.
 	Floor guard.Token `json:"floor"`
 	// Mark is nil if sqlfence has none, or it cannot be read.
-	Mark *guard.Mark `json:"mark"`
+	Mark *markJSON `json:"mark"`
 	// Verdict is one of the words of [verdicts].
 	Verdict string `json:"verdict"`
 	// Audit are the last records, the latest first.
@@ -48,6 +48,8 @@ type view struct {
 	// this role may not read the audit.
 	AuditPartial bool `json:"auditPartial"`
 
+	mark                guard.Mark
+	elsewhere           bool  // the engine keeps no marks
 	unread, auditUnread error // why the mark and the audit could not be read
 }
 
@@ -57,6 +59,7 @@ var verdicts = map[string]string{
 	"unmarked":    "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"floor_only":  "the resource has no mark here: any claim above the floor of retired marks is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"unread":      "the mark could not be read",
+	"elsewhere":   "this engine keeps no marks: look at the resource",
 	"current":     "the mark is the holder's claim: the holder is admitted, every older one is refused",
 	"expired":     "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
 	"released":    "the mark has the token of a lease that was given back: its claim is still admitted, until a higher token arrives; every older one is refused",
@@ -70,25 +73,35 @@ var verdicts = map[string]string{
 
 const (
 	shownRecords = 3
-	searchedMost = 5 * pglease.NextPage
+	searchedMost = 5 * nextPage
 )
 
 // look reads the mark first: a claim is granted before it is admitted, so a mark
 // above what the issuer says later is ahead of the issuer, and not a takeover
 // that happened in between.
 func (s *session) look(ctx context.Context, resource string) (*view, error) {
-	v := &view{}
-	mark, err := s.mark(ctx, resource)
-	if v.unread = err; err == nil && mark.Token != guard.NoToken {
-		v.Mark = &mark
+	v := &view{elsewhere: s.postgres == nil}
+	var err error
+	if !v.elsewhere {
+		if v.mark, err = s.mark(ctx, resource); err == nil && v.mark.Token != guard.NoToken {
+			mark := markOf(guard.Claim{Resource: resource, Token: v.mark.Token, LeaseID: v.mark.LeaseID})
+			v.Mark = &mark
+		}
+		v.unread = err
 	}
 	if v.Lease, err = s.op.Get(ctx, resource); err != nil {
 		return nil, noSuchLease(err, resource)
 	}
-	if v.Floor, err = s.issued(ctx, ""); err != nil {
-		return nil, err
+	if !v.elsewhere {
+		if v.Floor, err = s.leases.Issued(ctx, ""); err != nil {
+			return nil, err
+		}
 	}
-	if v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource); sqlState(err) == "42501" {
+	v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		err = nil
+	case sqlState(err) == "42501", v.elsewhere && errors.Is(err, fs.ErrPermission):
 		v.AuditPartial, v.auditUnread, err = true, err, nil
 	}
 	v.Verdict = v.verdict()
@@ -124,15 +137,17 @@ func (s *session) lastRecords(ctx context.Context, resource string) (last []lock
 func (v *view) verdict() string {
 	lease := v.Lease
 	switch {
+	case v.elsewhere:
+		return "elsewhere"
 	case v.unread != nil:
 		return "unread"
 	case v.Mark == nil:
 		return "unmarked"
-	case v.Mark.Floor && v.Mark.Token < lease.Token:
+	case v.mark.Floor && v.mark.Token < lease.Token:
 		return "floor_only"
 	case v.Mark.Token > max(lease.Token, v.Floor):
 		return "mark_ahead"
-	case v.Mark.Token > lease.Token || v.Mark.Floor: // the floor itself is refused too
+	case v.Mark.Token > lease.Token || v.mark.Floor: // the floor itself is refused too
 		return "ahead"
 	case v.Mark.Token < lease.Token:
 		return "behind"
@@ -183,7 +198,7 @@ func (c *call) printView(v *view) error {
 	switch {
 	case v.unread != nil:
 		mark = "not read: " + oneLine(v.unread.Error())
-	case v.Mark != nil && v.Mark.Floor:
+	case v.Mark != nil && v.mark.Floor:
 		mark = "-; the floor of retired marks is " + v.Mark.Token.String()
 	case v.Mark != nil:
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
@@ -200,7 +215,7 @@ func (c *call) printView(v *view) error {
 		"token", l.Token.String(),
 		"owner", orDash(l.Owner != "", shown(l.Owner))+orNothing(l.Owner != "" && l.State != lockadmin.StateHeld, ", not any more"),
 		"lease ID", leaseID(l.LeaseID),
-		"acquired", moment(l.AcquiredAt),
+		"acquired", moment(l.CreatedAt),
 		"expires", moment(l.ExpiresAt),
 		"mark", mark,
 		"so", so)

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/fencepost-go/fencepost/lockclient/internal/opcmd"
 )
 
 var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs"}
@@ -20,7 +18,7 @@ func TestConfirmation(t *testing.T) {
 	for _, c := range []struct {
 		answer string
 		code   int
-	}{{"no\n", opcmd.ExitCancelled}, {"\n", opcmd.ExitCancelled}, {"y\n", opcmd.ExitCancelled}, {"\x04", opcmd.ExitCancelled}, {"\x03", opcmd.ExitCancelled}} {
+	}{{"no\n", exitCancelled}, {"\n", exitCancelled}, {"y\n", exitCancelled}, {"\x04", exitCancelled}, {"\x03", exitCancelled}} {
 		term := onTerminal(t, url, unlockBilling...)
 		term.sees("held by worker-1")
 		term.sees(lease.ID())
@@ -38,14 +36,14 @@ func TestConfirmation(t *testing.T) {
 	}
 	term.keys("yes\n")
 	term.sees("every older claim is refused")
-	if code := term.ends(); code != opcmd.ExitOK || audited() != 1 {
+	if code := term.ends(); code != exitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}
 	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x"}} {
 		term := onTerminal(t, url, args...)
 		term.sees(`Type "yes" to go on: `)
 		term.keys("no\n")
-		if code := term.ends(); code != opcmd.ExitCancelled {
+		if code := term.ends(); code != exitCancelled {
 			t.Errorf("%q: exit code %d", args, code)
 		}
 	}
@@ -65,7 +63,7 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	successor := hold(t, pool, "worker-2", "billing", time.Hour)
 	term.keys("yes\n")
 	term.sees("worker-2")
-	if code := term.ends(); code != opcmd.ExitRefused {
+	if code := term.ends(); code != exitRefused {
 		t.Errorf("exit code %d\n%s", code, term.screen())
 	}
 	if err := successor.Renew(t.Context()); err != nil {

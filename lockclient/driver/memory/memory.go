@@ -65,7 +65,6 @@ type Issuer struct {
 var (
 	_ driver.Issuer = (*Issuer)(nil)
 	_ driver.Clock  = (*Issuer)(nil)
-	_ driver.Floors = (*Issuer)(nil)
 )
 
 // Issuer returns another process's connection to the server.
@@ -205,19 +204,6 @@ func (i *Issuer) Watch(_ context.Context, r driver.Watch, wake func()) (driver.W
 		defer s.mu.Unlock()
 		delete(s.watches, w)
 	}}, nil
-}
-
-// Advance raises the token of a resource that nobody holds.
-func (i *Issuer) Advance(_ context.Context, resource string, above guard.Token) (guard.Token, error) {
-	s := i.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if held := s.holder(resource, ""); held != nil && held.Token < above {
-		return guard.NoToken, held
-	}
-	l := s.row(resource)
-	l.token = max(l.token, above)
-	return l.token, nil
 }
 
 func (s *Server) row(resource string) *row {

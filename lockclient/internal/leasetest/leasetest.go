@@ -1,4 +1,4 @@
-// Package leasetest has what the tests of lockclient and lockadmin share.
+// Package leasetest has what the tests of lockclient and pgadmin share.
 package leasetest
 
 import (

@@ -33,7 +33,7 @@ func checkVersion(have int64) error {
 	case have > want:
 		return &versionError{&migrate.NewerError{Component: Schema().Name, Have: have, Know: int(want)}}
 	case have < want:
-		return &versionError{fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run pglock.Migrate, or lockadmin.Migrate for leases and marks", have, want)}
+		return &versionError{fmt.Errorf("schema fencepost has lockclient version %d, this build needs %d: run pglock.Migrate, or pgadmin.Migrate for leases and marks", have, want)}
 	}
 	return nil
 }

@@ -255,7 +255,7 @@ func TestP3TokensSurviveARestore(t *testing.T) {
 	} else if freed, err := i.Release(t.Context(), next); !freed || err != nil {
 		t.Fatal(freed, err)
 	}
-	if err := i.RaiseEpoch(t.Context()); err != nil {
+	if _, err := i.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if next := acquire(t, issuer(t, addr), "r", "c"); next.Token <= lost.Token {
@@ -344,7 +344,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
 	}
-	if err := i.RaiseEpoch(t.Context()); err != nil {
+	if _, err := i.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	results := make([]driver.Renewed, 1)

@@ -43,7 +43,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := acquire(t, issuer(t, addr), "r", "a")
-	if err := issuer(t, addr).RaiseEpoch(t.Context()); err != nil {
+	if _, err := issuer(t, addr).RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	const lost = 1 << 30 // revisions that the restore may have lost
@@ -89,7 +89,7 @@ func TestRestoreOfAFewRevisions(t *testing.T) {
 	if !errors.Is(err, guard.ErrMarkAhead) {
 		t.Errorf("after %v was lost: %+v, %v; want ErrMarkAhead", lost.Token, g, err)
 	}
-	if err := i.RaiseEpoch(t.Context()); err != nil {
+	if _, err := i.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if next := acquire(t, i, "r", "c"); next.Token <= lost.Token {
@@ -146,7 +146,7 @@ func TestP3BaseOfARestoredSnapshot(t *testing.T) {
 			addr, _ = startNode(t, data)
 			proxy.Backend("tcp", addr)
 			fresh := issuer(t, addr)
-			if err := fresh.RaiseEpoch(t.Context()); err != nil {
+			if _, err := fresh.RaiseEpoch(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if is := revision(); is != lost {

@@ -7,19 +7,21 @@ import (
 	"github.com/fencepost-go/fencepost/internal/suites/process"
 )
 
-// Build builds a command of this module, such as "lockclient/etcdlock/cmd/fencectl-etcd",
-// and returns what runs it: its output, and its exit code.
-func Build(t process.TB, path string) func(args ...string) (output string, code int) {
+// Fencectl builds the operators' command, for a test in a package that is as deep as this
+// one, and returns what runs it: its output, and its exit code.
+func Fencectl(t process.TB) func(args ...string) (output string, code int) {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), filepath.Base(path))
-	if out, err := exec.Command("go", "build", "-o", program, "github.com/fencepost-go/fencepost/"+path).CombinedOutput(); err != nil {
-		t.Fatalf("building %s: %v, %s", path, err, out)
+	program := filepath.Join(t.TempDir(), "fencectl")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = "../../../../lockclient/cmd/fencectl"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building fencectl: %v, %s", err, out)
 	}
 	return func(args ...string) (string, int) {
 		cmd := exec.Command(program, args...)
 		out, err := cmd.CombinedOutput()
 		if cmd.ProcessState == nil {
-			t.Fatalf("%s: %v", path, err)
+			t.Fatalf("fencectl: %v", err)
 		}
 		return string(out), cmd.ProcessState.ExitCode()
 	}

@@ -10,10 +10,10 @@ import (
 // TestCommand: the operators' command shows a holder, advances a resource and raises
 // the epoch of a real ZooKeeper, and an issuer grants above both.
 func TestCommand(t *testing.T) {
-	run := servers.Build(t, "lockclient/zklock/cmd/fencectl-zookeeper")
+	run := servers.Fencectl(t)
 	z := startServers(t, 1)
 	on := func(args ...string) (string, int) {
-		return run(append([]string{"--servers", z.Nodes[0].Addr, "--timeout", "1m"}, args...)...)
+		return run(append([]string{"--issuer", "zookeeper", "--address", z.Nodes[0].Addr, "--timeout", "1m"}, args...)...)
 	}
 	held := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
 	if out, code := on("show", "r"); code != 0 || !strings.Contains(out, held.Token.String()) {
@@ -35,7 +35,25 @@ func TestCommand(t *testing.T) {
 	if after := acquire(t, issuer(t, nil, z.Addrs()...), "after", "a"); after.Token < before.Token+1<<30 {
 		t.Errorf("token %v before the epoch was raised, %v after it", before.Token, after.Token)
 	}
-	if out, code := run("--servers", "127.0.0.1:1", "--timeout", "1s", "show", "r"); code != 6 {
+	if out, code := on("force-unlock", "r", "--actor", "ada", "--reason", "it hangs", "--expect", "another", "--yes"); code != 4 {
+		t.Errorf("force-unlock of another lease: %d, %s", code, out)
+	}
+	if out, code := on("force-unlock", "r", "--actor", "ada", "--reason", "it hangs", "--yes"); code != 0 || !strings.Contains(out, "MAY STILL WRITE") && !strings.Contains(out, "may still write") {
+		t.Errorf("force-unlock: %d, %s", code, out)
+	}
+	if out, code := on("audit"); code != 0 || !strings.Contains(out, "it hangs") {
+		t.Errorf("audit: %d, %s", code, out)
+	}
+	if out, code := on("doctor"); code != 0 || !strings.Contains(out, "acquire") {
+		t.Errorf("doctor: %d, %s", code, out)
+	}
+	if out, code := on("purge", "--yes"); code != 2 || !strings.Contains(out, "does not have this") {
+		t.Errorf("purge: %d, %s", code, out)
+	}
+	if out, code := on("migrate"); code != 2 || !strings.Contains(out, "PostgreSQL") {
+		t.Errorf("migrate: %d, %s", code, out)
+	}
+	if out, code := run("--issuer", "zookeeper", "--address", "127.0.0.1:1", "--timeout", "1s", "show", "r"); code != 6 {
 		t.Errorf("without a server: %d, %s", code, out)
 	}
 }

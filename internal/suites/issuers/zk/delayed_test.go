@@ -267,7 +267,7 @@ func TestP3RaiseEpochThatFails(t *testing.T) {
 	free(t, i, first)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := i.RaiseEpoch(ctx); err == nil {
+	if _, err := i.RaiseEpoch(ctx); err == nil {
 		t.Error("control: RaiseEpoch succeeds with a context that has ended")
 	}
 	if second := acquire(t, i, "r", "b"); second.Token <= first.Token {
@@ -290,7 +290,10 @@ func TestP3AcquireDuringRaiseEpoch(t *testing.T) {
 		}()
 		<-g.held
 		raised := make(chan error)
-		go func() { raised <- raising.RaiseEpoch(t.Context()) }()
+		go func() {
+			_, err := raising.RaiseEpoch(t.Context())
+			raised <- err
+		}()
 		if raising == other { // else it waits in the same connection
 			if err := <-raised; err != nil {
 				t.Fatal(err)

@@ -58,7 +58,7 @@ func TestP3BaseOfARestoredSnapshot(t *testing.T) {
 			}
 			z.Nodes[0].Start()
 			fresh := issuer(t, nil, z.Addrs()...)
-			if err := repeat(func() error { return fresh.RaiseEpoch(t.Context()) }); err != nil {
+			if err := repeat(func() error { _, err := fresh.RaiseEpoch(t.Context()); return err }); err != nil {
 				t.Fatal(err)
 			}
 			last := acquire(t, fresh, "r", "b")

@@ -150,7 +150,7 @@ func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
 	if !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "RaiseEpoch") {
 		t.Errorf("an issuer that ran through the loss: %v; want ErrMarkAhead and the way out", err)
 	}
-	if err := running.RaiseEpoch(t.Context()); err != nil {
+	if _, err := running.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if next := acquire(t, running, "other", "d"); next.Token <= after.Token {
@@ -194,7 +194,7 @@ func TestAdvanceAndRaiseEpoch(t *testing.T) {
 	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
 	}
-	if err := i.RaiseEpoch(t.Context()); err != nil {
+	if _, err := i.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	results := make([]driver.Renewed, 1)
@@ -234,7 +234,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
 	setBase(t, c, fmt.Sprint(ahead))
 	before := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
-	if err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
+	if _, err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	const lost = 1 << 36 // what the restore may have lost: 16 elections

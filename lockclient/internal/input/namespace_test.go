@@ -1,0 +1,85 @@
+package input
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/fencepost-go/fencepost/guard"
+)
+
+// pieces are what hostile names are made of.
+var pieces = []string{"a", "b", ":", "%", "%3A", "%25", "%3a", "/", "..", "../", "::", " ", "é", "\U0010FFFF", "*", "_", "\\", "'"}
+
+func hostile(rng *rand.Rand) string {
+	var b strings.Builder
+	for range 1 + rng.IntN(5) {
+		b.WriteString(pieces[rng.IntN(len(pieces))])
+	}
+	return b.String()
+}
+
+// collisions counts pairs of namespace and name that join maps to one resource.
+func collisions(join func(ns, name string) (string, error)) (n int) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	seen := map[string][2]string{}
+	for range 100_000 {
+		pair := [2]string{hostile(rng), hostile(rng)}
+		resource, err := join(pair[0], pair[1])
+		if err != nil {
+			continue
+		}
+		if other, there := seen[resource]; there && other != pair {
+			n++
+		}
+		seen[resource] = pair
+	}
+	return n
+}
+
+// TestNamespacesAreInjective: no two pairs of namespace and name make one
+// resource. The control joins without escaping.
+func TestNamespacesAreInjective(t *testing.T) {
+	t.Parallel()
+	if n := collisions(func(ns, name string) (string, error) {
+		n, err := NewNamespace("Options.Namespace", ns)
+		if err != nil {
+			return "", err
+		}
+		resource, err := n.Resource(name)
+		if err == nil && n.Name(resource) != name {
+			t.Fatalf("%q in %q comes back as %q", name, ns, n.Name(resource))
+		}
+		return resource, err
+	}); n != 0 {
+		t.Errorf("%d collisions", n)
+	}
+	if collisions(func(ns, name string) (string, error) { return ns + ":" + name, nil }) == 0 {
+		t.Error("the control has no collision: the names are not hostile enough")
+	}
+}
+
+// TestNamespaceJoinsAsJoinResource: a confined client's names agree with what
+// the fences make of the parts.
+func TestNamespaceJoinsAsJoinResource(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 1000 {
+		ns, a, b := hostile(rng), hostile(rng), hostile(rng)
+		n, err := NewNamespace("Options.Namespace", ns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, err := guard.JoinResource(a, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := guard.JoinResource(ns, a, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.Resource(name); err != nil || got != want {
+			t.Fatalf("%q, %v, want %q", got, err, want)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package pgadmin
+
+import (
+	"context"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TestInspectObjects: whatever of the schema was dropped or changed is found, and named.
+// The control is the schema as it was migrated.
+func TestInspectObjects(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	o := newRoleOperator(t, pool)
+	objects := func() lockadmin.Finding {
+		t.Helper()
+		found, err := o.Inspect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return of(t, found, "schema objects")
+	}
+	if f := objects(); f.Severity != lockadmin.SeverityOK {
+		t.Fatalf("control: %+v", f)
+	}
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	wrong := func(statement string) (wrong string) { // by the statement, which is undone
+		t.Helper()
+		tx, err := conn.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+		if err := tx.QueryRow(t.Context(), objectsSQL, expectedJSON()).Scan(&wrong); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+		return wrong
+	}
+	kinds := map[string]int{}
+	for _, e := range expectedObjects() {
+		kinds[e.Kind]++
+		drop := "DROP " + e.Kind + " fencepost." + e.Name + " CASCADE"
+		if e.Kind == "trigger" {
+			drop = "DROP TRIGGER " + e.Name + " ON fencepost." + e.On
+		}
+		if got, want := wrong(drop), e.Kind+" fencepost."+e.Name+" is missing"; !strings.Contains(got, want) {
+			t.Errorf("%s: %q", drop, got)
+		}
+	}
+	var functions, tables, indexes, triggers int
+	if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace),
+		(SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname <> 'migrations'),
+		(SELECT count(*) FROM pg_class c WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'i' AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = c.oid)),
+		(SELECT count(*) FROM pg_trigger WHERE tgname ~ '^(audit|epoch|leases)_' AND NOT tgisinternal)`).Scan(&functions, &tables, &indexes, &triggers); err != nil {
+		t.Fatal(err)
+	}
+	if kinds["function"] != functions || kinds["table"] != tables || kinds["trigger"] != triggers || kinds["index"] != indexes {
+		t.Errorf("%v of %d functions, %d tables, %d indexes and %d triggers", kinds, functions, tables, indexes, triggers)
+	}
+	for statement, want := range map[string]string{
+		"ALTER FUNCTION fencepost.force_unlock SECURITY INVOKER":                                           "force_unlock does not run with the rights",
+		"GRANT EXECUTE ON FUNCTION fencepost.force_unlock TO PUBLIC":                                       "force_unlock may be executed by everybody",
+		"ALTER FUNCTION fencepost.renew RESET ALL":                                                         "renew has other settings",
+		"ALTER FUNCTION fencepost.watch SET work_mem = '1MB'":                                              "watch has other settings",
+		"ALTER FUNCTION fencepost.check_lease STABLE":                                                      "check_lease has another volatility",
+		"ALTER TABLE fencepost.audit ENABLE TRIGGER audit_is_append_only":                                  "audit_is_append_only is not enabled ALWAYS",
+		"ALTER TABLE fencepost.epoch SET UNLOGGED":                                                         "epoch is unlogged",
+		"CREATE TRIGGER mine BEFORE INSERT ON fencepost.leases EXECUTE FUNCTION fencepost.refuse_change()": "mine is not of this build",
+	} {
+		if got := wrong(statement); !strings.Contains(got, want) {
+			t.Errorf("%s: %q", statement, got)
+		}
+	}
+	mutate(t, pool, "unwatch", "BEGIN", "BEGIN /* changed */")
+	if f := objects(); f.Severity != lockadmin.SeverityError || !strings.Contains(f.Detail, "unwatch is not the one of this build") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// TestInspectHiddenSessions: a role that does not see the transactions of others gets its
+// findings, with what it cannot see.
+func TestInspectHiddenSessions(t *testing.T) {
+	t.Parallel()
+	owner, names, as := testRoles(t, "")
+	conn, err := pgx.Connect(t.Context(), owner.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	if _, err := conn.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1"); err != nil {
+		t.Fatal(err)
+	}
+	found, err := newRoleOperator(t, as(names.Reader)).Inspect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := of(t, found, "old snapshot"); f.Severity != lockadmin.SeverityOK || !strings.Contains(f.Detail, "it does not see those of 1 sessions") {
+		t.Errorf("%+v", f)
+	}
+}
