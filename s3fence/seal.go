@@ -128,43 +128,33 @@ func (s *seal) append(out []byte) []byte {
 	return out
 }
 
-// splitSeal returns what is before the trailer at the end of tail, the trailer's
-// fields, and their checksum, which it does not check.
-func splitSeal(tail []byte) (before, payload, sum []byte, problem string) {
+// splitSeal returns what is before the trailer at the end of tail, the trailer's fields, and
+// whether their checksum holds.
+func splitSeal(tail []byte) (before, payload []byte, intact bool, problem string) {
 	tail, _ = bytes.CutSuffix(tail, []byte(gzipEnd))
 	rest, found := bytes.CutSuffix(tail, []byte(trailerMagic))
 	if !found {
-		return nil, nil, nil, "its trailer is missing: the end was cut off or something was appended"
+		return nil, nil, false, "its trailer is missing: the end was cut off or something was appended"
 	}
 	if len(rest) < 4 {
-		return nil, nil, nil, "its trailer is cut"
+		return nil, nil, false, "its trailer is cut"
 	}
 	size := int64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
 	rest = rest[:len(rest)-4]
 	if size < trailerFixed+trailerSum || size > int64(len(rest)) {
-		return nil, nil, nil, "its trailer is cut or its length is wrong"
+		return nil, nil, false, "its trailer is cut or its length is wrong"
 	}
 	before = rest[:int64(len(rest))-size]
-	return before, rest[len(before) : len(rest)-trailerSum], rest[len(rest)-trailerSum:], ""
-}
-
-func sumHolds(payload, sum []byte) bool {
-	want := sha256.Sum256(payload)
-	return bytes.Equal(sum, want[:trailerSum])
-}
-
-// sealedBytes reports whether tail ends with a trailer, of any version, and not just
-// with the bytes that a trailer ends with.
-func sealedBytes(tail []byte) bool {
-	_, payload, sum, problem := splitSeal(tail)
-	return problem == "" && sumHolds(payload, sum)
+	payload = rest[len(before) : len(rest)-trailerSum]
+	sum := sha256.Sum256(payload)
+	return before, payload, bytes.Equal(rest[len(rest)-trailerSum:], sum[:trailerSum]), ""
 }
 
 // parseSeal reads the trailer at the end of tail, which is the end of an object
 // of the given total length, and checks it against itself and against the
 // object's key and length, not against the body.
 func parseSeal(key string, tail []byte, total int64) (*seal, error) {
-	before, payload, sum, problem := splitSeal(tail)
+	before, payload, intact, problem := splitSeal(tail)
 	if problem != "" {
 		return nil, damaged(key, problem)
 	}
@@ -174,7 +164,7 @@ func parseSeal(key string, tail []byte, total int64) (*seal, error) {
 	if head.Version != trailerVersion {
 		return nil, damaged(key, "its trailer has version "+strconv.Itoa(int(head.Version))+", which this build does not know")
 	}
-	if !sumHolds(payload, sum) {
+	if !intact {
 		return nil, damaged(key, "its trailer does not match its own checksum")
 	}
 	if head.Flags&^flagCut != 0 {

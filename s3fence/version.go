@@ -134,15 +134,17 @@ func parse(key string, o *object) (version, error) {
 }
 
 func parseKind(key string, o *object) (version, error) {
-	mode := o.fencing[metaMode]
-	switch {
-	case mode == "" && len(o.fencing) > 0:
-		return version{}, damaged(key, "its metadata has fencing fields but no "+metaMode+": another program wrote it")
-	case mode == "" && sealedBytes(o.content):
-		return version{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
-	case mode == "":
+	switch o.fencing[metaMode] {
+	case "":
+		_, _, sealed, _ := splitSeal(o.content)
+		switch {
+		case len(o.fencing) > 0:
+			return version{}, damaged(key, "its metadata has fencing fields but no "+metaMode+": another program wrote it")
+		case sealed: // by any version, and not just with the bytes that a trailer ends with
+			return version{}, damaged(key, "its trailer is there and its metadata is gone: the bytes were copied here")
+		}
 		return version{kind: kindUnfenced, looks: quoteShort(o.headers.ContentType) + " of " + strconv.FormatInt(o.size, 10) + " bytes"}, nil
-	case mode == kindNames[kindPlain]:
+	case kindNames[kindPlain]:
 		return parsePlain(key, o)
 	}
 	s, err := parseSeal(key, o.content, o.size)
