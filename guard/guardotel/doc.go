@@ -48,8 +48,9 @@
 //
 // # Alerts and a dashboard
 //
-// The directory ops has alert rules for Prometheus (alerts.yml), their tests
-// (alerts_test.yml, for promtool) and a dashboard for Grafana (dashboard.json).
+// The directory ops has alert rules for Prometheus (alerts.yml; alerts_ttl.yml for jobs that
+// should end within a lease), their tests (alerts_test.yml, for promtool) and a dashboard for
+// Grafana (dashboard.json).
 //
 // # Where to read on
 //

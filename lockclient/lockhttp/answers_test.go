@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -167,4 +168,35 @@ func readyWrites(t *testing.T) {
 	if held := server.Holder("fencepost-readyz"); held != nil {
 		t.Errorf("it is left behind: %v", held)
 	}
+}
+
+// hesitant is an issuer whose acquires take a time.
+type hesitant struct {
+	driver.Issuer
+	by time.Duration
+}
+
+func (h *hesitant) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	time.Sleep(h.by)
+	return h.Issuer.Acquire(ctx, r)
+}
+
+// TestReadyWithin: a server whose issuer responds, but too slowly, is not ready; by default that
+// is half a second.
+func TestReadyWithin(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			takes, within time.Duration
+			status        int
+		}{{400 * time.Millisecond, 0, 200}, {600 * time.Millisecond, 0, 503}, {600 * time.Millisecond, time.Second, 200}} {
+			h := guard.Must(lockhttp.New(&hesitant{memory.NewServer().Issuer(), c.takes}, everybody, &lockhttp.Options{ReadyWithin: c.within, Logger: slog.New(slog.DiscardHandler)}))
+			if got := record(h, "GET", "/readyz", "", ""); got.Code != c.status {
+				t.Errorf("%+v: %d %s", c, got.Code, got.Body)
+			}
+			if err := h.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

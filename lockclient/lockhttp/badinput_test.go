@@ -222,6 +222,7 @@ func TestConstruction(t *testing.T) {
 	for name, err := range map[string]error{
 		"no issuer":     second(lockhttp.New(nil, everybody, nil)),
 		"no identities": second(lockhttp.New(issuer, nil, nil)),
+		"ready within":  second(lockhttp.New(issuer, everybody, &lockhttp.Options{ReadyWithin: -1})),
 		"timeout":       second(lockhttp.New(issuer, everybody, &lockhttp.Options{Timeout: -1})),
 		"wait":          second(lockhttp.New(issuer, everybody, &lockhttp.Options{MaxWait: 48 * time.Hour})),
 		"no URL":        second(lockhttp.NewIssuer("locks:80", nil)),

@@ -32,10 +32,11 @@ const usual = 1500 * time.Millisecond
 // its issuer for as long as a slow machine needs.
 func open(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *lockhttp.Options) *lockhttp.Server {
 	t.Helper()
-	o := lockhttp.Options{Timeout: testkit.Patience, Logger: testkit.Logger(t)}
+	o := lockhttp.Options{Timeout: testkit.Patience, ReadyWithin: testkit.Patience, Logger: testkit.Logger(t)}
 	if opts != nil {
 		o = *opts
 		o.Timeout = cmp.Or(o.Timeout, testkit.Patience)
+		o.ReadyWithin = cmp.Or(o.ReadyWithin, testkit.Patience)
 		o.Logger = cmp.Or(o.Logger, testkit.Logger(t))
 	}
 	return guard.Must(lockhttp.New(issuer, who, &o))

@@ -46,7 +46,7 @@
 //	GET    /v1/audit?prefix=P                a page of what operators did; limit, before
 //	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
 //	GET    /v1/time                          the server's time, for notAfter
-//	GET    /health, /readyz                  the process responds; a lease can be acquired, signed and released
+//	GET    /health, /readyz                  the process responds; a lease can be acquired, signed and released within Options.ReadyWithin
 //	GET    /openapi.json                     the description
 //	GET    /ui                               the operators' page
 //

@@ -33,7 +33,8 @@ const (
 	probeOwner = "readyz"
 )
 
-// readyz signs a claim, if there is a signer, and acquires a lease and releases it.
+// readyz signs a claim, if there is a signer, and acquires a lease and releases it, all within
+// Options.ReadyWithin.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	if s.closing() { // it refuses every acquire
 		s.fail(w, r, "", errClosing)
@@ -42,8 +43,12 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.mu.Lock() // one at a time; each is bounded
 	if time.Since(s.ready.at) > readyFor {
 		// Not the context of a single request: the response is for all.
+		start := time.Now()
 		s.ready.err = s.probe(context.WithoutCancel(r.Context()))
 		s.ready.at = time.Now()
+		if took := s.ready.at.Sub(start); s.ready.err == nil && took > s.opts.ReadyWithin {
+			s.ready.err = fmt.Errorf("an acquire and its release took %s, and Options.ReadyWithin is %s", took.Round(time.Millisecond), s.opts.ReadyWithin)
+		}
 	}
 	err := s.ready.err
 	s.ready.mu.Unlock()

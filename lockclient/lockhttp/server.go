@@ -56,6 +56,10 @@ type Options struct {
 	// MaxWait bounds waitSeconds and how long one stream of events lasts; 0
 	// means a minute.
 	MaxWait time.Duration
+	// ReadyWithin is how long the acquire and release of /readyz may take together; a server
+	// that needs longer is not ready. 0 means 500 ms. Servers that share a slow issuer become
+	// unready together: raise it where that leaves a load balancer nobody.
+	ReadyWithin time.Duration
 	// Logger gets lock_acquired, lock_released and lock_force_unlocked, with their
 	// subjects, and as warnings lock_request_failed for each response of 500 and more,
 	// lock_raise_failed, lock_unauthenticated and lock_events_dropped; each name is also
@@ -70,6 +74,7 @@ type Options struct {
 const (
 	defaultTimeout = 1500 * time.Millisecond
 	defaultMaxWait = time.Minute
+	defaultReady   = 500 * time.Millisecond
 	// grace is how long an exchange may go on after its time: the response is
 	// nearly always in flight.
 	grace = 100 * time.Millisecond
@@ -134,6 +139,9 @@ func New(issuer driver.Issuer, authenticate Authenticate, opts *Options) (*Serve
 		return nil, err
 	}
 	if err := input.Fill("Options.MaxWait", &o.MaxWait, defaultMaxWait, 24*time.Hour); err != nil {
+		return nil, err
+	}
+	if err := input.Fill("Options.ReadyWithin", &o.ReadyWithin, defaultReady, time.Hour); err != nil {
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())

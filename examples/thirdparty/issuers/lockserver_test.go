@@ -37,7 +37,7 @@ func TestLockServer(t *testing.T) {
 			return nil, errors.New("the bearer token is unknown")
 		}
 		return &lockhttp.Identity{Subject: "demo", Tenant: "demo", Templates: templates}, nil
-	}, nil))
+	}, &lockhttp.Options{Timeout: time.Minute, ReadyWithin: time.Minute}))
 	web := httptest.NewServer(locks)
 	t.Cleanup(func() {
 		if err := errors.Join(locks.Close(context.Background()), issuer.Close()); err != nil {
