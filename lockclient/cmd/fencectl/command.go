@@ -25,6 +25,7 @@ type call struct {
 	cmd      *cli.Command
 
 	resource, pattern string // the arguments RESOURCE and PATTERN
+	table, template   string // TABLE and TEMPLATE
 	token             guard.Token
 }
 
@@ -71,11 +72,10 @@ func (a *app) with(needed []string, onlyDatabase bool, act action, names []strin
 	}
 }
 
-// offline returns the action of a command that connects to nothing and has no
-// arguments.
-func (a *app) offline(act action) cli.ActionFunc {
+// offline returns the action of a command that connects to nothing.
+func (a *app) offline(act action, names ...string) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
-		c, err := a.call(cmd, nil)
+		c, err := a.call(cmd, names)
 		if err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (a *app) call(cmd *cli.Command, names []string) (*call, error) {
 	}
 	for i, name := range names {
 		if i == len(given) {
-			if name == "PATTERN" {
+			if name == "PATTERN" || name == "[TEMPLATE]" {
 				break
 			}
 			return nil, usage("%sthe argument %s is missing (see %s --help)", inside(cmd), name, cmd.FullName())
@@ -105,6 +105,10 @@ func (a *app) call(cmd *cli.Command, names []string) (*call, error) {
 			c.token, err = guard.ParseToken(given[i])
 		case "PATTERN":
 			c.pattern = given[i]
+		case "TABLE":
+			c.table = given[i]
+		case "[TEMPLATE]":
+			c.template = given[i]
 		}
 		if err != nil {
 			return nil, err

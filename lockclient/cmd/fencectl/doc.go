@@ -5,7 +5,7 @@
 //	fencectl force-unlock tenant_123:billing-close:2026-04 --actor ana --reason 'INC-4711, it hangs' --raise
 //
 // It inspects (list, show, audit, doctor), intervenes (force-unlock, marks, epoch, advance,
-// purge) and sets up (migrate, roles). With --issuer it does what is about leases on etcd,
+// purge) and sets up (triggers, migrate, roles). With --issuer it does what is about leases on etcd,
 // ZooKeeper, Redis and a lock server, too, as far as each can (lockadmin.Admin). Each command has --help. Names are whole names: those of
 // a client confined to a namespace begin with it. A PATTERN for a list is read
 // by components: tenant_1 is that name and all that begin with "tenant_1:",

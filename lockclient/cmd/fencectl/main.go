@@ -93,6 +93,7 @@ func (a *app) root() *cli.Command {
 			a.epochCommand(), // show, raise
 			a.advanceCommand(),
 			a.purgeCommand(),
+			a.triggersCommand(), // install, report, enforce, remove, verify
 			a.migrateCommand(),
 			a.rolesCommand(),
 			a.helpCommand(), // exit-codes, runbook
