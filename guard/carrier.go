@@ -46,16 +46,17 @@ func Inject(claim Claim, carrier Carrier) error {
 	return nil
 }
 
-// Extract reads the claim that a message carries for resource. The consumer
-// derives resource itself from what it is about to write. A message that names
-// another resource is refused: its token says nothing about this one.
+// Extract reads the claim that a message carries for resource.
 //
-// All three keys must be present, including the lease, though its value may be
-// empty: a relay that drops it would otherwise turn two leases into one without
-// an ID.
+// The consumer derives resource itself from what it is about to write. All three keys must be
+// present. The value of the lease may be empty, but not its key: a relay that drops the key would
+// turn two leases into one without an ID.
 //
-// Errors: [ErrMissing] if the message carries no token, a [*MisdirectedError]
-// if it names another resource, else [ErrInvalid].
+// Errors:
+//   - [ErrMissing]: the message carries no token.
+//   - [ErrMisdirected], a [*MisdirectedError]: it names another resource, about which its token
+//     says nothing.
+//   - [ErrInvalid]: another key is missing, one is given twice, or a value is malformed.
 func Extract(resource string, carrier Carrier) (Claim, error) {
 	values := map[string]string{}
 	for _, key := range []string{CarrierToken, CarrierResource, CarrierLease} {

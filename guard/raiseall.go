@@ -21,13 +21,13 @@ type Place struct {
 // holder does before it reads. Only after a nil error has the claim taken over
 // everywhere.
 //
-// A place that fails does not keep the later ones from being raised, so that the
-// error says all that is wrong; but where a place refuses the claim ([ErrStale],
-// [ErrConflict], [ErrMarkAhead]) or the lease is lost ([ErrLeaseLost]), the work is
-// over and the later places are not tried. To try again is to call it again.
+// After a failure it goes on with the later places, so that the error says all that is wrong. After
+// a refusal ([ErrStale], [ErrConflict], [ErrMarkAhead]) or a lost lease ([ErrLeaseLost]) the work is
+// over, and the later places are not tried. To try again, call it again.
 //
-// The errors: [*RaiseAllError], which matches the sentinels of every failure by
-// errors.Is; [ErrInvalid] if there is no place, or one without a name or a function.
+// Errors:
+//   - [*RaiseAllError]: it names each place, and matches the sentinel of every failure.
+//   - [ErrInvalid]: there is no place, or one without a name or a function.
 func RaiseAll(ctx context.Context, claim Claim, places ...Place) error {
 	if err := claim.Validate(); err != nil {
 		return err

@@ -90,25 +90,25 @@ func RaiseAt(client *http.Client, url string) func(context.Context, guard.Claim)
 // longest problem of this package is about a kilobyte.
 const maxProblem = 64 << 10
 
-// ErrorFrom returns the error that resp stands for, as on the server: what a fence has
-// refused matches the same sentinels of package guard on both sides. nil does not mean
-// success: a fence has not refused the request, but a proxy or the handler may have. [Do]
-// looks at that as well.
+// ErrorFrom returns the error that resp stands for, which matches the same sentinel of package
+// guard as on the server.
 //
-// The error is a [*guard.ElsewhereError] around a *guard.RejectedError,
-// *guard.InvalidError, *guard.MisdirectedError or *guard.FailedError. The claim is the one
-// in the context of resp.Request; the mark is there if the server disclosed it. A server
-// that failed for a reason other than the claim is an error that matches no sentinel, and
-// so is a problem type that only a later version knows, a *guard.RejectedError.
+// nil does not mean success: no fence has refused the request, but a proxy or the handler may have.
+// [Do] looks at that as well. ErrorFrom trusts the server: call it for origins that you trust with
+// your tokens.
 //
-// It recognises a refusal by the problem type in its body, or, where there is none to read
-// (HEAD, a body that a proxy compressed), by [ReasonHeader]; not by the status, because
-// hooks and proxies have their own. At most 64 KiB of a body of the type
-// application/problem+json are read; the caller can read it again, and closes it as always.
-// If reading fails and the header does not give the reason, the error is that failure.
+// It recognises a refusal by the problem type in the body or, where there is none to read, by
+// [ReasonHeader]. It does not go by the status, because hooks and proxies have their own. It reads up
+// to 64 KiB of a body of application/problem+json. The caller can read that again, and closes it.
 //
-// ErrorFrom trusts the server. Call it for responses from origins that you trust
-// with your tokens.
+// Errors, each a [*guard.ElsewhereError] around one with the claim in the context of resp.Request:
+//   - *guard.RejectedError, *guard.MisdirectedError: the claim was refused. The mark is there if the
+//     server disclosed it. A reason that only a later version knows matches no sentinel.
+//   - *guard.InvalidError: the claim did not reach the server, or was malformed.
+//   - *guard.FailedError: unavailable, setup or outcome unknown.
+//   - an error that matches no sentinel: the server failed for another reason than the claim.
+//
+// If the body cannot be read and the header has no reason, the error is that failure.
 func ErrorFrom(resp *http.Response) error {
 	if resp == nil || resp.StatusCode < 400 {
 		return nil

@@ -54,4 +54,9 @@
 // package guard has no dependencies, and a library accepts more. internal/suites/http
 // shows that go-jose reads the same in each proof. Names in this package may change
 // until version 1; the format will not.
+//
+// # Where to read on
+//
+// signer.go makes a proof and verifier.go checks it; format.go is what both agree on. key.go has the
+// two kinds of key, keys.go the set that follows its source.
 package proof

@@ -191,9 +191,9 @@ const maxKeys = 1 << 20
 // nil. Redirects are not followed, and the URL must be https, or http on
 // a loopback address: whoever can change the response can issue tokens.
 //
-// Errors of the source: [guard.ErrUnavailable] if the server does not respond or
-// responds with a status other than 200, [guard.ErrInvalid] for a bad URL or
-// a response that is not a JWKS.
+// Errors of the source:
+//   - [guard.ErrUnavailable]: the server does not respond, or with a status other than 200.
+//   - [guard.ErrInvalid]: the URL is bad, or the response is not a JWKS.
 func JWKS(address string, client *http.Client) Source {
 	direct := *cmp.Or(client, http.DefaultClient)
 	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

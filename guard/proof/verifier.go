@@ -36,15 +36,18 @@ type verified struct {
 // NewVerifier returns a [Verifier] that trusts these keys, which must not be nil.
 func NewVerifier(keys *Keys) *Verifier { return &Verifier{keys: keys, seed: maphash.MakeSeed()} }
 
-// Verify reports whether compact proves that the issuer granted claim, for this
-// audience. Signature, issuer, audience, resource, token, lease and expiry are
-// all checked, even for a proof that was verified before; so is whether its key
-// is still in the set.
+// Verify returns nil if compact proves that the issuer granted claim, for this audience.
 //
-// Errors: a *guard.InvalidError for the field "proof", which shows nothing of
-// the proof, [guard.ErrMissing] for an empty one; a *guard.MisdirectedError for
-// a genuine proof of another resource; [guard.ErrUnavailable] if the keys are
-// too old to be trusted. It allocates nothing for a proof that it remembers.
+// It checks signature, issuer, audience, resource, token, lease, expiry and that the key is still in
+// the set, also of a proof that was verified before. It allocates nothing for a proof that it
+// remembers.
+//
+// Errors:
+//   - [guard.ErrMissing]: compact is empty.
+//   - [guard.ErrInvalid]: the proof is not genuine, has expired, or is for another audience, token or
+//     lease. The error shows nothing of it.
+//   - [guard.ErrMisdirected]: a genuine proof of another resource.
+//   - [guard.ErrUnavailable]: the keys are too old to be trusted, and their source does not respond.
 func (v *Verifier) Verify(ctx context.Context, compact, audience string, claim guard.Claim) error {
 	if compact == "" {
 		return guard.Missing(Header)

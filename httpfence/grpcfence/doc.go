@@ -43,7 +43,7 @@
 // grpc-gateway's RegisterXHandlerServer calls handlers in process. Give it
 // a connection to the server, in memory if you like, and the names of the fields
 // in its header matcher. A handler notices that [guard.ClaimFrom] finds no claim, and
-// a fenced write refuses the empty one. examples/thirdparty/rpc has a service.
+// a fenced write refuses the empty one. examples/thirdparty/rpc has such a gateway.
 //
 // # Retries
 //

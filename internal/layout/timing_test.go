@@ -88,6 +88,7 @@ var timed = map[string][]string{
 	"bubbles call it by an interface": {
 		"httpfence/harness_test.go: run",
 		"lockclient/lockhttp/leave_test.go: ForceUnlock",
+		"lockclient/lockhttp/answers_test.go: Acquire",
 		"lockclient/lockhttp/leave_test.go: Release",
 		"lockclient/lockhttp/leave_test.go: Watch",
 		"lockclient/lockhttp/line_test.go: Acquire",
