@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +60,7 @@ func (d *DB[Tx]) Raise(ctx context.Context, claim guard.Claim) error {
 // raise raises the mark. work reports whether the raise is the caller's work:
 // only then is a lost response to its COMMIT an unknown outcome.
 func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error {
-	if own := d.callback(ctx); own != nil && belowOwn(own.claims, claim) {
+	if own := d.callback(ctx); own != nil && slices.ContainsFunc(own.claims, func(c guard.Claim) bool { return c.Resource == claim.Resource && c.Token < claim.Token }) {
 		return guard.Invalid("claim.Token", claim.Token.String(), "is above the token of the enclosing InTx, which the raise would wait for")
 	}
 	w := &waitingRaise[Tx]{db: d, claim: claim, work: work, start: time.Now()}
@@ -69,17 +70,6 @@ func (d *DB[Tx]) raise(ctx context.Context, claim guard.Claim, work bool) error 
 		}
 	}
 	return w.onOne(ctx)
-}
-
-// belowOwn reports whether the given claim supersedes one of a transaction's
-// claims.
-func belowOwn(claims []guard.Claim, claim guard.Claim) bool {
-	for _, c := range claims {
-		if c.Resource == claim.Resource && c.Token < claim.Token {
-			return true
-		}
-	}
-	return false
 }
 
 // The times of a raise that waits.
@@ -109,8 +99,7 @@ type waitingRaise[Tx any] struct {
 	mu        sync.Mutex
 	seen      []session     // at the last look
 	refused   error         // why the server refused the last look
-	reported  bool          // what it waits for
-	reporting chan struct{} // closed when the last report is done
+	reporting chan struct{} // closed when the last report is done; nil before the first, which says what it waits for
 }
 
 // onTwo waits for the lock and, on another connection, looks for the sessions in its
@@ -331,7 +320,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 	w.mu.Unlock()
 	next, late := w.late(seen)
 	if len(seen) > 0 && (len(late) > 0 || time.Since(w.start) >= reportAfter) {
-		w.reportWait(ctx, seen)
+		w.report(ctx, waiting, seen...)
 	}
 	if last || len(late) == 0 {
 		return next, nil
@@ -345,7 +334,7 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 		_, err := sqlkit.Row(ctx, q, terminateSQL, append(args, h.key), &ended)
 		// The raise that the end of the session lets go on may end the look before the response.
 		if ended > 0 || err != nil && ctx.Err() != nil && !pgconn.SafeToRetry(err) {
-			w.reportEnd(ctx, h)
+			w.report(ctx, terminating, h)
 		}
 		if err != nil {
 			return next, sqlkit.SchemaFailure("end sessions of older holders", w.claim, err)
@@ -354,50 +343,35 @@ func (w *waitingRaise[Tx]) look(ctx context.Context, spare time.Duration, last b
 	return soonest, nil
 }
 
-// reportWait reports what a raise waits for, once.
-func (w *waitingRaise[Tx]) reportWait(ctx context.Context, seen []session) {
-	w.mu.Lock()
-	before := w.reported
-	w.reported = true
-	w.mu.Unlock()
-	if before {
-		return
-	}
-	waited := time.Since(w.start)
-	ctx = context.WithoutCancel(ctx)
-	w.report(func() {
-		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: a raise waits for older holders", slog.String("resource", w.claim.Resource),
-			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.Any("holders", fmt.Sprint(seen)))
-		w.db.observe(ctx, guard.Event{Op: guard.OpContend, Claim: w.claim, Duration: waited, Err: waitsFor(seen)})
-	})
-}
-
-// reportEnd reports a session that was ended.
-func (w *waitingRaise[Tx]) reportEnd(ctx context.Context, h session) {
-	waited := time.Since(w.start)
-	ctx = context.WithoutCancel(ctx)
-	w.report(func() {
-		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "fencepost: terminating the session of an older holder", slog.String("resource", w.claim.Resource),
-			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.String("holder", h.String()))
-	})
-}
-
-// report calls the logger and the observer, one report after the other, in goroutines that
-// nobody waits for: one that blocks delays neither a look nor the raise, and may be called
-// when the raise has returned.
-func (w *waitingRaise[Tx]) report(call func()) {
+// report tells the logger, and the observer what a raise waits for, one report after the other,
+// in goroutines that nobody waits for: one that blocks delays neither a look nor the raise, and
+// may be called when the raise has returned.
+func (w *waitingRaise[Tx]) report(ctx context.Context, what string, seen ...session) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before, done := w.reporting, make(chan struct{})
+	if what == waiting && w.reporting != nil {
+		return
+	}
+	waited, before, done := time.Since(w.start), w.reporting, make(chan struct{})
 	w.reporting = done
+	ctx = context.WithoutCancel(ctx)
 	go func() {
 		defer close(done)
 		if before != nil {
 			<-before
 		}
-		call()
+		w.db.opts.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.String("resource", w.claim.Resource),
+			slog.String("token", w.claim.Token.String()), slog.Duration("waited", waited), slog.String("holders", fmt.Sprint(seen)))
+		if what == waiting {
+			w.db.observe(ctx, guard.Event{Op: guard.OpContend, Claim: w.claim, Duration: waited, Err: waitsFor(seen)})
+		}
 	}()
 }
+
+const (
+	waiting     = "fencepost: a raise waits for older holders"
+	terminating = "fencepost: terminating the session of an older holder"
+)
 
 // late returns the sessions that have been in the way for too long, and the time
 // until the next look.

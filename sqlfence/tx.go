@@ -165,39 +165,34 @@ func (d *DB[Tx]) mayBegin(ctx context.Context, call string, claim guard.Claim) e
 	return sqlkit.Ended(ctx, "fenced transaction", claim)
 }
 
-// beginFenced begins a transaction that is fenced by claims. Under the other levels a
-// snapshot that was taken too early is taken again.
-func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel) (t *transaction[Tx], err error) {
-	t = &transaction[Tx]{claims: claims}
-	early := 0
-	err = d.raising(ctx, claims, func() (err error) {
-		for {
-			t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, &t.id)...)
-			if level == sql.LevelReadCommitted || pgerr.State(err) != pgerr.Serialization || early == maxEarly {
-				return err
-			}
-			early++
-		}
+// beginFenced begins a transaction that is fenced by claims.
+func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel) (*transaction[Tx], error) {
+	t := &transaction[Tx]{claims: claims}
+	err := d.raising(ctx, claims, level, func() (err error) {
+		t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, &t.id)...)
+		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
+	return t, err
 }
 
-// raising calls enter, and again after raising the marks that claims are above. An unknown
-// outcome of a raise is not one of the caller's work, of which nothing was sent.
-func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, enter func() error) error {
-	for tries := 1; ; tries++ {
+// raising calls enter, and again after raising the marks that claims are above, or, where a
+// snapshot was taken too early. An unknown outcome of a raise is not one of the caller's work, of
+// which nothing was sent.
+func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel, enter func() error) error {
+	for entered, early := 0, 0; ; {
 		err := enter()
-		switch {
+		switch state := pgerr.State(err); {
 		case err == nil:
 			return nil
-		case pgerr.State(err) == pgerr.LockTimeout:
+		case state == pgerr.Serialization && level != sql.LevelReadCommitted && early < maxEarly:
+			early++
+			continue
+		case state == pgerr.LockTimeout:
 			return d.blocked(ctx, claims, sqlkit.SchemaFailure(enterOp, offered(claims, err), err))
-		case pgerr.State(err) != pgerr.MustRaise:
+		case state != pgerr.MustRaise:
 			return sqlkit.SchemaFailure(enterOp, offered(claims, err), err)
-		case tries == maxEnter: // no enter would follow another raise
+		}
+		if entered++; entered == maxEnter { // no enter would follow another raise
 			return guard.Unavailable(enterOp, claims[0], err)
 		}
 		for _, claim := range claims {
@@ -373,7 +368,7 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 	}
 	var t *transaction[Tx]
 	var p pipelined
-	err := d.raising(ctx, claims, func() (err error) {
+	err := d.raising(ctx, claims, sql.LevelReadCommitted, func() (err error) {
 		t = &transaction[Tx]{claims: claims}
 		if t.conn, err = d.conn(ctx); err != nil {
 			return err
