@@ -18,10 +18,9 @@ import (
 type Executor interface {
 	exec(ctx context.Context, sql string, args []any) (int64, error)
 	query(ctx context.Context, sql string, args []any, each sqlkit.EachRow) error
-	// commits reports whether a statement that is sent now commits by itself.
-	commits() bool
-	// usable refuses nil, and a pool inside an InTx on it.
-	usable(ctx context.Context) error
+	// use refuses nil, and a pool inside an InTx on it. commits reports whether a statement
+	// that is sent now commits by itself.
+	use(ctx context.Context) (commits bool, err error)
 }
 
 // Pgx returns an [Executor] on a pool, a connection or a transaction of pgx. It sends
@@ -42,18 +41,18 @@ func Pgx(on interface {
 		if on == nil {
 			return executor{}
 		}
-	case *pgxpool.Conn:
-		return executor{inTx: func() bool { return inTx(on.Conn()) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on.Conn()} })}
 	case *pgx.Conn:
 		if on == nil {
 			return executor{}
 		}
-		return executor{inTx: func() bool { return inTx(on) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on} })}
+		return heldPgx(sqlkit.Pgx{On: on}, func() *pgx.Conn { return on })
+	case *pgxpool.Conn:
+		return heldPgx(sqlkit.Pgx{On: on}, on.Conn)
 	case pgx.Tx:
-		return executor{inTx: func() bool { return inTx(on.Conn()) }, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on, Conn: on.Conn()} })}
+		return heldPgx(sqlkit.Pgx{On: on}, on.Conn)
 	}
 	if pool, ok := on.(sqlkit.PgxPool); ok {
-		return executor{pool: on, inTx: never, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
+		return executor{pool: on, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
 			c, err := sqlkit.AcquirePgx(ctx, pool)
 			if err != nil {
 				return nil, nil, err
@@ -61,7 +60,18 @@ func Pgx(on interface {
 			return sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, c.Release, nil
 		}}
 	}
-	return executor{inTx: never, acquire: held(func() sqlkit.Querier { return sqlkit.Pgx{On: on} })}
+	return executor{acquire: held(sqlkit.Pgx{On: on})}
+}
+
+// heldPgx is what the caller has: a connection, or a transaction. Nothing that is sent on it now
+// commits if a transaction is open, which a COMMIT as text ends as well, or if it is closed.
+func heldPgx(q sqlkit.Pgx, conn func() *pgx.Conn) executor {
+	return executor{
+		inTx: func() bool { c := conn(); return c == nil || c.IsClosed() || sqlkit.Busy(c) },
+		acquire: func(context.Context) (sqlkit.Querier, func(), error) {
+			return sqlkit.Pgx{On: q.On, Conn: conn()}, func() {}, nil
+		},
+	}
 }
 
 // Std is [Pgx] for database/sql with a PostgreSQL driver. The reasons of a refusal
@@ -83,14 +93,14 @@ func Std(on interface {
 			return executor{}
 		}
 	case interface{ Rollback() error }:
-		return executor{inTx: func() bool { return true }, acquire: held(func() sqlkit.Querier { return sqlkit.Std{On: on.(sqlkit.StdExecer)} })}
+		return executor{inTx: func() bool { return true }, acquire: held(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
 	case interface {
 		Raw(func(driverConn any) error) error
 	}:
-		return executor{inTx: never, acquire: held(func() sqlkit.Querier { return sqlkit.Std{On: on.(sqlkit.StdExecer)} })}
+		return executor{acquire: held(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
 	}
 	if pool, ok := on.(sqlkit.StdPool); ok {
-		return executor{pool: on, inTx: never, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
+		return executor{pool: on, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
 			c, err := sqlkit.AcquireStd(ctx, pool)
 			if err != nil {
 				return nil, nil, err
@@ -104,19 +114,12 @@ func Std(on interface {
 type executor struct {
 	pool    any // nil for a connection or a transaction
 	acquire func(ctx context.Context) (q sqlkit.Querier, release func(), err error)
-	inTx    func() bool // asked when the executor is used: it may be kept longer than a transaction
+	inTx    func() bool // asked when the executor is used: it may be kept longer than a transaction; nil: never
 	unknown string      // the type of what is neither a pool nor a connection nor a transaction
 }
 
-// inTx reports that nothing that is sent on c now commits: a transaction is open, which a
-// COMMIT as text ends as well, or c is closed. What hides its connection is a transaction.
-func inTx(c *pgx.Conn) bool { return c == nil || c.IsClosed() || sqlkit.Busy(c) }
-
-func never() bool { return false }
-
-// held is the acquire of a connection or transaction that the caller has.
-func held(q func() sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
-	return func(context.Context) (sqlkit.Querier, func(), error) { return q(), func() {}, nil }
+func held(q sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
+	return func(context.Context) (sqlkit.Querier, func(), error) { return q, func() {}, nil }
 }
 
 // exec and query are never repeated: what they run may commit by itself.
@@ -138,16 +141,14 @@ func (e executor) query(ctx context.Context, sql string, args []any, each sqlkit
 	return q.Query(ctx, sql, args, each)
 }
 
-func (e executor) commits() bool { return !e.inTx() }
-
-func (e executor) usable(ctx context.Context) error {
+func (e executor) use(ctx context.Context) (commits bool, err error) {
 	switch {
 	case e.unknown != "":
-		return guard.Invalid("Executor", e.unknown, "must be or embed a *sql.DB, a *sql.Conn or a *sql.Tx")
+		return false, guard.Invalid("Executor", e.unknown, "must be or embed a *sql.DB, a *sql.Conn or a *sql.Tx")
 	case e.acquire == nil:
-		return guard.Invalid("Executor", "nil", "must be made of a pool, a connection or a transaction")
+		return false, guard.Invalid("Executor", "nil", "must be made of a pool, a connection or a transaction")
 	case e.pool != nil && sqlkit.InTx(ctx, e.pool):
-		return guard.Invalid("Executor", "a pool", "is used inside an InTx on it, whose transaction would not have the statement; pass sqlrow.Pgx(tx) or sqlrow.Std(tx)")
+		return false, guard.Invalid("Executor", "a pool", "is used inside an InTx on it, whose transaction would not have the statement; pass sqlrow.Pgx(tx) or sqlrow.Std(tx)")
 	}
-	return nil
+	return e.inTx == nil || !e.inTx(), nil
 }

@@ -112,10 +112,10 @@ func (t *Table) write(ctx context.Context, on Executor, k kind, claim guard.Clai
 	if on == nil {
 		on = executor{}
 	}
-	if err := on.usable(ctx); err != nil {
+	commits, err := on.use(ctx) // asked before the statement: a connection that is lost shows no transaction
+	if err != nil {
 		return guard.Mark{}, err
 	}
-	commits := on.commits() // asked before the statement: a connection that is lost shows no transaction
 	s, err := t.statement(k, claim, key, set, dest, commits)
 	if err != nil {
 		return guard.Mark{}, err
@@ -214,59 +214,45 @@ func (t *Table) lockedBy(ctx context.Context, on Executor, key Key, err error) e
 	return fmt.Errorf("%w; the row is locked by %s, until its transaction ends", err, who)
 }
 
-// refusal reads why a statement changed nothing. The error is nil if the row as
-// it is now would be written.
+// refusal reads why a statement changed nothing. The error is nil if the row as it is now would
+// be written. The claim's reasons come first: a stale holder must stop, whatever happened to the
+// row.
 func (t *Table) refusal(ctx context.Context, on Executor, k kind, claim guard.Claim, key Key) (guard.Mark, error) {
 	s, err := t.verdict(key)
 	if err != nil {
 		return guard.Mark{}, err
 	}
-	var r rowState
-	found := false
+	var token *int64
+	var lease *string
+	var found, satisfied bool
 	err = on.query(ctx, s.sql, s.args, func(scan func(dest ...any) error) error {
 		found = true
-		return scan(&r.token, &r.lease, &r.satisfied)
+		return scan(&token, &lease, &satisfied)
 	})
+	var mark guard.Mark
 	switch {
 	case err != nil:
-		return guard.Mark{}, t.failure(t.op(k), claim, err, false)
-	case found:
-		return t.decide(r, claim)
-	case k == upserts: // deleted since
-		return guard.Mark{}, nil
-	}
-	return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
-}
-
-// rowState is the state in the database that decides about a write.
-type rowState struct {
-	token     *int64
-	lease     *string
-	satisfied bool
-}
-
-// decide compares a claim with a row. The claim's reasons come first: a stale
-// holder must stop, whatever happened to the row.
-func (t *Table) decide(r rowState, claim guard.Claim) (guard.Mark, error) {
-	if r.token == nil || r.lease == nil && t.lease != "" {
-		// NULL compares with nothing, so no write would ever be admitted.
-		return guard.Mark{}, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
+		return mark, t.failure(t.op(k), claim, err, false)
+	case !found && k == upserts: // deleted since
+		return mark, nil
+	case !found:
+		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim}
+	case token == nil || lease == nil && t.lease != "": // NULL compares with nothing, so no write would ever be admitted
+		return mark, &guard.RejectedError{Reason: guard.ReasonUnfenced, Claim: claim,
 			Cause: guard.Invalid("column "+t.token, "NULL", "the mark must be NOT NULL, with DEFAULT 0 for the token and '' for the lease")}
 	}
-	mark := guard.Mark{Token: guard.Token(*r.token)}
+	mark.Token = guard.Token(*token)
 	switch {
-	case r.lease != nil:
-		mark.LeaseID = *r.lease
+	case lease != nil:
+		mark.LeaseID = *lease
 	case mark.Token == claim.Token:
 		mark.LeaseID = claim.LeaseID // the table does not record the lease
 	}
-	if err := guard.Decide(t.rule, mark, claim); err != nil {
-		return mark, err
+	err = guard.Decide(t.rule, mark, claim)
+	if err == nil && !satisfied {
+		err = &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark, Cause: ErrPredicate}
 	}
-	if !r.satisfied {
-		return mark, &guard.RejectedError{Reason: guard.ReasonNotFound, Claim: claim, Mark: mark, Cause: ErrPredicate}
-	}
-	return mark, nil
+	return mark, err
 }
 
 // pointers returns the columns of dests in order and their destinations.
