@@ -2,9 +2,11 @@ package lockclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
@@ -22,15 +25,17 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // behindPgBouncer returns a pool behind PgBouncer in transaction mode, with five
-// connections to the server. PgBouncer ends with this process.
-func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
+// connections to the server, through a proxy unless that is nil. PgBouncer ends with this
+// process.
+func behindPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy) *pgxpool.Pool {
 	t.Helper()
 	for range 10 {
-		if pool := tryPgBouncer(t, direct); pool != nil {
+		if pool := tryPgBouncer(t, direct, through); pool != nil {
 			return pool
 		}
 	}
@@ -39,7 +44,7 @@ func behindPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 }
 
 // tryPgBouncer returns nil if another process takes the free port.
-func tryPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
+func tryPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy) *pgxpool.Pool {
 	t.Helper()
 	path := "/usr/sbin/pgbouncer"
 	if found, err := exec.LookPath("pgbouncer"); err == nil {
@@ -50,10 +55,17 @@ func tryPgBouncer(t *testing.T, direct *pgxpool.Pool) *pgxpool.Pool {
 	}
 	port := 12000 + rand.IntN(20000) // outgoing connections have others
 	c := direct.Config().ConnConfig
+	server := fmt.Sprintf("host=%s port=%d", c.Host, c.Port)
+	patience := ""
+	if through != nil { // whose tests wait for PgBouncer to give up
+		patience = "server_login_retry = 1\nquery_wait_timeout = 1\n"
+		host, port, _ := net.SplitHostPort(through.Addr())
+		server = "host=" + host + " port=" + port
+	}
 	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	text := fmt.Sprintf("[databases]\nfive = host=%s port=%d dbname=%s user=%s password=%s pool_size=5\n"+
-		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\nadmin_users = %s\npool_mode = transaction\n",
-		c.Host, c.Port, c.Database, c.User, c.Password, port, c.User)
+	text := fmt.Sprintf("[databases]\nfive = %s dbname=%s user=%s password=%s pool_size=5\n"+
+		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\nadmin_users = %s\npool_mode = transaction\n%s",
+		server, c.Database, c.User, c.Password, port, c.User, patience)
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +168,7 @@ func TestPoolerNeverListens(t *testing.T) {
 		t.Run(fmt.Sprint("poll=", poll), func(t *testing.T) {
 			t.Parallel()
 			direct := migrated(t)
-			pooled := behindPgBouncer(t, direct)
+			pooled := behindPgBouncer(t, direct, nil)
 			rec := &recorder{}
 			client := newTuned(t, pooled, pglock.Options{Poll: poll}, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
 			for range 5 {
@@ -211,7 +223,7 @@ func (h *hurried) Why(ctx context.Context, claim guard.Claim) error {
 // kept. The control is a lease that runs out during the pause.
 func TestPoolerPauses(t *testing.T) {
 	t.Parallel()
-	pooled := behindPgBouncer(t, migrated(t))
+	pooled := behindPgBouncer(t, migrated(t), nil)
 	config := pooled.Config().ConnConfig.Copy()
 	config.Database, config.DefaultQueryExecMode = "pgbouncer", pgx.QueryExecModeSimpleProtocol
 	admin, err := pgx.ConnectConfig(t.Context(), config)
@@ -258,5 +270,58 @@ func TestPoolerPauses(t *testing.T) {
 	testkit.Eventually(t, "a renewal", func() bool { return kept.Remaining() > 55*time.Minute || !kept.Valid() })
 	if !kept.Valid() {
 		t.Errorf("lost after the pooler went on: %v", kept.Err())
+	}
+}
+
+// TestPoolerWithoutServer: what PgBouncer answers while it cannot reach its server is
+// known not to have been passed on. A response that was lost when the server went away is
+// not: that is the control.
+func TestPoolerWithoutServer(t *testing.T) {
+	t.Parallel()
+	direct := migrated(t)
+	c := direct.Config().ConnConfig
+	network, backend := pgconn.NetworkAddress(c.Host, c.Port)
+	through, err := faultproxy.New(network, backend, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(through.Close)
+	client := newTestClient(t, behindPgBouncer(t, direct, through), nil)
+	issuer := client.issuer
+	lease := mustTry(t, client, "kept", time.Hour)
+	request := driver.Request{Resource: "r", Owner: "somebody", TTL: time.Minute, Timeout: testkit.Patience}
+	through.Hold()
+	lost := make(chan error, 1)
+	go func() {
+		r := request
+		r.LeaseID = "lost"
+		_, err := issuer.Acquire(context.Background(), r)
+		lost <- err
+	}()
+	testkit.Eventually(t, "a request in flight", func() bool { return through.Held() > 0 })
+	through.Down()
+	through.Release()
+	if err := testkit.Receive(t, "the end of that request", lost); !errors.Is(err, guard.ErrOutcomeUnknown) {
+		t.Errorf("the control: %v", err)
+	}
+	sessions := 0
+	testkit.Eventually(t, "PgBouncer says so in a session", func() bool {
+		r := request
+		r.LeaseID = input.NewLeaseID()
+		_, err := issuer.Acquire(t.Context(), r)
+		if !errors.Is(err, guard.ErrUnavailable) {
+			t.Fatalf("got %v", err)
+		}
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) && pg.Code == "08P01" && !errors.As(err, new(*pgconn.ConnectError)) {
+			sessions++
+		}
+		return sessions > 2
+	})
+	testkit.Eventually(t, "the proxy has its port again", func() bool { return through.Up() == nil })
+	testkit.Eventually(t, "a renewal", func() bool { return lease.Renew(t.Context()) == nil })
+	var granted int
+	if err := direct.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.leases WHERE resource = 'r'").Scan(&granted); err != nil || granted > 0 {
+		t.Errorf("%d leases were granted, %v", granted, err)
 	}
 }
