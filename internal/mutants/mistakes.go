@@ -124,7 +124,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "operation lost", wrong: "what does not fit into a statement is never sent",
-		edits: []edit{{"lockclient/internal/pglease/batch.go", "b.waiting = rest\n", "b.waiting = nil\n"}},
+		edits: []edit{{"lockclient/internal/pglease/batch.go", "b.waiting = rest;", "b.waiting = nil;"}},
 		by:    unitTest("lockclient/internal/pglease", "^TestEachOnce$"),
 	},
 	{

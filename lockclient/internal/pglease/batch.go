@@ -92,10 +92,13 @@ func (b *batcher[Q, A]) do(ctx context.Context, resource string, q Q, grace time
 	}
 	b.waiting = append(b.waiting, o)
 	var fly func()
-	if b.busy {
+	switch {
+	case b.busy:
 		b.arm()
-	} else {
-		fly = b.next(b.several == 0)
+	case b.several > 0:
+		go b.next()()
+	default:
+		fly = b.next()
 	}
 	b.mu.Unlock()
 	if fly != nil {
@@ -118,26 +121,34 @@ func (b *batcher[Q, A]) do(ctx context.Context, resource string, q Q, grace time
 	}
 }
 
-// next begins a turn, in which what waits is sent: by the caller, who gets the function for
-// that, or by another goroutine. b.mu is held, here and in the next two.
-func (b *batcher[Q, A]) next(byCaller bool) (fly func()) {
+// next begins a turn and returns the function that sends what waits: what waits now, or,
+// while several callers ask, what waits when it runs. b.mu is held, here and in the next two.
+func (b *batcher[Q, A]) next() (fly func()) {
+	var ops []*operation[Q, A]
 	b.busy = true
 	b.turn++
+	if b.several == 0 {
+		ops = b.take()
+	}
 	b.flights.Add(1)
 	turn := b.turn
-	if byCaller {
-		ops := b.take()
-		return func() { b.fly(turn, ops) }
+	return func() {
+		defer b.flights.Done()
+		if ops == nil {
+			runtime.Gosched()
+			b.mu.Lock()
+			ops = b.take()
+			b.mu.Unlock()
+		}
+		if len(ops) > 0 { // else a later turn has taken them
+			ctx := ops[0].ctx
+			if len(ops) > 1 { // it ends with none of them, and has values for the hooks of a pool
+				ctx = context.WithoutCancel(ctx)
+			}
+			b.send(ctx, ops)
+		}
+		b.end(turn)
 	}
-	b.arm()
-	go func() {
-		runtime.Gosched()
-		b.mu.Lock()
-		ops := b.take()
-		b.mu.Unlock()
-		b.fly(turn, ops)
-	}()
-	return nil
 }
 
 // arm has the turn end when its statement is slow.
@@ -159,25 +170,14 @@ func (b *batcher[Q, A]) take() (ops []*operation[Q, A]) {
 			ops = append(ops, o)
 		}
 	}
-	b.waiting = rest
+	if b.waiting = rest; len(rest) > 0 {
+		b.arm()
+	}
 	if b.several = max(0, b.several-1); len(ops) > 1 {
 		b.several = alone
 	}
 	slices.SortFunc(ops, func(a, b *operation[Q, A]) int { return strings.Compare(a.resource, b.resource) })
 	return ops
-}
-
-// fly sends operations, none if a later turn has taken them, and ends the turn.
-func (b *batcher[Q, A]) fly(turn int, ops []*operation[Q, A]) {
-	defer b.flights.Done()
-	if len(ops) > 0 {
-		ctx := ops[0].ctx
-		if len(ops) > 1 { // it ends with none of them, and has values for the hooks of a pool
-			ctx = context.WithoutCancel(ctx)
-		}
-		b.send(ctx, ops)
-	}
-	b.end(turn)
 }
 
 // end ends the turn of a statement that is done or slow, and sends what waits.
@@ -193,7 +193,7 @@ func (b *batcher[Q, A]) end(turn int) {
 		b.slow = nil
 	}
 	if len(b.waiting) > 0 {
-		b.next(false)
+		go b.next()()
 	}
 }
 

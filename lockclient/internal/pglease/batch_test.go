@@ -21,11 +21,11 @@ func carryOut(_ context.Context, ops []*operation[int, int]) {
 	}
 }
 
-// inFlight makes it look as if a statement were in flight.
+// inFlight makes it look as if a statement were in flight that is never slow.
 func (b *batcher[Q, A]) inFlight() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.busy = true
+	b.busy, b.slow = true, time.NewTimer(testkit.Patience)
 }
 
 // arrived returns when that many operations wait.
