@@ -250,8 +250,8 @@ func TestForeignCollation(t *testing.T) {
 	}))
 }
 
-// TestMarkLimits: the table of marks has the limits of a claim, for callers that
-// do not validate theirs.
+// TestMarkLimits: the functions and the table of marks have the limits of a claim, for callers
+// that do not validate theirs.
 func TestMarkLimits(t *testing.T) {
 	e := newEnvOf(t, "pgx")
 	for _, c := range []struct {
@@ -259,12 +259,15 @@ func TestMarkLimits(t *testing.T) {
 		token           string
 		state           string
 	}{
-		{512, 128, "1", ""}, {512, 0, "9223372036854775806", ""}, {513, 0, "1", "23514"}, {1, 129, "1", "23514"}, {2, 0, "0", "22023"}, {3, 0, "9223372036854775807", "22023"},
+		{512, 128, "1", ""}, {512, 0, "9223372036854775806", ""}, {513, 0, "1", "22023"}, {1, 129, "1", "22023"}, {2, 0, "0", "22023"}, {3, 0, "9223372036854775807", "22023"},
 	} {
 		wantState(t, e.db.unfenced(t.Context(), fmt.Sprintf("SELECT fencepost.raise(repeat('r', %d), %s, repeat('l', %d), 1000)", c.resource, c.token, c.lease)), c.state, "%+v", c)
 	}
-	for token, state := range map[string]string{"0": "23514", "9223372036854775807": "23514", "7": ""} { // by a restored dump
-		wantState(t, e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token) VALUES ('restored', "+token+")"), state, "token %s", token)
+	for values, state := range map[string]string{ // by a restored dump
+		"'restored', 0, ''": "23514", "'restored', 9223372036854775807, ''": "23514", "'restored', 7, ''": "",
+		"repeat('r', 513), 7, ''": "23514", "'longer', 7, repeat('l', 129)": "23514",
+	} {
+		wantState(t, e.db.unfenced(t.Context(), "INSERT INTO fencepost.marks (resource, token, lease_id) VALUES ("+values+")"), state, "%s", values)
 	}
 }
 

@@ -18,7 +18,8 @@ var (
 )
 
 const (
-	markSQL = `SELECT ` + sqlkit.EncodedSQL + `, pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token
+	markSQL = `SELECT ` + sqlkit.EncodedSQL + `, pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token,
+	pg_catalog.current_setting('synchronous_standby_names') OPERATOR(pg_catalog.<>) ''
 FROM (SELECT) AS one
 LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
 LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
@@ -27,8 +28,9 @@ LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
 
 // Admit implements [guard.Store] on the marks of schema fencepost, so that the
 // replicas of a service share them with each other and with [DB.InTx]. A claim
-// that already is the mark costs one SELECT; a higher one is raised as by
-// [DB.Raise], which waits for older fenced transactions.
+// that already is the mark costs one SELECT, or, where COMMITs wait for a synchronous
+// standby, such a COMMIT, since that of the first raise may have given up its wait; a
+// higher one is raised as by [DB.Raise], which waits for older fenced transactions.
 //
 // It reports nothing to Options.Observer: the surface that uses the store
 // responds to the request and reports it, once.
@@ -36,12 +38,14 @@ func (d *DB[Tx]) Admit(ctx context.Context, claim guard.Claim) (guard.Mark, erro
 	if err := claim.Validate(); err != nil {
 		return guard.Mark{}, err
 	}
-	mark, err := d.mark(ctx, "admit", claim)
+	mark, waits, err := d.mark(ctx, "admit", claim)
 	if err != nil {
 		return guard.Mark{}, sqlkit.Interrupted(ctx, err)
 	}
 	if claim.Token <= mark.Token { // nothing to raise
-		return mark, guard.Decide(guard.SameOrNewer, mark, claim)
+		if err := guard.Decide(guard.SameOrNewer, mark, claim); err != nil || !waits {
+			return mark, err
+		}
 	}
 	if err := sqlkit.Interrupted(ctx, d.raise(ctx, claim, true)); err != nil {
 		return markOf(claim, err), err
@@ -55,28 +59,31 @@ func (d *DB[Tx]) Mark(ctx context.Context, resource string) (guard.Mark, error) 
 	if err := guard.ValidateResource(resource); err != nil {
 		return guard.Mark{}, err
 	}
-	return d.mark(ctx, "read mark", guard.Claim{Resource: resource})
+	mark, _, err := d.mark(ctx, "read mark", guard.Claim{Resource: resource})
+	return mark, err
 }
 
-func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (guard.Mark, error) {
+// mark returns the mark of the claim's resource, and whether COMMITs wait for a synchronous
+// standby.
+func (d *DB[Tx]) mark(ctx context.Context, op string, claim guard.Claim) (mark guard.Mark, waits bool, err error) {
 	if err := sqlkit.Ended(ctx, op, claim); err != nil {
-		return guard.Mark{}, err
+		return guard.Mark{}, false, err
 	}
 	var standby bool
 	var token, floor *int64
 	var lease *string
-	_, err := d.row(ctx, markSQL, []any{claim.Resource}, new(any), &standby, &token, &lease, &floor)
+	_, err = d.row(ctx, markSQL, []any{claim.Resource}, new(any), &standby, &token, &lease, &floor, &waits)
 	switch {
 	case err != nil:
-		return guard.Mark{}, sqlkit.SchemaFailure(op, claim, err)
+		return guard.Mark{}, false, sqlkit.SchemaFailure(op, claim, err)
 	case standby:
-		return guard.Mark{}, guard.Unavailable(op, claim, sqlkit.ErrStandby)
+		return guard.Mark{}, false, guard.Unavailable(op, claim, sqlkit.ErrStandby)
 	case token != nil && lease != nil:
-		return guard.Mark{Token: guard.Token(*token), LeaseID: *lease}, nil
+		return guard.Mark{Token: guard.Token(*token), LeaseID: *lease}, waits, nil
 	case floor != nil:
-		return guard.Mark{Token: guard.Token(*floor), Floor: true}, nil
+		return guard.Mark{Token: guard.Token(*floor), Floor: true}, false, nil
 	}
-	return guard.Mark{}, nil
+	return guard.Mark{}, false, nil
 }
 
 // Retire implements [guard.Store] on the marks of schema fencepost. Marks are

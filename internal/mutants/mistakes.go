@@ -144,7 +144,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "raise without the advisory lock", wrong: "a raise does not wait for the transactions of the older holder",
-		edits: []edit{{marksSQL, "  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));\n  IF fencepost.judge(", "  IF fencepost.judge("}},
+		edits: []edit{{marksSQL, "    PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));\n    seen := fencepost.judge(", "    seen := fencepost.judge("}},
 		by:    unitTest("sqlfence", "^TestRaiseWaits$"),
 	},
 	{

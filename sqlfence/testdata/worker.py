@@ -16,7 +16,8 @@ env = os.environ
 CLAIM = env["RESOURCE"], int(env["TOKEN"]), env["LEASE"]
 TENANT, _, PERIOD = CLAIM[0].split(":")  # they have no % and no colon
 REASONS = {"SF001": "stale", "SF002": "conflict", "SF003": "missing", "SF004": "unavailable", "SF005": "invalid", "SF006": "invalid", "22023": "invalid",
-           "40001": "unavailable", "40P01": "unavailable", "55P03": "unavailable", "25006": "unavailable", "3F000": "setup", "42883": "setup", "42501": "setup"}
+           "22003": "invalid", "22P02": "invalid", "40001": "unavailable", "40P01": "unavailable", "55P03": "unavailable", "57014": "unavailable",
+           "25006": "unavailable", "3F000": "setup", "42883": "setup", "42501": "setup"}
 
 
 class Worker:
@@ -65,7 +66,7 @@ class Worker:
     def write(self, claimed=True):
         self.begin()
         if claimed:
-            self.run(("SELECT fencepost.present(%s, %s, %s)", CLAIM))
+            self.run(("SELECT fencepost.enter(%s, %s, %s, 20000, 10000)", CLAIM), ("SELECT fencepost.present(%s, %s, %s)", CLAIM))
         self.run(("INSERT INTO billing.closes (tenant, period, status) VALUES (%s, %s, %s)"
                   " ON CONFLICT (tenant, period) DO UPDATE SET status = excluded.status", (TENANT, PERIOD, "closed by " + env["LEASE"])))
         self.commit()
@@ -81,9 +82,9 @@ class Worker:
         except psycopg2.Error as e:
             if self.conn is not None and not self.conn.closed:
                 self.run(("ROLLBACK", ()))
-            if e.pgcode in (None, "57P01", "25P03"):  # the connection is gone
+            if e.pgcode in (None, "57P01", "57P02", "57P03", "25P03") or e.pgcode[:2] == "08":  # there is no connection, or none any more
                 return "outcome_unknown" if self.committing else "unavailable"
-            return REASONS.get(e.pgcode, "other")
+            return REASONS.get(e.pgcode, "unavailable" if e.pgcode[:2] == "53" else "other")
 
 
 worker = Worker()

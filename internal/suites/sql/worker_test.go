@@ -72,10 +72,24 @@ var blocks = regexp.MustCompile("(?s)```sql\n(.*?)```")
 // table is guarded, which succeeds.
 func TestPage(t *testing.T) {
 	pool, role := ledger(t)
+	// The grants are the page's own, to roles of this test.
+	enforcer := role + "_enforcer"
+	if _, err := pool.Exec(t.Context(), `CREATE ROLE `+enforcer); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.Background(), `DROP OWNED BY `+enforcer+`; DROP ROLE `+enforcer); err != nil {
+			t.Error(err)
+		}
+	})
 	page := string(guard.Must(os.ReadFile("../../../sqlfence/SQL.md")))
 	script := strings.Builder{}
 	for _, block := range blocks.FindAllStringSubmatch(page, -1) {
-		script.WriteString(strings.ReplaceAll(block[1], "ledger_app", pgx.Identifier{role}.Sanitize()))
+		script.WriteString(strings.NewReplacer("ledger_app", pgx.Identifier{role}.Sanitize(), "fencepost_enforcer", enforcer).Replace(block[1]))
+	}
+	as := `SET ROLE ` + pgx.Identifier{role}.Sanitize() + `; `
+	if state, out := psql(t, pool, as+`SELECT fencepost.join_resource('a')`); state != "42501" {
+		t.Errorf("control, before the grants: %s", out)
 	}
 	if n := strings.Count(script.String(), "fencepost."); n < 5 {
 		t.Fatalf("%d calls found: the search is broken", n)
@@ -89,6 +103,25 @@ func TestPage(t *testing.T) {
 	}
 	if state, out := psql(t, pool, naked); state != "SF003" {
 		t.Errorf("without a claim: %s", out)
+	}
+	// What the page does to write runs with the rights that it grants, and no others.
+	for _, block := range blocks.FindAllStringSubmatch(page, -1) {
+		if sql := block[1]; !strings.Contains(sql, "GRANT ") && !strings.Contains(sql, "install_guard") {
+			if state, out := psql(t, pool, as+sql); state != "" {
+				t.Errorf("%s: %s", sql, out)
+			}
+		}
+	}
+	for _, call := range []string{"enter_row('" + name + "', 34, 'lease-34', 0, 0)", "join_resource('a')"} {
+		if state, out := psql(t, pool, as+"SELECT fencepost."+call); state != "" {
+			t.Errorf("%s: %s", call, out)
+		}
+	}
+	if state, out := psql(t, pool, as+"BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT fencepost.enter_snapshot('"+name+"', 34, 'lease-34', 0, 0)"); state != "" {
+		t.Errorf("enter_snapshot: %s", out)
+	}
+	if state, out := psql(t, pool, as+"SELECT pg_xact_status(pg_current_xact_id()::text::xid8), stats_reset FROM pg_stat_bgwriter"); state != "" {
+		t.Errorf("the outcome: %s", out)
 	}
 	for claim, want := range map[string]string{"33, 'lease-33'": "SF001", "34, 'another'": "SF002", "35, 'lease-35'": "SF004", "34, 'lease-34'": "", "0, ''": "22023"} {
 		if state, out := psql(t, pool, `BEGIN; SELECT fencepost.present('`+name+`', `+claim+`); `+naked+`; COMMIT;`); state != want {
@@ -114,6 +147,48 @@ func TestInstallGuardIsTheOwners(t *testing.T) {
 	}
 	if state, out := psql(t, pool, as+`SELECT fencepost.raise('a', 2, '', 0)`); state != "" {
 		t.Errorf("an enforcer: %s", out)
+	}
+}
+
+// TestMalformedClaims: every function that takes a claim refuses a malformed one as 22023,
+// before it compares, so that no holder stops or raises an alarm for it. The controls are
+// the longest texts, and no lease ID.
+func TestMalformedClaims(t *testing.T) {
+	pool, _ := ledger(t)
+	for _, c := range []struct{ resource, token, lease, want string }{
+		{"repeat('r', 512)", "5", "repeat('l', 128)", ""},
+		{"'r'", "9223372036854775806", "''", ""},
+		{"repeat('\u00e4', 256)", "5", "repeat('\u00e4', 64)", ""},
+		{"'r'", "9223372036854775806", "repeat('l', 129)", "22023"}, // the token is the mark's
+		{"'r'", "9223372036854775806", "repeat('\u00e4', 65)", "22023"},
+		{"'r'", "9223372036854775806", "E'l\\n'", "22023"},
+		{"'r'", "9223372036854775806", "U&'\\0085'", "22023"},
+		{"'r'", "9223372036854775806", "NULL", "22023"},
+		{"'r'", "9223372036854775807", "'l'", "22023"},
+		{"'r'", "0", "'l'", "22023"},
+		{"'r'", "-1", "'l'", "22023"},
+		{"'r'", "NULL", "'l'", "22023"},
+		{"repeat('r', 513)", "5", "'l'", "22023"},
+		{"repeat('\u00e4', 257)", "5", "'l'", "22023"},
+		{"''", "5", "'l'", "22023"},
+		{"NULL", "5", "'l'", "22023"},
+		{"E'r\\x7f'", "5", "'l'", "22023"},
+		{"E'r\\n'", "5", "'l'", "22023"},
+	} {
+		claim := c.resource + ", " + c.token + ", " + c.lease
+		for _, call := range []string{"raise(" + claim + ", 0)", "enter(" + claim + ", 0, 0)", "enter_row(" + claim + ", 0, 0)",
+			"present(" + claim + ")", "holders(" + claim + ")"} {
+			if state, out := psql(t, pool, "SELECT fencepost."+call); state != c.want {
+				t.Errorf("%s: %s %s", call, state, out)
+			}
+		}
+		if state, out := psql(t, pool, "BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT fencepost.enter_snapshot("+claim+", 0, 0)"); state != c.want {
+			t.Errorf("enter_snapshot(%s): %s %s", claim, state, out)
+		}
+	}
+	var marks int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM fencepost.marks").Scan(&marks); err != nil || marks != 3 {
+		t.Errorf("%d marks, %v: the controls make three", marks, err)
 	}
 }
 

@@ -155,14 +155,17 @@ BEGIN
   END IF;
 END $$;
 
--- check_claim refuses malformed claims from callers outside this module.
+-- check_claim refuses malformed claims from callers outside this module, by the rules of
+-- guard.Claim's Validate. enter calls it only if the claim is not the mark: a mark has passed it.
 CREATE FUNCTION fencepost.check_claim(p_resource text, p_token bigint, p_lease text)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF p_resource IS NULL OR p_resource = '' OR p_lease IS NULL
-     OR p_token IS NULL OR p_token NOT BETWEEN 1 AND 9223372036854775806 THEN
+  IF (octet_length(p_resource) BETWEEN 1 AND 512 AND octet_length(p_lease) <= 128 AND p_token BETWEEN 1 AND 9223372036854775806
+      AND p_resource || p_lease !~ '[\u0001-\u001f\u007f-\u009f]' COLLATE "C") IS NOT TRUE THEN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-      MESSAGE = format('fencepost: invalid claim: resource %L, token %L, lease %L', p_resource, p_token, p_lease);
+      MESSAGE = format('fencepost: invalid claim: resource %s, token %s, lease ID %s', coalesce(to_json(left(p_resource, 600))::text, 'NULL'),
+        coalesce(p_token::text, 'NULL'), coalesce(to_json(left(p_lease, 600))::text, 'NULL')),
+      HINT = 'A resource has 1 to 512 bytes and a lease ID at most 128, both without control characters; a token is 1 to 9223372036854775806.';
   END IF;
 END $$;
 
@@ -196,24 +199,30 @@ END $$;
 -- that entered under the lower mark has ended, so that these cannot overwrite
 -- what is read after the raise. Run it in a transaction of its own, so that the
 -- mark survives a rollback of the work. Raising to the claim that already is
--- the mark changes nothing and waits for nobody.
+-- the mark waits for no transaction and changes nothing. But where COMMITs wait for a
+-- synchronous standby, that of the first raise may have given up its wait: so a message is
+-- written to the WAL, which locks nothing, and the standby that has it has the mark, too.
 CREATE FUNCTION fencepost.raise(p_resource text, p_token bigint, p_lease text, p_lock_timeout_ms integer)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  seen text;
 BEGIN
   PERFORM fencepost.check_level('read committed'), fencepost.check_claim(p_resource, p_token, p_lease);
   -- But for a reset marks only grow, so a refusal stands without the lock, and a stale
   -- caller does not queue in front of the holder's next transactions.
-  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
-    RETURN;
+  seen := fencepost.judge(p_resource, p_token, p_lease, true);
+  IF seen <> 'current' THEN
+    PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
+    PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
+    seen := fencepost.judge(p_resource, p_token, p_lease, true);
   END IF;
-  PERFORM fencepost.make_durable(), set_config('lock_timeout', p_lock_timeout_ms::text, true);
-  PERFORM pg_advisory_xact_lock(fencepost.lock_key(p_resource));
-  IF fencepost.judge(p_resource, p_token, p_lease, true) = 'current' THEN
-    RETURN;
-  END IF;
-  UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp() WHERE resource = p_resource COLLATE "C";
-  IF NOT FOUND THEN -- there was none, or it was retired in the meantime
-    INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (p_resource, p_token, p_lease);
+  IF seen <> 'current' THEN
+    UPDATE fencepost.marks SET token = p_token, lease_id = p_lease, raised_at = clock_timestamp() WHERE resource = p_resource COLLATE "C";
+    IF NOT FOUND THEN -- there was none, or it was retired in the meantime
+      INSERT INTO fencepost.marks (resource, token, lease_id) VALUES (p_resource, p_token, p_lease);
+    END IF;
+  ELSIF current_setting('synchronous_standby_names') <> '' THEN
+    PERFORM fencepost.make_durable(), pg_logical_emit_message(true, 'fencepost', 'raise');
   END IF;
 END $$;
 
