@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
 // findPgBouncer looks in PATH and where packages put it.
@@ -38,10 +39,13 @@ func findPgBouncer(t *testing.T) string {
 // and returns its port. Its databases are "few", with three connections to the
 // server, and "one", with one. It exits when this process ends, however it
 // ends: then the pipe that the shell reads is closed.
-func (e *env) pgBouncer(t *testing.T) uint16 {
+func (e *env) pgBouncer(t *testing.T) uint16 { t.Helper(); return e.pgBouncerIn(t, "transaction") }
+
+// pgBouncerIn is pgBouncer in another pool_mode.
+func (e *env) pgBouncerIn(t *testing.T, mode string) uint16 {
 	t.Helper()
 	for range 10 {
-		if port, ok := e.tryPgBouncer(t); ok {
+		if port, ok := e.tryPgBouncer(t, mode); ok {
 			return port
 		}
 	}
@@ -50,7 +54,7 @@ func (e *env) pgBouncer(t *testing.T) uint16 {
 }
 
 // tryPgBouncer fails if another process takes the free port.
-func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
+func (e *env) tryPgBouncer(t *testing.T, mode string) (uint16, bool) {
 	t.Helper()
 	c := e.admin.Config().ConnConfig
 	port := uint16(12000 + rand.IntN(20000)) // outgoing connections have others
@@ -59,7 +63,7 @@ func (e *env) tryPgBouncer(t *testing.T) (uint16, bool) {
 	for name, size := range map[string]int{"few": 3, "one": 1} {
 		fmt.Fprintf(&b, "%s = host=%s port=%d dbname=%s user=%s password=%s pool_size=%d\n", name, c.Host, c.Port, c.Database, c.User, c.Password, size)
 	}
-	fmt.Fprintf(&b, "[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\nmax_client_conn = 200\n", port)
+	fmt.Fprintf(&b, "[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = %s\nmax_client_conn = 200\n", port, mode)
 	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
 	must(t, os.WriteFile(config, []byte(b.String()), 0o600))
 	const script = `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`
@@ -204,4 +208,45 @@ func TestPgBouncerPreparedStatements(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "QueryExecModeExec") {
 		t.Errorf("the second client: %v", err)
 	}
+}
+
+// TestPgBouncerModes (P6): fences work in session mode. In statement mode they are ErrSetup, at
+// once, and a migration makes nothing; the control is the transaction mode.
+func TestPgBouncerModes(t *testing.T) {
+	for i, mode := range []string{"session", "transaction", "statement"} {
+		t.Run(mode, func(t *testing.T) {
+			e := onDatabase(t, i%2, pgtest.Database(t))
+			port := e.pgBouncerIn(t, mode)
+			db := e.through(port, "few", pgx.QueryExecModeExec)
+			err := db.Migrate(t.Context())
+			if mode != "statement" {
+				noError(t, err, "migration")
+				noError(t, db.fenced(t.Context(), claimOf("r", 5), running("SELECT 1")), "InTx")
+				noError(t, db.Raise(t.Context(), claimOf("r", 6)), "Raise")
+				wantReason(t, db.fenced(t.Context(), claimOf("r", 5), ran), guard.ReasonStale, "a stale transaction")
+				return
+			}
+			wantSays(t, err, guard.ReasonSetup, "pool_mode", "migration")
+			e.wantInt(0, "schemas that the migration made", "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'")
+			must(t, e.db.Migrate(t.Context()))
+			must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
+			e.createPairs()
+			for what, call := range e.calls(db, claimOf("r", 5), "InTx", "Retire", "Verify", "Triggers") {
+				wantSays(t, call(t.Context()), guard.ReasonSetup, "pool_mode", what)
+			}
+			wantSays(t, db.Raise(t.Context(), claimOf("r", 6)), guard.ReasonSetup, "pool_mode", "Raise")
+		})
+	}
+}
+
+// TestPGlite (P6): a server with one session is ErrSetup at once. Here it only says what PGlite
+// says of itself, and has no other session either: .github/TESTED.md names the real one.
+func TestPGlite(t *testing.T) {
+	e := onDatabase(t, 0, pgtest.Database(t))
+	e.exec(`CREATE OR REPLACE FUNCTION pg_catalog.version() RETURNS text LANGUAGE sql AS
+		'SELECT ''PostgreSQL 18.6 (PGlite 0.5.14) on wasm32-unknown-emscripten, compiled by emcc, 32-bit'''`)
+	for what, call := range e.calls(e.db, claimOf("r", 5), "Migrate", "Verify") {
+		wantSays(t, call(t.Context()), guard.ReasonSetup, "PGlite", what)
+	}
+	e.wantInt(0, "schemas that the migration made", "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'")
 }

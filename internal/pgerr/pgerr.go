@@ -44,54 +44,76 @@ const (
 
 // SQLSTATEs of the server's own (PostgreSQL documentation, appendix A).
 const (
-	Serialization    = "40001"
-	Deadlock         = "40P01"
-	LockTimeout      = "55P03"
-	Canceled         = "57014" // by statement_timeout or an operator
-	Privilege        = "42501"
-	NotSupported     = "0A000" // also a standby's response to BEGIN READ WRITE
-	InvalidParameter = "22023"
-	UniqueViolation  = "23505"
+	Serialization = "40001"
+	Deadlock      = "40P01"
+	LockTimeout   = "55P03"
+	Canceled      = "57014" // by statement_timeout or an operator
+	// TransactionTimeout ends the session (PostgreSQL 17 and later).
+	TransactionTimeout = "25P04"
+	Privilege          = "42501"
+	NotSupported       = "0A000" // also a standby's response to BEGIN READ WRITE
+	InvalidParameter   = "22023"
+	UniqueViolation    = "23505"
 )
 
-// ends has the SQLSTATEs, and the classes of two characters, after which the
-// outcome of a COMMIT is unknown, whatever the severity: the session or the
-// server ended, perhaps after the commit but before its response.
-var ends = map[string]bool{
-	"08":    true, // connection exception; poolers use it for a lost server
-	"40003": true, // statement completion unknown
-	"25P03": true, // idle in transaction for too long: before PostgreSQL 14, may be noticed after the commit
-	"25P04": true, // transaction too long: may be noticed after the commit
-	"57P":   true, // shut down, crashed, dropped, idle
-	"58":    true, // system error, outside of PostgreSQL
-	"XX":    true, // internal error, corrupted data
+// row says what an ERROR means before COMMIT, and at COMMIT or for a statement that commits
+// by itself.
+type row struct{ before, commit guard.Reason }
+
+var (
+	stale    = row{guard.ReasonStale, guard.ReasonStale}
+	conflict = row{guard.ReasonConflict, guard.ReasonConflict}
+	missing  = row{guard.ReasonMissing, guard.ReasonMissing}
+	// refused: the same statement would fail again.
+	refused = row{guard.ReasonOther, guard.ReasonOther}
+	// person: until somebody grants a right, creates a role, or changes a setting.
+	person = row{guard.ReasonSetup, guard.ReasonSetup}
+	// retry: may not recur on another try or with a repaired server.
+	retry = row{guard.ReasonUnavailable, guard.ReasonUnavailable}
+	// ended: the session or the server ended, perhaps after the commit but before its response.
+	ended = row{guard.ReasonUnavailable, guard.ReasonOutcomeUnknown}
+)
+
+// table has what PostgreSQL and poolers say, by SQLSTATE, or by class (its first two
+// characters, or three). A longer entry goes before a shorter one. What is not in it is
+// refused. [judge] has what goes before the table.
+var table = map[string]row{
+	"08":    ended,  // connection exception; poolers use it for a lost server
+	"25006": retry,  // read-only: a standby
+	"25P02": retry,  // the transaction was already aborted
+	"25P03": ended,  // idle in transaction for too long: before PostgreSQL 14, may be noticed after the commit
+	"25P04": ended,  // transaction_timeout: may be noticed after the commit
+	"26000": retry,  // the driver's prepared statement is gone, as after DEALLOCATE ALL
+	"28":    person, // may not log in
+	"3D000": person, // no such database
+	"40":    retry,  // transaction rolled back: serialization, deadlock
+	"40003": ended,  // statement completion unknown
+	"42501": person, // missing rights
+	"53":    retry,  // resources
+	"55P03": retry,  // lock timeout
+	"57014": retry,  // cancelled
+	"57P":   ended,  // shut down, crashed, dropped, idle
+	"58":    ended,  // system error, outside of PostgreSQL
+	"XX":    ended,  // internal error, corrupted data
+	"SF001": stale,  // schema fencepost's own: nothing was written
+	"SF002": conflict,
+	"SF003": missing,
+	"SF004": retry,
+	"SF005": retry,
 }
 
-// setup has the SQLSTATEs, and the classes, of refusals that recur until somebody
-// grants a right, creates a role or corrects a password.
-var setup = map[string]bool{
-	"28":    true, // may not log in
-	"3D000": true, // no such database
-	"42501": true, // missing rights
+// pooler has what PgBouncer says, in English, by the beginning of its text; its SQLSTATE is
+// mostly 08P01. The server's own errors say where in its code they come from, these do
+// not.
+var pooler = map[string]row{
+	"server login has been failing":                            retry, // these clients waited for a connection: nothing was passed on
+	"query_wait_timeout":                                       retry,
+	"transaction blocks not allowed in statement pooling mode": person,
+	"no such database":                                         person,
+	"no such user":                                             person,
+	"unsupported startup parameter":                            person,
+	"unsupported options startup":                              person,
 }
-
-// passes has the SQLSTATEs, and the classes, of refusals that may not recur on
-// another try or with a repaired server. Every other definite error is due to the
-// statement or the data.
-var passes = map[string]bool{
-	"25006": true, // read-only: a standby
-	"25P02": true, // the transaction was already aborted
-	"26000": true, // the driver's prepared statement is gone, as after DEALLOCATE ALL
-	"40":    true, // transaction rolled back: serialization, deadlock
-	"53":    true, // resources
-	"55P03": true, // lock timeout
-	"57014": true, // cancelled
-	"SF004": true,
-	"SF005": true,
-}
-
-// says has the verdicts of schema fencepost, after which nothing was written.
-var says = map[string]guard.Reason{Stale: guard.ReasonStale, Conflict: guard.ReasonConflict, Missing: guard.ReasonMissing}
 
 // Reason returns what err means for a write of which sent had been sent:
 //
@@ -106,39 +128,81 @@ func Reason(err error, sent Sent) guard.Reason {
 	if err == nil {
 		return guard.ReasonNone
 	}
-	if Unsent(err) {
-		if errors.As(err, new(closed)) || in(setup, State(err)) {
-			return guard.ReasonSetup
-		}
-		return guard.ReasonUnavailable
-	}
-	return reason(State(err), severity(err), replanned(err), sent)
+	return judge(err).at(sent)
 }
 
-// reason is the table. An empty state is an error that the server did not send;
-// an empty severity is one that the driver does not report.
-func reason(state, severity string, replanned bool, sent Sent) guard.Reason {
-	ended := state == "" || severity != "" && severity != "ERROR" || in(ends, state)
+func (r row) at(sent Sent) guard.Reason {
+	if sent == Commit {
+		return r.commit
+	}
+	return r.before
+}
+
+func judge(err error) row {
+	said, known := pooled(err)
 	switch {
-	case ended && sent == Commit:
-		return guard.ReasonOutcomeUnknown
-	case says[state] != guard.ReasonNone:
-		return says[state]
-	case in(setup, state):
-		return guard.ReasonSetup
-	case ended || replanned || in(passes, state):
-		return guard.ReasonUnavailable
+	case known:
+		return said
+	case errors.As(err, new(closed)):
+		return person
+	case Unsent(err):
+		if lookup(State(err)) == person {
+			return person
+		}
+		return retry
+	case replanned(err): // it was not run
+		return retry
+	case State(err) == "08P01" && severity(err) == "ERROR" && origin(err).File != "":
+		return refused // the server's own: a caller's message, such as one with too few arguments
 	}
-	return guard.ReasonOther
+	return judged(State(err), severity(err))
 }
 
-func in(set map[string]bool, state string) bool {
-	for n := 2; n <= len(state); n++ {
-		if set[state[:n]] {
-			return true
+// judged goes by the table. What is not an ERROR of the server (FATAL, PANIC, nothing that
+// the server sent) is of a session that ended, whatever it says. An empty severity is one
+// that the driver does not report.
+func judged(state, severity string) row {
+	said := lookup(state)
+	if state != "" && (severity == "" || severity == "ERROR") {
+		return said
+	}
+	if said == refused {
+		said = retry
+	}
+	return row{said.before, guard.ReasonOutcomeUnknown}
+}
+
+// lookup returns the longest entry of the table.
+func lookup(state string) row {
+	for n := len(state); n >= 2; n-- {
+		if said, listed := table[state[:n]]; listed {
+			return said
 		}
 	}
-	return false
+	return refused
+}
+
+// pooled returns what PgBouncer said.
+func pooled(err error) (said row, known bool) {
+	pg := origin(err)
+	if pg.Code == "" || pg.File != "" {
+		return row{}, false
+	}
+	for text, said := range pooler {
+		if strings.HasPrefix(pg.Message, text) {
+			return said, true
+		}
+	}
+	return row{}, false
+}
+
+// origin returns the error that the server or a pooler sent, if the driver passes it on.
+func origin(err error) pgconn.PgError {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return *pg
+	}
+	return pgconn.PgError{}
 }
 
 // State returns err's SQLSTATE, empty if the server did not send it. It works
@@ -194,17 +258,11 @@ func (e closed) Unwrap() error { return e.error }
 func Unsent(err error) bool {
 	var connect *pgconn.ConnectError
 	var unsent notSent
-	return errors.As(err, &unsent) || errors.As(err, &connect) || queued(err) ||
+	if said, known := pooled(err); known && said == retry {
+		return true
+	}
+	return errors.As(err, &unsent) || errors.As(err, &connect) ||
 		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
-}
-
-// queued reports whether PgBouncer ended a client that waited for a connection to the
-// server, to which it had passed on nothing of what the client sent last. The server's own
-// errors of this class say where in its code they come from.
-func queued(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "08P01" && pg.File == "" &&
-		(strings.HasPrefix(pg.Message, "server login has been failing") || pg.Message == "query_wait_timeout")
 }
 
 // replanned reports whether a table changed under a statement that the driver
@@ -231,7 +289,17 @@ func Explain(err error) error {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 	case Privilege:
-		return fmt.Errorf("%w (rights on schema fencepost are given by RolesSQL of sqladmin and pgadmin)", err)
+		return fmt.Errorf("%w (the roles fencepost_enforcer, _operator and _reader, which fencectl roles or RolesSQL of sqladmin and pgadmin makes, have the rights on schema fencepost: grant this role the one that it needs)", err)
+	case TransactionTimeout:
+		return fmt.Errorf("%w: transaction_timeout of the role, the database or the session is shorter than the wait for a lock", err)
+	case NotSupported:
+		if replanned(err) {
+			return fmt.Errorf("%w: a column changed its type; through a pooler that keeps prepared statements (PgBouncer's max_prepared_statements) this lasts until its RECONNECT, or set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
+		}
+	case "08P01":
+		if said, _ := pooled(err); said == person && strings.HasPrefix(origin(err).Message, "transaction blocks") {
+			return fmt.Errorf("%w: fences need transactions: set PgBouncer's pool_mode to transaction or session", err)
+		}
 	}
 	return err
 }

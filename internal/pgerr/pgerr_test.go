@@ -60,11 +60,11 @@ func TestReasonIsTheStricter(t *testing.T) {
 	for _, state := range append(states, "") {
 		for _, severity := range severities {
 			said := byState(state) || severity != "" && bySeverity(severity, state) || state == "40003" || stricter[state]
-			got := reason(state, severity, false, Commit)
+			got := judged(state, severity).at(Commit)
 			if (got == guard.ReasonOutcomeUnknown) != said {
 				t.Errorf("%s %s at COMMIT: %s", severity, state, got)
 			}
-			if got := reason(state, severity, false, Work); got == guard.ReasonOutcomeUnknown || got == guard.ReasonNone {
+			if got := judged(state, severity).at(Work); got == guard.ReasonOutcomeUnknown || got == guard.ReasonNone {
 				t.Errorf("%s %s where nothing was to be committed: %q", severity, state, got)
 			}
 		}
@@ -95,17 +95,17 @@ func TestReason(t *testing.T) {
 		if !listed {
 			want = guard.ReasonOther
 		}
-		if got := reason(state, "ERROR", false, Commit); got != want {
+		if got := judged(state, "ERROR").at(Commit); got != want {
 			t.Errorf("%s at COMMIT: %s, want %s", state, got, want)
 		}
 		if want == guard.ReasonOutcomeUnknown {
 			want = guard.ReasonUnavailable
 		}
-		if got := reason(state, "ERROR", false, Work); got != want {
+		if got := judged(state, "ERROR").at(Work); got != want {
 			t.Errorf("%s before COMMIT: %s, want %s", state, got, want)
 		}
 		for _, severity := range []string{"FATAL", "PANIC", "a pooler's own"} {
-			if got := reason(state, severity, false, Commit); got != guard.ReasonOutcomeUnknown {
+			if got := judged(state, severity).at(Commit); got != guard.ReasonOutcomeUnknown {
 				t.Errorf("%s %s at COMMIT: %s", severity, state, got)
 			}
 		}
@@ -148,6 +148,9 @@ func TestReasonOfErrors(t *testing.T) {
 		{"before 9.6", &pgconn.PgError{Severity: "ERROR", Code: "55P03"}, guard.ReasonUnavailable, guard.ReasonUnavailable},
 		{"replanned", replan, guard.ReasonUnavailable, guard.ReasonUnavailable},
 		{"not supported", &pgconn.PgError{Severity: "ERROR", Code: "0A000"}, guard.ReasonOther, guard.ReasonOther},
+		{"too few arguments", &pgconn.PgError{Severity: "ERROR", Code: "08P01", File: "postgres.c"}, guard.ReasonOther, guard.ReasonOther},
+		{"a broken protocol", &pgconn.PgError{Severity: "FATAL", Code: "08P01", File: "pqcomm.c"}, guard.ReasonOutcomeUnknown, guard.ReasonUnavailable},
+		{"no such database in the pooler", NotSent(&pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: "no such database: gone"}), guard.ReasonSetup, guard.ReasonSetup},
 		{"lib/pq", pqError{'C': "23505", 'S': "ERROR"}, guard.ReasonOther, guard.ReasonOther},
 		{"lib/pq FATAL", pqError{'C': "23505", 'S': "FEHLER", 'V': "FATAL"}, guard.ReasonOutcomeUnknown, guard.ReasonUnavailable},
 	} {
@@ -176,6 +179,8 @@ func TestQueuedInPgBouncer(t *testing.T) {
 		{"server login has been failing, try again later (server_login_retry)", "", guard.ReasonUnavailable},
 		{"query_wait_timeout", "", guard.ReasonUnavailable},
 		{"server login has been failing, try again later", "postgres.c", guard.ReasonOutcomeUnknown},
+		{"transaction blocks not allowed in statement pooling mode", "", guard.ReasonSetup},
+		{"no such database: gone", "", guard.ReasonSetup},
 		{"server conn crashed?", "", guard.ReasonOutcomeUnknown},
 	} {
 		err := &pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: c.message, File: c.file}

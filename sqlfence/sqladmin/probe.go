@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -53,6 +54,13 @@ func (a *Admin) Probe(ctx context.Context) error {
 		return unopened(op, err)
 	}
 	defer c.Release()
+	var version string
+	if err := c.QueryRow(ctx, "SELECT pg_catalog.version()").Scan(&version); err != nil {
+		return sqlkit.Interrupted(ctx, sqlkit.Failure(op, guard.Claim{}, pgerr.NotSent(err), false))
+	}
+	if strings.Contains(version, "emscripten") { // asked first: the second session would be refused, or wait, as on a busy server
+		return guard.Setup(op, guard.Claim{}, lacksSessions)
+	}
 	second, err := pgx.ConnectConfig(ctx, c.Conn().Config())
 	if err != nil {
 		return sqlkit.Failure(op, guard.Claim{}, pgerr.NotSent(err), false)
@@ -83,6 +91,7 @@ type lacks string
 func (l lacks) Error() string { return string(l) }
 
 const (
+	lacksSessions  = lacks("the server is PGlite, which has one session: no session could wait for another one's lock")
 	lacksExclusion = lacks("an advisory lock does not exclude another session's: on this server no raise would wait for a holder")
 	lacksShow      = lacks("an advisory lock is not seen in pg_locks: on this server a raise would find nobody in its way")
 	lacksEnd       = lacks("an advisory lock does not end with its transaction: on this server a raise would wait forever")

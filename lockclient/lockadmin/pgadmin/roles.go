@@ -141,6 +141,9 @@ func literal(s string) string {
 //
 // Errors: those of [pglock.Migrate].
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := sqladmin.Pgx(pool).Probe(ctx); err != nil { // before half of it is there
+		return err
+	}
 	if err := pglock.Migrate(ctx, pool); err != nil {
 		return err
 	}
