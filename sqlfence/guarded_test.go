@@ -312,17 +312,18 @@ func TestMalformedClaims(t *testing.T) {
 // writes nothing, and is temporary.
 func TestStatementsAfterDDL(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE n (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO n VALUES (1, 7)")
-		table := e.table("n", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+		name := "n_" + e.driver // the process remembers the statement
+		e.exec("CREATE TABLE " + name + " (id int PRIMARY KEY, v int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO " + name + " VALUES (1, 7)")
+		table := e.table(name, []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 		db := e.single()
 		var v any
 		take := func() error {
 			return table.Raise(t.Context(), db, claimOf("n", 5), Key{1}, Dest{"v": &v})
 		}
 		must(t, take())
-		e.exec("UPDATE n SET last_fencing_token = 4; ALTER TABLE n ALTER v TYPE text")
+		e.exec("UPDATE " + name + " SET last_fencing_token = 4; ALTER TABLE " + name + " ALTER v TYPE text")
 		wantSays(t, take(), guard.ReasonUnavailable, "cached plan")
-		e.wantInt(4, "the mark", "SELECT last_fencing_token FROM n")
+		e.wantInt(4, "the mark", "SELECT last_fencing_token FROM "+name)
 		if err := take(); err != nil || v != "7" {
 			t.Errorf("again: %v, %v", v, err)
 		}

@@ -1,14 +1,18 @@
 package sqlfence
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +21,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 )
 
@@ -249,4 +254,93 @@ func TestPGlite(t *testing.T) {
 		wantSays(t, call(t.Context()), guard.ReasonSetup, "PGlite", what)
 	}
 	e.wantInt(0, "schemas that the migration made", "SELECT count(*) FROM pg_namespace WHERE nspname = 'fencepost'")
+}
+
+// TestOutdatedPlan (P2, P6): after a column that a raise reads has changed its type, one raise
+// at most is refused in a process, as unavailable and with the way out, also behind a pooler
+// that keeps prepared statements for its clients (PgBouncer 1.21 and later, with
+// max_prepared_statements), as keptPlans does here. The control is a statement that is sent as
+// before: it is refused for good.
+func TestOutdatedPlan(t *testing.T) {
+	for i, o := range openers {
+		t.Run(o.driver, func(t *testing.T) {
+			e := newEnv(t, i)
+			e.createPairs()
+			column := "by_" + o.driver // the process remembers the statement
+			e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x'); ALTER TABLE pairs ADD " + column + " int NOT NULL DEFAULT 0")
+			db := e.on(e.connect(1, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement; keepPlans(c) }), nil)
+			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
+			raise := func() error {
+				var n int64
+				return table.Raise(t.Context(), db, claimOf("r", 5), Key{1, "x"}, Dest{column: &n})
+			}
+			must(t, raise())
+			e.exec("ALTER TABLE pairs ALTER " + column + " TYPE bigint")
+			wantSays(t, raise(), guard.ReasonUnavailable, "RECONNECT", "the first")
+			for range 3 {
+				noError(t, raise(), "the others")
+			}
+			read := func() error { return db.unfenced(t.Context(), "SELECT "+column+" FROM pairs WHERE a = $1", 1) }
+			must(t, read())
+			e.exec("ALTER TABLE pairs ALTER " + column + " TYPE text")
+			for range 3 {
+				wantState(t, read(), pgerr.NotSupported, "the control")
+			}
+		})
+	}
+}
+
+// keptPlans is a connection to a server behind a pooler that keeps prepared statements: what its
+// client closes stays, and what it prepares under a name that is there is not prepared.
+type keptPlans struct {
+	net.Conn
+	unsent []byte
+	there  map[string]bool
+	others byte
+}
+
+func keepPlans(c *pgx.ConnConfig) {
+	c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return &keptPlans{Conn: conn, there: map[string]bool{}}, err
+	}
+	c.TLSConfig, c.Fallbacks = nil, nil
+}
+
+func (k *keptPlans) Write(p []byte) (int, error) {
+	k.unsent = append(k.unsent, p...)
+	var out []byte
+	for {
+		head := 1
+		if len(k.unsent) > 0 && k.unsent[0] == 0 { // the start-up message has no type
+			head = 0
+		}
+		if len(k.unsent) < head+4 {
+			break
+		}
+		end := head + int(binary.BigEndian.Uint32(k.unsent[head:]))
+		if len(k.unsent) < end {
+			break
+		}
+		message := slices.Clone(k.unsent[:end])
+		k.unsent = k.unsent[end:]
+		switch message[0] {
+		case 'P': // Parse: the name is first
+			name, _, _ := bytes.Cut(message[5:], []byte{0})
+			if len(name) > 0 && k.there[string(name)] {
+				k.others++
+				message[5], message[6] = '_', 'A'+k.others // another one of the same length, which nobody uses
+			}
+			k.there[string(name)] = true
+		case 'C': // Close, of a statement
+			if message[5] == 'S' && len(message) > 7 {
+				message[6] = '-'
+			}
+		}
+		out = append(out, message...)
+	}
+	if _, err := k.Conn.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }

@@ -120,7 +120,7 @@ func (w *waitingRaise[Tx]) onTwo(ctx context.Context) (gaveUp bool, err error) {
 		looked <- spare
 	})
 	err = w.try(raising, w.left(), false)
-	if pgerr.State(err) == pgerr.Canceled && raising.Err() == nil && w.left() >= time.Millisecond {
+	if timedOut(err) && raising.Err() == nil && w.left() >= time.Millisecond {
 		err = w.try(raising, w.left(), true)
 	}
 	switch {
@@ -179,7 +179,7 @@ func (w *waitingRaise[Tx]) onOne(ctx context.Context) error {
 	wait, unhurried := w.beforeFirstLook(ctx), false
 	for pause := lookEvery; ; pause *= 2 {
 		err := w.try(ctx, min(wait, w.left()), unhurried)
-		if state := pgerr.State(err); state != pgerr.LockTimeout && (state != pgerr.Canceled || unhurried) {
+		if pgerr.State(err) != pgerr.LockTimeout && (!timedOut(err) || unhurried) {
 			return w.explain(err)
 		}
 		over := w.left() < time.Millisecond
@@ -209,7 +209,7 @@ func (w *waitingRaise[Tx]) beforeFirstLook(ctx context.Context) time.Duration {
 	return wait
 }
 
-// try waits for the lock once. A session's statement_timeout may be shorter than
+// try waits for the lock once. A session's statement_timeout or transaction_timeout may be shorter than
 // the wait; unhurried removes it for this transaction, which has lock_timeout
 // instead. The first try need not pay for that.
 func (w *waitingRaise[Tx]) try(ctx context.Context, wait time.Duration, unhurried bool) error {
@@ -220,6 +220,12 @@ func (w *waitingRaise[Tx]) try(ctx context.Context, wait time.Duration, unhurrie
 	bound := max(int32(wait.Milliseconds()), 1) // 0 would be none
 	statements = append(statements, statement{sql: raiseSQL, args: []any{w.claim.Resource, int64(w.claim.Token), w.claim.LeaseID, bound}})
 	return w.db.once(ctx, "raise", w.claim, w.work, statements...)
+}
+
+// timedOut reports whether a timeout of the session may have ended a statement.
+func timedOut(err error) bool {
+	state := pgerr.State(err)
+	return state == pgerr.Canceled || state == pgerr.TransactionTimeout
 }
 
 func (w *waitingRaise[Tx]) left() time.Duration { return w.db.opts.RaiseTimeout - time.Since(w.start) }

@@ -407,47 +407,59 @@ func TestP6LooksOfARaise(t *testing.T) {
 	}
 }
 
-// TestRaiseUnderStatementTimeout: a session whose statement_timeout is shorter
+// TestRaiseUnderStatementTimeout: a session whose statement_timeout, or transaction_timeout
+// where there is one (PostgreSQL 17), is shorter
 // than the wait for an older holder, and than the look for it, still raises, once
-// that holder has ended. The control is the statement alone, which is cancelled.
+// that holder has ended. The control is the statement alone, which is cancelled, or ends the session.
 func TestRaiseUnderStatementTimeout(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		looks := make(chan struct{}, 1)
-		db := e.open(&Options{TerminateAfter: endsNobody, RaiseTimeout: patience, Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) {
-			if event.Op == guard.OpContend {
-				looks <- struct{}{}
-			}
-		})}, func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "100" })
 		e.mutate("holders", "RETURN QUERY WITH", "PERFORM pg_sleep(0.2); RETURN QUERY WITH") // as on a busy server
-		end := e.holding(claimOf("r", 5))
-		wantState(t, db.unfenced(t.Context(), raiseSQL, "r", 6, "lease-6", patience.Milliseconds()), pgerr.Canceled, "the statement alone")
-		raised := make(chan error, 1)
-		go func() { raised <- patiently(func() error { return db.Raise(context.Background(), claimOf("r", 6)) }) }()
-		testkit.Receive(t, "a look that takes longer than the session allows", looks)
-		e.waitFor("a raise that waits for longer than the session allows", `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock' AND strpos(query, 'fencepost.raise(') > 0 AND query_start < clock_timestamp() - interval '1 s'`)
-		noError(t, end(), "the holder")
-		noError(t, <-raised, "the raise")
-		wantMark(t, e.db, "r", 6)
-		var timeout int64
-		noError(t, patiently(func() error {
-			return db.plain(t.Context(), func(ctx context.Context, tx testTx) (err error) {
-				timeout, err = tx.int(ctx, "SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout'")
-				return err
-			})
-		}))
-		if timeout != 100 {
-			t.Errorf("statement_timeout of the session is %d ms afterwards", timeout)
+		e.raisesUnder("statement_timeout", pgerr.Canceled)
+		if e.int("SELECT count(*) FROM pg_settings WHERE name = 'transaction_timeout'") > 0 {
+			e.exec("DELETE FROM fencepost.marks; DROP TABLE written")
+			e.raisesUnder("transaction_timeout", pgerr.TransactionTimeout)
 		}
 	})
 }
 
-// patiently repeats a call that a statement_timeout cancelled in what takes no time on
+func (e *env) raisesUnder(setting, state string) {
+	e.Helper()
+	t := e
+	e.createWritten()
+	looks := make(chan struct{}, 1)
+	db := e.open(&Options{TerminateAfter: endsNobody, RaiseTimeout: patience, Observer: guard.ObserverFunc(func(_ context.Context, event guard.Event) {
+		if event.Op == guard.OpContend {
+			looks <- struct{}{}
+		}
+	})}, func(c *pgx.ConnConfig) { c.RuntimeParams[setting] = "100" })
+	end := e.holding(claimOf("r", 5))
+	wantState(t, db.unfenced(t.Context(), raiseSQL, "r", 6, "lease-6", patience.Milliseconds()), state, "the statement alone, under %s", setting)
+	raised := make(chan error, 1)
+	go func() { raised <- patiently(func() error { return db.Raise(context.Background(), claimOf("r", 6)) }) }()
+	testkit.Receive(t, "a look that takes longer than the session allows", looks)
+	e.waitFor("a raise that waits for longer than the session allows", `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND strpos(query, 'fencepost.raise(') > 0 AND query_start < clock_timestamp() - interval '1 s'`)
+	noError(t, end(), "the holder")
+	noError(t, <-raised, "the raise")
+	wantMark(t, e.db, "r", 6)
+	var timeout int64
+	noError(t, patiently(func() error {
+		return db.plain(t.Context(), func(ctx context.Context, tx testTx) (err error) {
+			timeout, err = tx.int(ctx, "SELECT setting::bigint FROM pg_settings WHERE name = $1", setting)
+			return err
+		})
+	}))
+	if timeout != 100 {
+		t.Errorf("%s of the session is %d ms afterwards", setting, timeout)
+	}
+}
+
+// patiently repeats a call that a timeout of the session ended in what takes no time on
 // an idle machine.
 func patiently(call func() error) error {
 	for {
-		if err := call(); pgerr.State(err) != pgerr.Canceled {
+		err := call()
+		if state := pgerr.State(err); state != pgerr.Canceled && state != pgerr.TransactionTimeout {
 			return err
 		}
 	}

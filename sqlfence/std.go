@@ -16,7 +16,7 @@ import (
 // the option.
 //
 // The reasons of a refusal come from the server's SQLSTATE, which is available
-// from every driver whose errors have a SQLState method (pgx's stdlib, lib/pq);
+// from every driver whose errors have a SQLState method (pgx's stdlib);
 // the mark in a [*guard.RejectedError] needs pgx's stdlib.
 func Std(db *sql.DB, opts *Options) (*DB[*sql.Tx], error) {
 	if db == nil {
@@ -119,7 +119,7 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 	return seen, c.Replicated(err)
 }
 
-// commitRollbackText is what pgx's stdlib and lib/pq call a COMMIT that the
+// commitRollbackText is what pgx's stdlib and other drivers call a COMMIT that the
 // server turned into a ROLLBACK; neither exports it through database/sql.
 const commitRollbackText = "commit unexpectedly resulted in rollback"
 

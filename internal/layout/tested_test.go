@@ -14,6 +14,12 @@ import (
 var tested = []struct{ with, result, directory, test string }{
 	{"PostgreSQL 13 to 18", "all of it", ".ci", "matrix"},
 	{"PgBouncer 1.18, transaction pooling", "all of it, pgx in exec mode; waiters poll", "sqlfence", "TestPgBouncer"},
+	{"PgBouncer 1.18, session pooling", "fenced", "sqlfence", "TestPgBouncerModes"},
+	{"PgBouncer 1.18, statement pooling", "refused: fences need transactions", "sqlfence", "TestPgBouncerModes"},
+	{"a pooler that keeps prepared statements (PgBouncer from 1.21 on, `max_prepared_statements`)", "fenced; after a column changed its type a process has one statement refused", "sqlfence", "TestOutdatedPlan"},
+	{"PGlite", "refused: it has one session", "sqlfence", "TestPGlite"},
+	{"logical replication", "subscribers' triggers let through what the publisher's have checked", "sqlfence", "TestSubscription"},
+	{"logins whose sessions take another role (`SET ROLE`, NOINHERIT, Vault's recipe)", "fenced; several logins of one role need `pg_read_all_stats` and `pg_signal_backend` to end each other's sessions", "sqlfence", "TestOtherLogin"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
 	{"River 0.51", "`examples/thirdparty/river`", "examples/thirdparty/river", "TestRiver"},
 	{"nginx 1.22, HAProxy 2.6", "a replay may write twice: `httpfence/PROXIES.md`", "internal/suites/http", "TestReplays"},

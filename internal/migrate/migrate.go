@@ -295,8 +295,9 @@ func (c Component) UpTo(ctx context.Context, conn Conn, version int) (err error)
 			conn.Exec(ctx, "ROLLBACK")
 		}
 	}()
-	// For the search_path see Pin.
-	if err := conn.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {
+	// For the search_path see Pin. transaction_timeout (PostgreSQL 17) may be shorter than the
+	// wait for another migration, and would end the session.
+	if err := conn.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp; SELECT CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', true) END"); err != nil {
 		return err
 	}
 	have, err := c.locked(ctx, conn, int64(version))

@@ -150,7 +150,7 @@ func judge(err error) row {
 			return person
 		}
 		return retry
-	case replanned(err): // it was not run
+	case Replanned(err): // it was not run
 		return retry
 	case State(err) == "08P01" && severity(err) == "ERROR" && origin(err).File != "":
 		return refused // the server's own: a caller's message, such as one with too few arguments
@@ -206,7 +206,7 @@ func origin(err error) pgconn.PgError {
 }
 
 // State returns err's SQLSTATE, empty if the server did not send it. It works
-// with every driver whose errors have a SQLState method: pgx, lib/pq.
+// with every driver whose errors have a SQLState method, as pgx's have.
 func State(err error) string {
 	var coded interface{ SQLState() string }
 	if errors.As(err, &coded) {
@@ -226,7 +226,7 @@ func severity(err error) string {
 		}
 		return pg.Severity
 	}
-	var fields interface{ Get(field byte) string } // lib/pq
+	var fields interface{ Get(field byte) string } // some drivers of database/sql
 	if errors.As(err, &fields) {
 		if v := fields.Get('V'); v != "" {
 			return v
@@ -265,16 +265,16 @@ func Unsent(err error) bool {
 		pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
 }
 
-// replanned reports whether a table changed under a statement that the driver
+// Replanned reports whether a table changed under a statement that the driver
 // had prepared, which was not run and will be prepared again the next time. It
 // shares its SQLSTATE with many permanent errors, and its text is translated.
-func replanned(err error) bool {
+func Replanned(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == NotSupported && pg.Routine == "RevalidateCachedQuery"
 }
 
 // Standby reports whether a standby refused a transaction that may write.
-func Standby(err error) bool { return State(err) == NotSupported && !replanned(err) }
+func Standby(err error) bool { return State(err) == NotSupported && !Replanned(err) }
 
 // Undefined reports whether a table, column, function, schema or type of the
 // statement does not exist.
@@ -293,7 +293,7 @@ func Explain(err error) error {
 	case TransactionTimeout:
 		return fmt.Errorf("%w: transaction_timeout of the role, the database or the session is shorter than the wait for a lock", err)
 	case NotSupported:
-		if replanned(err) {
+		if Replanned(err) {
 			return fmt.Errorf("%w: a column changed its type; through a pooler that keeps prepared statements (PgBouncer's max_prepared_statements) this lasts until its RECONNECT, or set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 		}
 	case "08P01":

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -102,20 +103,52 @@ func (q Pgx) Exec(ctx context.Context, sql string, args []any) (int64, error) {
 	if err := Encoded(q.Conn); err != nil {
 		return 0, pgerr.NotSent(err)
 	}
-	tag, err := q.On.Exec(ctx, sql, args...)
-	return tag.RowsAffected(), Replicated(q.Conn, PgxSent(q.Conn, err))
+	tag, err := q.On.Exec(ctx, sql, planless(sql, args)...)
+	return tag.RowsAffected(), Replicated(q.Conn, PgxSent(q.Conn, replanned(sql, err)))
 }
 
 func (q Pgx) Query(ctx context.Context, sql string, args []any, each EachRow) error {
 	if err := Encoded(q.Conn); err != nil {
 		return pgerr.NotSent(err)
 	}
-	rows, err := q.On.Query(ctx, sql, args...)
+	rows, err := q.On.Query(ctx, sql, planless(sql, args)...)
 	if err == nil {
 		defer rows.Close()
 		err = readRows(rows, each)
 	}
-	return Replicated(q.Conn, PgxSent(q.Conn, err))
+	return Replicated(q.Conn, PgxSent(q.Conn, replanned(sql, err)))
+}
+
+// planned has the statements whose plan was found outdated. pgx prepares such a one again, but
+// a pooler that keeps prepared statements for all its clients (PgBouncer's
+// max_prepared_statements) goes on with the old plan: from then on it is sent unprepared.
+var planned struct {
+	sync.Mutex
+	outdated map[string]bool
+}
+
+// maxOutdated bounds planned. Forgetting costs an error each.
+const maxOutdated = 1000
+
+func replanned(sql string, err error) error {
+	if pgerr.Replanned(err) {
+		planned.Lock()
+		defer planned.Unlock()
+		if planned.outdated == nil || len(planned.outdated) >= maxOutdated {
+			planned.outdated = map[string]bool{}
+		}
+		planned.outdated[sql] = true
+	}
+	return err
+}
+
+func planless(sql string, args []any) []any {
+	planned.Lock()
+	defer planned.Unlock()
+	if planned.outdated[sql] {
+		return append([]any{pgx.QueryExecModeExec}, args...)
+	}
+	return args
 }
 
 // StdExecer is a pool, a connection or a transaction of database/sql.
@@ -246,11 +279,11 @@ func (c StdConn) Query(ctx context.Context, query string, args []any, each EachR
 	if c.Native == nil {
 		return c.Std.Query(ctx, query, args, each)
 	}
-	rows, err := c.On.QueryContext(ctx, query, args...)
+	rows, err := c.On.QueryContext(ctx, query, planless(query, args)...)
 	if err != nil {
-		return PgxSent(c.Native, err)
+		return PgxSent(c.Native, replanned(query, err))
 	}
-	err = readRows(rows, each)
+	err = replanned(query, readRows(rows, each))
 	rows.Close()
 	return Replicated(c.Native, err)
 }
