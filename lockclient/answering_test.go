@@ -305,7 +305,7 @@ func TestCloseOnce(t *testing.T) {
 		client = i.client(t, nil)
 		leave, left := make(chan struct{}), make(chan error)
 		go func() {
-			left <- client.Hold(context.Background(), "r", &HoldOptions{TTL: time.Minute}, func(context.Context) error { <-leave; return nil })
+			left <- client.Hold(context.Background(), "r", &AcquireOptions{TTL: time.Minute}, func(context.Context) error { <-leave; return nil })
 		}()
 		synctest.Wait()
 		for n := range 2 {
@@ -350,7 +350,7 @@ func TestHoldRefusesToBegin(t *testing.T) {
 					}
 					return driver.Grant{Token: 7, From: i.clock(), TTL: 2 * time.Millisecond}, nil
 				}
-				err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(context.Context) error {
+				err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Minute}, func(context.Context) error {
 					t.Error("the function was called")
 					return nil
 				})

@@ -19,7 +19,7 @@ import (
 func TestCloseEndsHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, nil)
-		opts := &lockclient.HoldOptions{TTL: time.Minute}
+		opts := &lockclient.AcquireOptions{TTL: time.Minute}
 		inside, over := make(chan struct{}), make(chan error, 1)
 		go func() {
 			over <- client.Hold(t.Context(), "r", opts, func(ctx context.Context) error {
@@ -53,7 +53,7 @@ func TestCloseEndsHolds(t *testing.T) {
 func TestTryHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, nil)
-		opts := &lockclient.HoldOptions{TTL: time.Minute, Metadata: "closing the books"}
+		opts := &lockclient.AcquireOptions{TTL: time.Minute, Metadata: "closing the books"}
 		err := client.TryHold(t.Context(), "r", opts, func(context.Context) error {
 			err := server.Client(t, "other", nil).TryHold(t.Context(), "r", opts, func(context.Context) error {
 				t.Error("two holders")

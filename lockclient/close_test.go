@@ -121,7 +121,7 @@ func TestCloseGivesUp(t *testing.T) {
 			results[0] = driver.Renewed{Err: guard.OutcomeUnknown("renew", renewals[0].Claim, errSimulated)}
 		}
 		client := i.client(t, nil)
-		go client.Hold(context.Background(), "r", &HoldOptions{TTL: time.Hour, RenewInterval: time.Second}, func(context.Context) error { time.Sleep(2 * time.Second); return nil })
+		go client.Hold(context.Background(), "r", &AcquireOptions{TTL: time.Hour, RenewInterval: time.Second}, func(context.Context) error { time.Sleep(2 * time.Second); return nil })
 		<-began
 		closing, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -143,7 +143,7 @@ func TestCloseInsideHold(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			client := (&answering{}).client(t, nil)
 			start := time.Now()
-			err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Hour}, func(ctx context.Context) error {
+			err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Hour}, func(ctx context.Context) error {
 				if !own {
 					ctx = context.Background()
 				}

@@ -59,7 +59,7 @@ func ExampleNew_issuer() {
 	locks := guard.Must(lockclient.New(term, "pod-7", nil))
 	marks := guard.NewMemory(nil)
 	marks.Admit(context.Background(), guard.Claim{Resource: term.resource, Token: 42}) // a later leader was here
-	err := locks.Hold(context.Background(), term.resource, &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+	err := locks.Hold(context.Background(), term.resource, &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		fmt.Println("holding under token", claim.Token)
 		_, err := marks.Admit(ctx, claim)

@@ -23,7 +23,7 @@ func lead(ctx context.Context, client *lockclient.Client, name string, work func
 	stale, pause := 0, time.Second
 	for {
 		start := time.Now()
-		err := client.Hold(ctx, name, &lockclient.HoldOptions{TTL: time.Minute}, work)
+		err := client.Hold(ctx, name, &lockclient.AcquireOptions{TTL: time.Minute}, work)
 		if time.Since(start) > time.Minute {
 			stale, pause = 0, time.Second // it went well for a while
 		}

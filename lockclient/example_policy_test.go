@@ -55,7 +55,7 @@ func ExampleClient_Hold_goOnWithout() {
 		return err
 	}
 
-	err := client.Hold(context.Background(), "report:2026-04", &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+	err := client.Hold(context.Background(), "report:2026-04", &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		ctx = guard.WithClaim(context.WithoutCancel(ctx), claim) // the claim without the lease's deadline
 

@@ -49,7 +49,7 @@ func ExampleClient_Hold() {
 	}
 	defer client.Close(context.Background())
 
-	opts := &lockclient.HoldOptions{TTL: 30 * time.Second}
+	opts := &lockclient.AcquireOptions{TTL: 30 * time.Second}
 	err = client.Hold(ctx, "tenant_123:billing-close:2026-04", opts, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx) // what the fences present
 		fmt.Println("token", claim.Token)

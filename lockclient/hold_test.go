@@ -55,7 +55,7 @@ func TestHold(t *testing.T) {
 func TestHoldInsideHold(t *testing.T) {
 	pool := migrated(t)
 	client, other := newTestClient(t, pool, nil), newTestClient(t, pool, nil)
-	opts, none := &HoldOptions{TTL: time.Minute}, func(context.Context) error { return nil }
+	opts, none := &AcquireOptions{TTL: time.Minute}, func(context.Context) error { return nil }
 	err := client.Hold(t.Context(), "r", opts, func(outer context.Context) error {
 		return client.Hold(outer, "s", opts, func(ctx context.Context) error {
 			_, acquired := client.Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute})
@@ -91,7 +91,7 @@ func TestHoldInsideHold(t *testing.T) {
 }
 
 // renewing20ms makes a lease be renewed soon but not be lost on a slow machine.
-var renewing20ms = &HoldOptions{TTL: time.Hour, RenewInterval: 20 * time.Millisecond}
+var renewing20ms = &AcquireOptions{TTL: time.Hour, RenewInterval: 20 * time.Millisecond}
 
 // awaitRenewals returns when the server has renewed the lease three times.
 func awaitRenewals(t testing.TB, pool *pgxpool.Pool, resource string) {
@@ -130,7 +130,7 @@ func TestHoldEndsAnyhow(t *testing.T) {
 			go func() {
 				defer close(done)
 				defer func() { recovered = recover() }()
-				client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(context.Context) error {
+				client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Minute}, func(context.Context) error {
 					end()
 					return nil
 				})

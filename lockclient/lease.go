@@ -109,11 +109,6 @@ func (l *Lease) Remaining() time.Duration {
 	return max(0, l.currentDeadline()-l.client.clock())
 }
 
-// Deadline returns the moment at which Remaining is zero, in Go's time, for
-// deadlines of requests made under the lease. A renewal moves it, and Go's time
-// stops while a machine is suspended: Valid is exact, Deadline is not.
-func (l *Lease) Deadline() time.Time { return time.Now().Add(l.Remaining()) }
-
 // Done returns a channel that is closed when the lease has ended. Timers stop
 // while a machine is suspended; it is closed within a second after that.
 func (l *Lease) Done() <-chan struct{} { return l.done }

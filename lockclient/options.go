@@ -100,9 +100,6 @@ func whereabouts() string {
 	return process
 }
 
-// HoldOptions is [AcquireOptions].
-type HoldOptions = AcquireOptions
-
 // withDefaults fills in what is not given and checks the rest.
 func (o *AcquireOptions) withDefaults(issuer driver.Limits) (s AcquireOptions, err error) {
 	if o != nil {

@@ -96,7 +96,7 @@ func schedule(t *testing.T, rng *rand.Rand, lie func(sent, answered, ttl time.Du
 	client := simulate(t, server, nil)
 	defer client.Close(context.Background())
 	began := time.Now()
-	err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+	err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * ttl):
@@ -136,7 +136,7 @@ func TestOneFailureIsNoLoss(t *testing.T) {
 				}
 				client := simulate(t, server, nil)
 				defer client.Close(context.Background())
-				err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+				err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
 					select {
 					case <-ctx.Done():
 						return context.Cause(ctx)
@@ -164,7 +164,7 @@ func TestTimersThatStandStill(t *testing.T) {
 		server.fate = func(int) fate { return prompt }
 		client := simulate(t, server, nil)
 		defer client.Close(context.Background())
-		err := client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+		err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 			lease := leaseFrom(ctx)
 			time.Sleep(10 * time.Second)
 			asleep.Add(int64(time.Hour))

@@ -137,7 +137,7 @@ func holdUntilLost() error {
 		wg.Go(func() {
 			resource := fmt.Sprintf("r%d", first+i)
 			first := ""
-			err := client.Hold(ctx, resource, &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+			err := client.Hold(ctx, resource, &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
 				lease := leaseFrom(ctx)
 				held.Done()
 				held.Wait() // each has its own before the parent may stop them

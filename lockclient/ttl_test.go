@@ -64,7 +64,7 @@ func TestMarginLow(t *testing.T) {
 				rec := &recorder{}
 				client := simulate(t, server, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
 				defer client.Close(context.Background())
-				err := client.Hold(t.Context(), "r", &HoldOptions{TTL: ttl}, func(ctx context.Context) error {
+				err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
 					time.Sleep(10 * ttl)
 					return context.Cause(ctx)
 				})

@@ -57,9 +57,9 @@ func TestInvalidInput(t *testing.T) {
 			check("TryAcquire", err)
 			_, err = client.Acquire(t.Context(), test.resource, test.opts)
 			check("Acquire", err)
-			var hold *HoldOptions
+			var hold *AcquireOptions
 			if test.opts != nil {
-				hold = &HoldOptions{TTL: test.opts.TTL, LeaseID: test.opts.LeaseID, Metadata: test.opts.Metadata}
+				hold = &AcquireOptions{TTL: test.opts.TTL, LeaseID: test.opts.LeaseID, Metadata: test.opts.Metadata}
 			}
 			check("Hold", client.Hold(t.Context(), test.resource, hold, func(context.Context) error {
 				t.Error("fn was called")
@@ -68,8 +68,8 @@ func TestInvalidInput(t *testing.T) {
 		})
 	}
 	for name, err := range map[string]error{
-		"RenewInterval": client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Second, RenewInterval: 334 * time.Millisecond}, func(context.Context) error { return nil }),
-		"fn":            client.Hold(t.Context(), "r", &HoldOptions{TTL: time.Second}, nil),
+		"RenewInterval": client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Second, RenewInterval: 334 * time.Millisecond}, func(context.Context) error { return nil }),
+		"fn":            client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Second}, nil),
 	} {
 		if !errors.Is(err, guard.ErrInvalid) || !strings.Contains(err.Error(), name) {
 			t.Errorf("Hold with a bad %s: %v", name, err)

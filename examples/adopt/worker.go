@@ -43,7 +43,7 @@ func (s *service) hold(ctx context.Context, tenant string, work func(context.Con
 	if err != nil {
 		return err
 	}
-	return s.client.Hold(ctx, name, &lockclient.HoldOptions{TTL: time.Minute}, work)
+	return s.client.Hold(ctx, name, &lockclient.AcquireOptions{TTL: time.Minute}, work)
 }
 
 // fenced works in a transaction that commits only under the current claim.

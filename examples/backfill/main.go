@@ -55,7 +55,7 @@ type worker struct {
 
 // copy copies what is not copied yet.
 func (w *worker) copy(ctx context.Context) error {
-	return w.locks.Hold(ctx, "ledger:backfill", &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+	return w.locks.Hold(ctx, "ledger:backfill", &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		if err := w.db.Raise(ctx, claim); err != nil {
 			return err

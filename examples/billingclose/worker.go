@@ -100,7 +100,7 @@ func runWorker(ctx context.Context, encoded string) error {
 	if w.Name == "a" {
 		job = w.closeNaively
 	}
-	err = client.Hold(ctx, resource(), &lockclient.HoldOptions{TTL: w.ttl()}, job)
+	err = client.Hold(ctx, resource(), &lockclient.AcquireOptions{TTL: w.ttl()}, job)
 	if err != nil && w.Name == "a" {
 		w.report(report{What: "lost", Text: "its lease client says", Reason: guard.ReasonOf(err), Error: err.Error()})
 		err = nil

@@ -91,7 +91,7 @@ func TestProof(t *testing.T) {
 	}
 	var claim guard.Claim
 	var genuine string
-	if err := client.Hold(t.Context(), resource, &lockclient.HoldOptions{TTL: 10 * time.Minute}, func(ctx context.Context) error {
+	if err := client.Hold(t.Context(), resource, &lockclient.AcquireOptions{TTL: 10 * time.Minute}, func(ctx context.Context) error {
 		claim, _ = guard.ClaimFrom(ctx)
 		if genuine, err = issuer.Proof(ctx, claim); err != nil {
 			return err

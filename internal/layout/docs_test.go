@@ -76,7 +76,7 @@ func TestDocSnippets(t *testing.T) {
 		t.Errorf("%d names found in snippets: the check is broken", checked)
 	}
 	// The check must be able to fail.
-	for _, code := range []string{"err := guard.NoSuchName(ctx)\n", "opts := &lockclient.HoldOptions{NoSuchField: 1}\n", "err := :\nreturn\n"} {
+	for _, code := range []string{"err := guard.NoSuchName(ctx)\n", "opts := &lockclient.AcquireOptions{NoSuchField: 1}\n", "err := :\nreturn\n"} {
 		if len(n.checkSnippet(t, n.own[0], code, new(int))) == 0 {
 			t.Errorf("not noticed: %s", code)
 		}

@@ -14,7 +14,7 @@ import (
 
 // closeBooks stands for the code under test.
 func closeBooks(ctx context.Context, client *lockclient.Client, step func()) error {
-	return client.Hold(ctx, "close:2026-04", &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+	return client.Hold(ctx, "close:2026-04", &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		step()
 		<-ctx.Done()
 		return context.Cause(ctx)

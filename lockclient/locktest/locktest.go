@@ -17,7 +17,7 @@
 //
 //	func TestCloseLosesItsLease(t *testing.T) {
 //		client, server := locktest.New(t, nil)
-//		err := client.Hold(t.Context(), "close:2026-04", &lockclient.HoldOptions{TTL: time.Minute},
+//		err := client.Hold(t.Context(), "close:2026-04", &lockclient.AcquireOptions{TTL: time.Minute},
 //			func(ctx context.Context) error {
 //				server.Steal("close:2026-04", "somebody else", time.Minute)
 //				server.Advance(25 * time.Second) // the next renewal is due, and finds out

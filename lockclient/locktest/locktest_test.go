@@ -14,7 +14,7 @@ import (
 
 // TestServer: what the server offers besides the suite.
 func TestServer(t *testing.T) {
-	opts := &lockclient.HoldOptions{TTL: time.Minute}
+	opts := &lockclient.AcquireOptions{TTL: time.Minute}
 	run := func(name string, test func(t *testing.T)) {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 	}
@@ -99,7 +99,7 @@ func TestRenewsInBubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var renewals leasetest.Tally
 		client, server := New(t, &lockclient.Options{Observer: &renewals})
-		err := client.Hold(t.Context(), "r", &lockclient.HoldOptions{TTL: time.Minute}, func(ctx context.Context) error {
+		err := client.Hold(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 			time.Sleep(time.Hour)
 			server.FailRenewals(3)
 			time.Sleep(time.Hour)

@@ -16,7 +16,7 @@ import (
 // Audit is explained with [lockadmin.Admin]. It is read page by page.
 func (o *Operator) Audit(ctx context.Context, pattern string, opts *lockadmin.AuditOptions) iter.Seq2[lockadmin.AuditRecord, error] {
 	q, err := o.auditQuery(pattern, opts)
-	return pglease.Paged(q.Before, err, func(before int64, limit int) ([]lockadmin.AuditRecord, int64, bool, error) {
+	return paged(q.Before, err, func(before int64, limit int) ([]lockadmin.AuditRecord, int64, bool, error) {
 		q.Before = before
 		page, err := o.records(ctx, q, limit)
 		if len(page) > 0 {

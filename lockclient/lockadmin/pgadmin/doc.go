@@ -82,7 +82,7 @@
 // # Where to read on
 //
 // operator.go has the handle and its options; leases.go, forceunlock.go, audit.go, epoch.go,
-// purge.go and inspect.go one call or two each, objects.go what Inspect expects of the schema;
+// purge.go and inspect.go one call or two each (paged.go reads lists in pages), objects.go what Inspect expects of the schema;
 // marks.go compares the issuer with sqlfence's marks; roles.go has the roles and Migrate.
 //
 // # Compatibility

@@ -23,7 +23,7 @@ import (
 // for it.
 func (o *Operator) List(ctx context.Context, pattern string, opts *lockadmin.ListOptions) iter.Seq2[lockadmin.LeaseInfo, error] {
 	q, err := o.listQuery(pattern, opts)
-	return pglease.Paged(q.after, err, func(after string, limit int) ([]lockadmin.LeaseInfo, string, bool, error) {
+	return paged(q.after, err, func(after string, limit int) ([]lockadmin.LeaseInfo, string, bool, error) {
 		q.after, q.limit = after, limit
 		return o.page(ctx, q)
 	})
@@ -56,7 +56,7 @@ func (o *Operator) listQuery(selected string, opts *lockadmin.ListOptions) (q li
 		least := set.HeldFor.Microseconds()
 		q.heldFor = &least
 	}
-	q.after, q.awaited, q.limit = set.After, set.AwaitedOnly, pglease.FirstPage
+	q.after, q.awaited, q.limit = set.After, set.AwaitedOnly, firstPage
 	return q, nil
 }
 

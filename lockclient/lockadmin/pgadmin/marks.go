@@ -56,7 +56,7 @@ ORDER BY m.resource LIMIT $4::bigint`
 // An error ends the sequence: guard.ErrInvalid (pattern), guard.ErrUnavailable.
 func (o *Operator) MarksAhead(ctx context.Context, selected string) iter.Seq2[AheadMark, error] {
 	p, err := pattern.New("pattern", selected)
-	return pglease.Paged("", err, func(after string, limit int) ([]AheadMark, string, bool, error) {
+	return paged("", err, func(after string, limit int) ([]AheadMark, string, bool, error) {
 		marks, err := query(ctx, o, "list marks", func(row pgx.Row, m *AheadMark) error {
 			return row.Scan(&m.Resource, (*int64)(&m.Token), &m.LeaseID, &m.RaisedAt, (*int64)(&m.Issued))
 		}, p.Bounded(marksAheadSQL, aheadEnd), p.Low, p.High, after, limit, p.Expression)

@@ -54,7 +54,7 @@ func run(ctx context.Context, resource string) error {
 		_, err := io.Copy(io.Discard, os.Stdin)
 		stopped <- err
 	}()
-	err = client.Hold(ctx, resource, &lockclient.HoldOptions{TTL: 10 * time.Second}, func(ctx context.Context) error {
+	err = client.Hold(ctx, resource, &lockclient.AcquireOptions{TTL: 10 * time.Second}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		for first := true; ; first = false {
 			if err := db.InTx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
