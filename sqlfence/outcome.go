@@ -66,7 +66,7 @@ func (d *DB[Tx]) commitFailed(ctx context.Context, t *transaction[Tx], seen bool
 	case what == committed && lost && seen:
 		return nil
 	case what == committed && lost:
-		return t.unknown(fmt.Errorf("the transaction was committed, by InTx or by its callback: %w", err))
+		return t.unknown(fmt.Errorf("the transaction is committed, and what came after its last response is not known: %w", err))
 	case what == committed:
 		return t.unknown(fmt.Errorf("%w: %w", errEnded, err))
 	case lost:
