@@ -93,15 +93,7 @@ func (f *fenced) closePeriod(ctx context.Context, claim guard.Claim, by string, 
 
 // post sends the claim too; the ledger compares it with its own mark.
 func (f *fenced) post(ctx context.Context, claim guard.Claim, by string, total int64) error {
-	resp, err := postToLedger(guard.WithClaim(ctx, claim), f.client, f.ledger, by, total)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if err := httpfence.ErrorFrom(resp); err != nil { // the same error as in the ledger's own process
-		return err
-	}
-	return statusError(resp)
+	return postToLedger(guard.WithClaim(ctx, claim), f.client, f.ledger, by, total)
 }
 
 // export replaces the object and its mark in one conditional PUT.

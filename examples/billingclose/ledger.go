@@ -108,20 +108,19 @@ func readPosting(w http.ResponseWriter, req *http.Request) ([]any, error) {
 	return []any{tenant, period, *body.Cents, body.By}, nil
 }
 
-func postToLedger(ctx context.Context, client *http.Client, ledger, by string, total int64) (*http.Response, error) {
+// postToLedger sends a posting. The error is nil only if it was booked; what the ledger has refused is
+// the same error as in its own process.
+func postToLedger(ctx context.Context, client *http.Client, ledger, by string, total int64) error {
 	body := fmt.Sprintf(`{"by":%q,"cents":%d}`, by, total)
 	url := fmt.Sprintf("%s/tenants/%s/periods/%s/postings", ledger, tenant, period)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	return client.Do(req)
-}
-
-func statusError(resp *http.Response) error {
-	if resp.StatusCode == http.StatusCreated {
-		return nil
+	resp, err := httpfence.Do(client, req)
+	if err == nil {
+		err = resp.Body.Close()
 	}
-	return fmt.Errorf("the ledger responded %s", resp.Status)
+	return err
 }

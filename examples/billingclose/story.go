@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,14 +73,10 @@ func run(ctx context.Context, fenced bool, show *timeline) (summary, error) {
 
 func (s *story) prepare(ctx context.Context) error {
 	var version string
-	if err := s.pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+	if err := s.pool.QueryRow(ctx, "SELECT split_part(version(), ' on ', 1)").Scan(&version); err != nil {
 		return err
 	}
-	where := ", a private server"
-	if os.Getenv("FENCEPOST_DATABASE_URL") != "" {
-		where = ", a database on your server"
-	}
-	s.show.line("postgres", 0, "PostgreSQL "+strings.Fields(version)[0]+where, "")
+	s.show.line("postgres", 0, version, "")
 	if err := createSchema(ctx, s.pool); err != nil {
 		return err
 	}
@@ -169,15 +164,12 @@ func (s *story) misdirect(ctx context.Context, j *judge) error {
 		}
 		client.Transport = transport
 	}
-	resp, err := postToLedger(guard.WithClaim(ctx, claim), client, s.role.Ledger, "payouts", 9900)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	refusal := httpfence.ErrorFrom(resp)
+	refusal := postToLedger(guard.WithClaim(ctx, claim), client, s.role.Ledger, "payouts", 9900)
 	answer := "✗ APPLIED, under another resource's token"
-	if refusal != nil {
-		answer = fmt.Sprintf("✓ refused with %d: the token is for %s", resp.StatusCode, claim.Resource)
+	if errors.Is(refusal, guard.ErrMisdirected) {
+		answer = "✓ refused with 400: the token is for " + claim.Resource
+	} else if refusal != nil {
+		return refusal
 	}
 	j.noteMisdirected(refusal)
 	s.show.line("payouts", claim.Token, "posts 99.00 to this ledger by mistake", answer)

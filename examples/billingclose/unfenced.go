@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -21,10 +20,6 @@ type unfenced struct {
 	client *http.Client
 	ledger string
 	store  *s3.Client
-}
-
-func newUnfenced(pool *pgxpool.Pool, ledger string, store *s3.Client) *unfenced {
-	return &unfenced{pool: pool, client: &http.Client{Timeout: time.Minute}, ledger: ledger, store: store}
 }
 
 func (u *unfenced) takeOver(context.Context, guard.Claim) error { return nil }
@@ -47,12 +42,7 @@ func (u *unfenced) closePeriod(ctx context.Context, _ guard.Claim, by string, to
 }
 
 func (u *unfenced) post(ctx context.Context, _ guard.Claim, by string, total int64) error {
-	resp, err := postToLedger(ctx, u.client, u.ledger, by, total)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return statusError(resp)
+	return postToLedger(ctx, u.client, u.ledger, by, total)
 }
 
 func (u *unfenced) export(ctx context.Context, _ guard.Claim, by string, amounts map[string]int64) error {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"time"
@@ -84,7 +85,7 @@ func runWorker(ctx context.Context, encoded string) error {
 			return err
 		}
 	} else {
-		w.closer = newUnfenced(pool, w.Ledger, store)
+		w.closer = &unfenced{pool: pool, client: &http.Client{Timeout: time.Minute}, ledger: w.Ledger, store: store}
 	}
 	issuer, err := pglock.New(pool, nil)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -38,14 +37,9 @@ func readIdentities(file string) (who identities, err error) {
 	if err != nil {
 		return who, err
 	}
-	d := json.NewDecoder(strings.NewReader(string(text)))
-	d.DisallowUnknownFields()
 	var entries []fileEntry
-	if err := d.Decode(&entries); err != nil {
+	if err := json.Unmarshal(text, &entries); err != nil {
 		return who, fmt.Errorf("%s: %w", file, err)
-	}
-	if _, err := d.Token(); err != io.EOF { // a second array would be ignored
-		return who, fmt.Errorf("%s: there is text after the array", file)
 	}
 	who.byHash = map[string]lockhttp.Identity{}
 	for n, e := range entries {
@@ -74,26 +68,21 @@ func (who *identities) add(id lockhttp.Identity) (token string) {
 	return token
 }
 
-var (
-	errNoCredentials = errors.New("send one bearer token")
-	errUnknownToken  = errors.New("the bearer token is unknown")
-)
-
 // authenticate uses the bearer token. Nothing else in the request counts, such as a
 // header that names a tenant.
 func (who *identities) authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
-		return nil, errNoCredentials
+		return nil, errors.New("send one bearer token")
 	}
 	scheme, token, _ := strings.Cut(values[0], " ")
 	if !strings.EqualFold(scheme, "Bearer") {
-		return nil, errNoCredentials
+		return nil, errors.New("the Authorization header has no bearer token")
 	}
 	hash := sha256.Sum256([]byte(token))
 	id, known := who.byHash[string(hash[:])]
 	if !known {
-		return nil, errUnknownToken
+		return nil, errors.New("the bearer token is unknown")
 	}
 	return &id, nil
 }

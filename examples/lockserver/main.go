@@ -10,14 +10,13 @@
 // come after. It serves until it is interrupted.
 //
 // The code to copy is in server.go and identity.go. The demo's tokens are random
-// and looked up by their hash, so it needs no other module. Authentication by
-// JWTs and a rate limiter, which do, and a lock server on etcd, are in
-// examples/thirdparty/issuers. Directory workers has a worker in Python and one in Node.
+// and looked up by their hash, so it needs no other module. Authentication by JWTs, which
+// does, and a lock server on etcd are in examples/thirdparty/issuers. Directory workers has a
+// worker in Python and one in Node.
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -92,15 +91,7 @@ func run(ctx context.Context, f flags, out io.Writer) (err error) {
 	}
 	url := "http://" + listener.Addr().String()
 	if f.demo {
-		first, err := json.Marshal(struct {
-			URL   string `json:"url"`
-			UI    string `json:"ui"`
-			Token string `json:"token"`
-		}{url, url + "/ui", token})
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "%s\n%s", first, tryThis(url, token))
+		fmt.Fprintf(out, "{\"url\":%q,\"ui\":%q,\"token\":%q}\n%s", url, url+"/ui", token, tryThis(url, token))
 	} else {
 		fmt.Fprintln(out, "listening on", url)
 	}
@@ -131,14 +122,10 @@ func (f flags) signer() (proof.PrivateKey, error) {
 
 func tryThis(url, token string) string {
 	return fmt.Sprintf(`
-# What is in flow.sh, step by step; the page asks for the token. LEASE_ID and PROOF are in the first response.
+# The page asks for the token. flow.sh has an acquire, a fenced write and a takeover, by curl.
 export URL=%s TOKEN=%s
 curl -s -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' $URL/v1/locks/acquire \
   -d '{"resource":"demo:billing-close:2026-04","ownerId":"worker-a","ttlSeconds":60}'
-curl -s -H "Authorization: Bearer $TOKEN" "$URL/v1/locks?prefix=demo"
-curl -s -H "Authorization: Bearer $TOKEN" -X PUT $URL/demo/closes/2026-04 -H 'X-Fencing-Token: 1' \
-  -H 'X-Fencing-Lease: LEASE_ID' -H 'X-Fencing-Resource: demo%%3Abilling-close%%3A2026-04' -H 'X-Fencing-Proof: PROOF' \
-  -d 'closed by worker-a'
 sh examples/lockserver/flow.sh
 `, url, token)
 }

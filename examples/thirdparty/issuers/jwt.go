@@ -6,28 +6,20 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
-	"golang.org/x/time/rate"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
-// verifier authenticates the lock server's requests by signed tokens of an identity provider, and
-// limits how often each identity asks: lockhttp.New(issuer, v.authenticate, nil). Its fields are not
-// changed after the first use.
+// verifier authenticates the lock server's requests by signed tokens of an identity provider:
+// lockhttp.New(issuer, v.authenticate, nil). Identity.Limits can bound how often each may ask.
 type verifier struct {
 	keys             map[string]ed25519.PublicKey // the provider's, by the key ID in a token's header
 	issuer, audience string                       // who made the token, and that it is for this server
 	templates        []*guard.Template            // {tenant} is the token's tenant
-	rate             rate.Limit                   // acquires a second of one identity
-	burst            int                          // and how many at once
-
-	mu       sync.Mutex
-	limiters map[string]*rate.Limiter // of authenticated callers only
 }
 
 // authenticate is a [lockhttp.Authenticate]. The algorithm is pinned, so that neither "none" nor a
@@ -55,14 +47,12 @@ func (v *verifier) authenticate(r *http.Request) (*lockhttp.Identity, error) {
 	if c.Subject == "" || c.Tenant == "" {
 		return nil, errors.New("the token names no subject or no tenant")
 	}
-	// Two tenants may each have a worker-1: they are counted and named separately.
+	// Two tenants may each have a worker-1: they are named separately.
 	subject, err := guard.JoinResource(c.Tenant, c.Subject)
 	if err != nil {
 		return nil, err
 	}
-	id := &lockhttp.Identity{Subject: subject, Tenant: c.Tenant, Templates: v.templates, Operator: c.Operator}
-	id.Limits.Acquire = v.limiter(subject).Allow
-	return id, nil
+	return &lockhttp.Identity{Subject: subject, Tenant: c.Tenant, Templates: v.templates, Operator: c.Operator}, nil
 }
 
 func (v *verifier) key(t *jwt.Token) (any, error) {
@@ -72,16 +62,4 @@ func (v *verifier) key(t *jwt.Token) (any, error) {
 		return nil, fmt.Errorf("the key %q is unknown", kid)
 	}
 	return key, nil
-}
-
-func (v *verifier) limiter(subject string) *rate.Limiter {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.limiters[subject] == nil {
-		if v.limiters == nil {
-			v.limiters = map[string]*rate.Limiter{}
-		}
-		v.limiters[subject] = rate.NewLimiter(v.rate, v.burst)
-	}
-	return v.limiters[subject]
 }
