@@ -47,7 +47,7 @@ func (p *proofs) sign(header, payload string) string {
 
 // jose returns the payload that go-jose reads, and whether it accepts the proof.
 func (p *proofs) jose(compact string) ([]byte, bool) {
-	jws, err := jose.ParseSigned(compact, []jose.SignatureAlgorithm{jose.EdDSA})
+	jws, err := jose.ParseSignedCompact(compact, []jose.SignatureAlgorithm{jose.EdDSA})
 	if err != nil {
 		return nil, false
 	}
