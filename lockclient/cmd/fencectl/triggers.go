@@ -31,10 +31,10 @@ func (a *app) triggersCommand() *cli.Command {
 			},
 		}
 	}
-	const how = "With --print and a TEMPLATE it connects to nothing. A variable has the column of its name,\n" +
-		"unless --column says another. TEMPLATE names the resource of a row, such as {tenant}:billing-close:{period}; it may be\n" +
-		"left out for a table that has triggers. Run it as a role that owns the table and is a\n" +
-		"member of the schema's owner. It takes a lock on the table for a moment."
+	const how = "TEMPLATE names the resource of a row, such as {tenant}:billing-close:{period}; a variable\n" +
+		"has the column of its name, unless --column says another. It may be left out for a table\n" +
+		"that has triggers. With it, --print connects to nothing. Run it as a role that owns the\n" +
+		"table and is a member of the schema's owner. It locks the table for a moment."
 	remove, printed := a.onDatabase(marksOnly, (*call).removeTriggers, "TABLE"), a.offline((*call).removeTriggers, "TABLE")
 	return &cli.Command{
 		Name: "triggers", Category: categorySetup,
