@@ -74,8 +74,9 @@ func newServer(ctx context.Context, pool *pgxpool.Pool, who lockhttp.Authenticat
 		return nil, err
 	}
 	locks, err := lockhttp.New(issuer, who, &lockhttp.Options{
-		Admin:  operator,
-		Signer: signer,
+		ShowHolders: true, // workers of one tenant may know each other's names
+		Admin:       operator,
+		Signer:      signer,
 		// A force unlock takes effect at the resource: from then on the writes of
 		// the holder that was cut off are refused.
 		Raise: func(ctx context.Context, invalidated guard.Claim) error {

@@ -39,6 +39,9 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 	if q.id.limited() || !a.given && s.releases.full(q.id.key(), releasesMost) {
 		return &httpError{kind: &kindTooMany}
 	}
+	if err := s.mayLease(q.Context(), q.id, a.Resource); err != nil {
+		return err
+	}
 	if s.closing() || !s.work.Begin() {
 		return errClosing
 	}
@@ -48,7 +51,7 @@ func (s *Server) acquire(w http.ResponseWriter, q *request) error {
 	if !refused && !errors.Is(err, driver.ErrLate) { // it asks again, by the time in the response
 		s.waiters.Asked(a.Resource, a.name())
 	}
-	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: holderOf(held, q.id.Operator)}
+	body := grantBody{Resource: a.Resource, LeaseID: a.LeaseID, Waited: seconds(a.from - a.arrived), Holder: s.holderOf(held, q.id)}
 	if refused { // the last attempt may be long ago
 		body.Waited = seconds(s.now() - a.arrived)
 	}

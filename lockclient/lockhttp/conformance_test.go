@@ -39,6 +39,7 @@ func open(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *l
 		o.ReadyWithin = cmp.Or(o.ReadyWithin, testkit.Patience)
 		o.Logger = cmp.Or(o.Logger, testkit.Logger(t))
 	}
+	o.ShowHolders = true // TestHoldersAreHidden has the default
 	return guard.Must(lockhttp.New(issuer, who, &o))
 }
 

@@ -68,7 +68,8 @@
 // [Authenticate] returns an [Identity] for a request. It may name the resources
 // of its templates; the variable {tenant} must be its tenant. Everything else
 // gets a 403, whether it exists or not, and is in no list, page, count or
-// audit that it sees. It sees who holds a lease on its own resources; the lease ID and
+// audit that it sees. It sees until when a lease on its own resources runs, and who holds it if
+// Options.ShowHolders says so; the lease ID and
 // token, with which anybody who may name the resource can act as the holder, force
 // unlocks and the audit are for Identity.Operator. A force unlock is recorded under the
 // identity's Subject; the name in actorId is kept beside the reason. The operators' page

@@ -46,6 +46,10 @@ type Limits struct {
 	// Waiting is how many of its requests may wait for a lease, which includes every
 	// acquire with waitSeconds, or follow one at a time; 0 means 1,000.
 	Waiting int
+	// Resources is how many resources its tenant may lease, those included that are free and
+	// that the issuer has not purged; 0 means no limit. Each server counts what Options.Admin
+	// lists, or, without it, what it was asked for.
+	Resources int
 	// MinTTL and MaxTTL bound its TTLs; 0 means 100 ms and 24 hours. The
 	// issuer's limits bound them further.
 	MinTTL, MaxTTL time.Duration

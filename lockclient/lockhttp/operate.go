@@ -39,6 +39,9 @@ type auditBody struct {
 func (s *Server) shown(l lockadmin.LeaseInfo, id *Identity) lockadmin.LeaseInfo {
 	if !id.Operator {
 		l.Token, l.LeaseID = guard.NoToken, "" // with which it could act as the holder
+		if !s.opts.ShowHolders {
+			l.Owner, l.Metadata = "", ""
+		}
 	}
 	// The issuer counts processes, and this server is one of them.
 	l.Waiters = max(l.Waiters, s.waiters.Count(l.Resource))

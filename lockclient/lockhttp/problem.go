@@ -65,7 +65,7 @@ var (
 	kindMediaType = kind{nil, "unsupported_media_type", http.StatusUnsupportedMediaType, guard.Setup, "Unsupported media type",
 		"Send JSON, with Content-Type: application/json."}
 	kindTooMany = kind{nil, "too_many_requests", http.StatusTooManyRequests, guard.Unavailable, "Too many requests",
-		"This identity asks more often than it may, or has too much in progress at once."}
+		"This identity asks more often than it may, has too much in progress at once, or has leased as many resources as it may."}
 	kindInternal = kind{nil, "internal", http.StatusInternalServerError, guard.OutcomeUnknown, "Internal error",
 		"The request failed. Whether it was done is not known."}
 	kindUnsupported = kind{errors.ErrUnsupported, "unsupported", http.StatusNotImplemented, guard.Setup, "Not supported",

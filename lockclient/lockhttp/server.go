@@ -40,6 +40,10 @@ type Options struct {
 	// pgadmin, on other engines the issuer itself. If nil, and for what the engine cannot do,
 	// these requests get a 501, and /ui says so. One lease is read without it, by a watch.
 	Admin lockadmin.Admin
+	// ShowHolders shows everybody who may name a resource who holds it: its ownerId and
+	// metadata, which often name hosts and processes. By default only operators see them, and
+	// others only until when it runs.
+	ShowHolders bool
 	// Signer signs each claim that is granted or extended, for the identity's
 	// Audience, until the lease's end; nil signs nothing. A claim that cannot be
 	// signed is not returned.
@@ -101,6 +105,7 @@ type Server struct {
 	waits        counts // of the requests that wait
 	releases     counts // of what acquires may have left behind
 	waiters      waiting.Queues
+	quotas       quotas
 	ready        readiness
 
 	closeOnce sync.Once

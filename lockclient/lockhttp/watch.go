@@ -72,7 +72,7 @@ func (s *Server) watch(w http.ResponseWriter, q *request) error {
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no") // nginx would buffer events
-		return send(w, "holder", holderEvent{asked.Resource, holderOf(held, q.id.Operator), time.Now()}) == nil
+		return send(w, "holder", holderEvent{asked.Resource, s.holderOf(held, q.id), time.Now()}) == nil
 	}
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()

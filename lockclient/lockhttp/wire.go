@@ -38,17 +38,19 @@ type holder struct {
 	Remaining seconds   `json:"remainingSeconds"`
 }
 
-// holderOf omits what lets the reader act as the holder, unless it may see
-// that.
-func holderOf(h *driver.HeldError, all bool) *holder {
+// holderOf omits who the holder is, and what lets the reader act as it, unless it may see that.
+func (s *Server) holderOf(h *driver.HeldError, id *Identity) *holder {
 	if h == nil {
 		return nil
 	}
-	out := &holder{Owner: h.Owner, Metadata: h.Metadata, ExpiresAt: h.ExpiresAt, Remaining: seconds(h.Remaining)}
+	out := &holder{ExpiresAt: h.ExpiresAt, Remaining: seconds(h.Remaining)}
+	if id.Operator || s.opts.ShowHolders {
+		out.Owner, out.Metadata = h.Owner, h.Metadata
+	}
 	if h.Remaining > 0 {
 		out.Remaining = seconds(min(max(h.Remaining, time.Microsecond), wire.SecondsMost)) // 0 means free
 	}
-	if all {
+	if id.Operator {
 		out.LeaseID, out.twice = h.LeaseID, wire.TwiceOf(h.Token)
 	}
 	return out

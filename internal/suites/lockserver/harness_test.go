@@ -63,7 +63,7 @@ func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Po
 		_, err := marks.Admit(ctx, claim)
 		return err
 	}
-	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{Admin: operator, Signer: signer, Raise: raise, Timeout: testkit.Patience, ReadyWithin: testkit.Patience, Logger: testkit.Logger(t)})
+	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{ShowHolders: true, Admin: operator, Signer: signer, Raise: raise, Timeout: testkit.Patience, ReadyWithin: testkit.Patience, Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
