@@ -216,6 +216,11 @@ var mistakes = []mistake{
 		by:    unitTest("sqlfence", "^TestRaiseSurvivesCrash$"),
 	},
 	{
+		name: "malformed claims are compared", wrong: "whoever sends a lease ID that is too long is told that two holders have one token",
+		edits: []edit{{marksSQL, " AND octet_length(p_lease) <= 128 AND", " AND"}},
+		by:    unitTest("sqlfence", "^TestMarkLimits$"),
+	},
+	{
 		name: "floor admits its own token", wrong: "after a retirement the highest deleted token is admitted again",
 		edits: []edit{{marksSQL, "WHEN (p_token < p_mark OR p_floor) ", "WHEN (p_token < p_mark) "}},
 		by:    unitTest("sqlfence", "^TestMarksDecide$"),
