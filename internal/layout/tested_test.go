@@ -19,6 +19,7 @@ var tested = []struct{ with, result, directory, test string }{
 	{"a pooler that keeps prepared statements (PgBouncer from 1.21 on, `max_prepared_statements`)", "fenced; after a column changed its type a process has one statement refused", "sqlfence", "TestOutdatedPlan"},
 	{"PGlite", "refused: it has one session", "sqlfence", "TestPGlite"},
 	{"logical replication", "subscribers' triggers let through what the publisher's have checked", "sqlfence", "TestSubscription"},
+	{"a blue/green switch-over", "[`examples/adopt`](../examples/adopt)", "examples/adopt", "TestBlueGreen"},
 	{"logins whose sessions take another role (`SET ROLE`, NOINHERIT, Vault's recipe)", "fenced; several logins of one role need `pg_read_all_stats` and `pg_signal_backend` to end each other's sessions", "sqlfence", "TestOtherLogin"},
 	{"pgx, `database/sql`, sqlc, GORM, ent, Bun", "fenced", "examples/thirdparty/fits", "TestFits"},
 	{"River 0.51", "`examples/thirdparty/river`", "examples/thirdparty/river", "TestRiver"},
