@@ -14,7 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
-	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
 // answering is an issuer whose answers the test gives. What the test leaves out
@@ -197,7 +197,7 @@ func TestLateGrant(t *testing.T) {
 	}{
 		"in time":              {early: 1},
 		"released":             {reason: guard.ErrUnavailable, causes: []error{errLate}},
-		"the release hangs":    {release: func(ctx context.Context, _ *Client) error { <-ctx.Done(); return ctx.Err() }, reason: guard.ErrOutcomeUnknown, causes: []error{errLate}, took: pglease.Grace},
+		"the release hangs":    {release: func(ctx context.Context, _ *Client) error { <-ctx.Done(); return ctx.Err() }, reason: guard.ErrOutcomeUnknown, causes: []error{errLate}, took: pause.Grace},
 		"Close ends the tries": {release: failsUntilClose, reason: guard.ErrOutcomeUnknown, causes: []error{errLate, errSimulated, context.Canceled}},
 		"closed":               {closes: true, reason: guard.ErrOutcomeUnknown, causes: []error{ErrClosed}},
 	} {

@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 )
@@ -42,10 +43,6 @@ type Client struct {
 	work     inflight.Count // what Close waits for: acquires, Holds and releases
 }
 
-// grace is how long an attempt goes on after its caller's context ended: its response
-// is nearly always on its way, and makes the outcome known.
-const grace = 100 * time.Millisecond
-
 // New returns a client of an issuer whose leases are owned by owner: 1 to 128 bytes
 // of UTF-8 without control characters, by which people recognise the holder, such
 // as a host name with a process ID. Holders of one name are told apart by their lease
@@ -68,7 +65,7 @@ func New(issuer driver.Issuer, owner string, opts *Options) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: grace, clock: driver.Now,
+		issuer: issuer, limits: issuer.Limits(), owner: owner, set: set, namespace: namespace, grace: pause.Grace, clock: driver.Now,
 	}
 	// Other tenants, who are refused, see the metadata and must not learn of hosts.
 	if namespace == "" && c.limits.MetadataBytes >= len(whereabouts()) {

@@ -96,7 +96,7 @@
 // lease, in the queue of internal/waiting (half of which is for the lock server). lease.go
 // is a lease and its release; keeper.go renews all of them and notices a loss;
 // hold.go is both for a function. events.go reports, ttl.go and errors.go are small.
-// driver/driver.go is the port. On PostgreSQL a request goes through issuer.go and
-// batch.go of internal/pglease to fencepost.acquire in its migrations/0001_leases.sql;
-// listen.go wakes waiters.
+// driver/driver.go is the port. On PostgreSQL a request goes through issuer.go, batch.go
+// and server.go of internal/pglease to fencepost.acquire in its
+// migrations/0001_leases.sql; listen.go wakes waiters.
 package lockclient

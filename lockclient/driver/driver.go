@@ -46,6 +46,11 @@
 // [Explainer] and [Clock] are found by a type assertion. An
 // issuer that wraps another must forward those that the other has.
 //
+// # Where to read on
+//
+// This file is the port, errors.go its errors. clock.go, clock_linux.go and clock_other.go
+// are the clock of deadlines. memory is the shortest issuer, drivertest the suite.
+//
 // # Compatibility
 //
 // Until version 1 exported names may change between minor versions. After that
@@ -71,41 +76,50 @@ type Issuer interface {
 
 	// Acquire asks for a lease; it does not wait for one.
 	//
-	// A request under the lease ID of a lease that runs gets that lease again,
-	// extended, if the owner is the same; else the error is [LeaseIDInUse].
+	// A refusal writes nothing. A request under the lease ID of a lease that runs gets
+	// that lease again, extended, if the owner is the same.
 	//
-	// Errors: ErrHeld, a [*HeldError] (its Remaining is 0 if the lease has been
-	// freed since, and short if it is kept for a process that has waited longer);
-	// [ErrLeaseIDSpent]; guard.ErrInvalid from [LeaseIDInUse];
-	// guard.ErrUnavailable, which may wrap [ErrBusy] (it passes by itself) or
-	// [ErrLate] (the request came after its timeout); guard.ErrOutcomeUnknown, after which the lease may have been granted.
+	// Errors:
+	//   - ErrHeld, a [*HeldError]. Its Remaining is 0 if the lease has been freed since,
+	//     and short if it is kept for a process that has waited longer.
+	//   - [ErrLeaseIDSpent]: the lease ID was released or abandoned.
+	//   - guard.ErrInvalid, from [LeaseIDInUse]: another owner's lease runs under the ID.
+	//   - guard.ErrSetup: no retry helps.
+	//   - guard.ErrUnavailable: nothing was written. It may wrap [ErrBusy], which passes
+	//     by itself, or [ErrLate], a request that came after its timeout.
+	//   - guard.ErrOutcomeUnknown: the lease may have been granted.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
-	// Renew extends leases in one exchange and fills in results[i] for
-	// renewals[i]; the slices have the same length, at most Limits.Batch, and
-	// no claim is in it twice. A lease that somebody else has locked
-	// fails by itself; one that is renewed alone may wait for that.
+	// Renew extends leases in one exchange and fills in results[i] for renewals[i].
+	//
+	// A lease that somebody else has locked fails by itself; one that is renewed alone
+	// may wait for that. The slices have the same length, at most Limits.Batch, and no
+	// claim is in them twice. [Renewed] says what went wrong with each.
 	Renew(ctx context.Context, renewals []Renewal, results []Renewed)
 
-	// Release frees the lease of the claim; freed is false, with no error, if
-	// that lease is over. A claim without a token is an acquire that may have
-	// been granted or may arrive yet: its lease is freed, whatever its token,
-	// and its lease ID is spent. It wakes the waiters' watches.
+	// Release frees the lease of the claim, and wakes the waiters' watches. freed is
+	// false, with no error, if that lease is over.
 	//
-	// Errors: guard.ErrUnavailable (nothing was freed) and
-	// guard.ErrOutcomeUnknown. Repeating it is harmless.
+	// A claim without a token is an acquire that may have been granted or may arrive yet:
+	// its lease is freed, whatever its token, and its lease ID is spent. Repeating a
+	// release is harmless.
+	//
+	// Errors:
+	//   - guard.ErrUnavailable: nothing was freed.
+	//   - guard.ErrOutcomeUnknown: it may have been.
 	Release(ctx context.Context, claim guard.Claim) (freed bool, err error)
 
-	// Watch returns who has the lease and calls wake when it is
-	// worth asking again: the lease was released, or that is not known. wake
-	// may be called spuriously, late, again or never, from any goroutine, and must not
-	// block; lockclient also asks on its own. ctx is that of the call: the watch
-	// goes on when it ends, until Stop. An error means that this issuer cannot
-	// watch for now: the waiter polls.
+	// Watch returns who has the lease, and calls wake when it is worth asking again: the
+	// lease was released, or that is not known.
 	//
-	// A watch with a lease ID is a waiter's and has a place in the queue with those of
-	// other processes: if it can, an issuer wakes the longest waiting first. A
-	// watch without one only looks: it may never be woken.
+	// wake may be called spuriously, late, again or never, from any goroutine, and must
+	// not block; lockclient also asks on its own. ctx is that of the call: the watch goes
+	// on when it ends, until Stop. A watch with a lease ID is a waiter's and has a place
+	// in the queue with those of other processes: if it can, an issuer wakes the longest
+	// waiting first. A watch without one only looks: it may never be woken.
+	//
+	// An error, such as [ErrNoWatch], means that this issuer cannot watch for now: the
+	// waiter polls.
 	Watch(ctx context.Context, w Watch, wake func()) (Watching, error)
 
 	// Close frees connections and ends background work. Requests in flight may

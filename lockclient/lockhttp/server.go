@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/report"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -79,9 +80,6 @@ const (
 	defaultTimeout = 1500 * time.Millisecond
 	defaultMaxWait = time.Minute
 	defaultReady   = 500 * time.Millisecond
-	// grace is how long an exchange may go on after its time: the response is
-	// nearly always in flight.
-	grace = 100 * time.Millisecond
 	// readTimeout bounds how long a request's body may take to arrive.
 	readTimeout = 10 * time.Second
 	// writeTimeout bounds how long a response or an event may take to be read. It
@@ -321,7 +319,7 @@ func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim,
 		return r.v, r.err
 	case <-ctx.Done():
 	}
-	patience := time.NewTimer(grace)
+	patience := time.NewTimer(pause.Grace)
 	defer patience.Stop()
 	select {
 	case r := <-done:

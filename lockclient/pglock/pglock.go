@@ -38,6 +38,11 @@
 // connection it logs lock_listen_failed and lock_listen_restored, and for the server
 // lock_epoch_raised and lock_epoch_hidden.
 //
+// # Where to read on
+//
+// This file is the issuer's options, migrate.go its schema. The issuer itself is
+// internal/pglease, whose package documentation has the order to read it in.
+//
 // # Upgrades
 //
 // [Migrate] brings the schema to this build's version while holders run. A client
@@ -56,6 +61,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -108,7 +114,7 @@ func New(pool *pgxpool.Pool, opts *Options) (driver.Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := &pglease.Server{Pool: pool, OpTimeout: opTimeout, LockTimeout: lockTimeout, Grace: pglease.Grace, Logger: set.Logger}
+	server := &pglease.Server{Pool: pool, OpTimeout: opTimeout, LockTimeout: lockTimeout, Grace: pause.Grace, Logger: set.Logger}
 	return pglease.NewIssuer(server, set.RenewConns, set.Poll)
 }
 

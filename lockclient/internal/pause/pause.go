@@ -1,4 +1,4 @@
-// Package pause waits between two attempts.
+// Package pause waits between two attempts, and for a response after its time.
 package pause
 
 import (
@@ -13,6 +13,10 @@ const (
 	first = 5 * time.Millisecond
 	// Last is the longest pause of somebody who waits.
 	Last = 250 * time.Millisecond
+	// Grace is how long an attempt may go on after its caller's context ended. The
+	// response is nearly always in flight; waiting for it makes the outcome known and
+	// saves the connection, which a driver would have to close.
+	Grace = 100 * time.Millisecond
 )
 
 // For waits; false if ctx ended or closed was closed first.

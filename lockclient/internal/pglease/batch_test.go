@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 )
 
 // carryOut answers each operation with its question.
@@ -69,15 +70,15 @@ func TestUnsent(t *testing.T) {
 	b.inFlight()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.do(ctx, "r", 2, Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
+	if _, err := b.do(ctx, "r", 2, pause.Grace); !NothingWritten(err) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	b.end(0)
-	if got, err := b.do(t.Context(), "r", 3, Grace); got != 3 || err != nil {
+	if got, err := b.do(t.Context(), "r", 3, pause.Grace); got != 3 || err != nil {
 		t.Errorf("got %d, %v", got, err)
 	}
 	b.close()
-	if _, err := b.do(t.Context(), "r", 4, Grace); !errors.Is(err, errClosed) {
+	if _, err := b.do(t.Context(), "r", 4, pause.Grace); !errors.Is(err, errClosed) {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -102,7 +103,7 @@ func TestEachOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range all {
 		wg.Go(func() {
-			if got, err := b.do(ctx, fmt.Sprint("r", n%(2*maxBatch)), n, Grace); got != n || err != nil {
+			if got, err := b.do(ctx, fmt.Sprint("r", n%(2*maxBatch)), n, pause.Grace); got != n || err != nil {
 				t.Errorf("%d got %d, %v", n, got, err)
 			}
 		})
@@ -148,7 +149,7 @@ func TestTogether(t *testing.T) {
 	var wg sync.WaitGroup
 	ask := func(resource string, n int) {
 		wg.Go(func() {
-			if got, err := b.do(context.Background(), resource, n, Grace); got != n || err != nil {
+			if got, err := b.do(context.Background(), resource, n, pause.Grace); got != n || err != nil {
 				t.Errorf("%s got %d, %v", resource, got, err)
 			}
 		})
@@ -166,7 +167,7 @@ func TestTogether(t *testing.T) {
 		slow = sent[len(sent)-1] == "slow"
 		mu.Unlock()
 	}
-	if _, err := b.do(context.Background(), "d", 5, Grace); err != nil {
+	if _, err := b.do(context.Background(), "d", 5, pause.Grace); err != nil {
 		t.Error(err)
 	}
 	close(gate)
@@ -191,12 +192,12 @@ func TestSlowStatement(t *testing.T) {
 		})
 		began := time.Now()
 		var stuck sync.WaitGroup
-		stuck.Go(func() { b.do(context.Background(), "stuck", 1, Grace) })
+		stuck.Go(func() { b.do(context.Background(), "stuck", 1, pause.Grace) })
 		synctest.Wait()
-		if _, err := b.do(context.Background(), "held up", 2, Grace); err != nil || time.Since(began) != slowAfter {
+		if _, err := b.do(context.Background(), "held up", 2, pause.Grace); err != nil || time.Since(began) != slowAfter {
 			t.Errorf("held up for %v, %v", time.Since(began), err)
 		}
-		if _, err := b.do(context.Background(), "later", 3, Grace); err != nil || time.Since(began) != slowAfter {
+		if _, err := b.do(context.Background(), "later", 3, pause.Grace); err != nil || time.Since(began) != slowAfter {
 			t.Errorf("held up for %v, %v", time.Since(began), err)
 		}
 		close(gate)
@@ -225,7 +226,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 	var wg sync.WaitGroup
 	for n, resource := range []string{"a", "b", "b"} {
 		wg.Go(func() {
-			if got, err := b.do(context.Background(), resource, n, Grace); got != n || err != nil {
+			if got, err := b.do(context.Background(), resource, n, pause.Grace); got != n || err != nil {
 				t.Errorf("%s got %d, %v", resource, got, err)
 			}
 		})
@@ -243,7 +244,7 @@ func TestCloseEndsNoStatement(t *testing.T) {
 	select {
 	case <-closed:
 		t.Error("close did not wait")
-	case <-time.After(3 * Grace): // by which it used to end the statement
+	case <-time.After(3 * pause.Grace): // by which it used to end the statement
 	}
 	close(gate)
 	wg.Wait()

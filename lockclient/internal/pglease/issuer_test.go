@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5"
@@ -26,7 +27,7 @@ import (
 // TestNewIssuerInvalid: a pool of no connections is refused.
 func TestNewIssuerInvalid(t *testing.T) {
 	t.Parallel()
-	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pglease.Grace}, 0, false)
+	i, err := pglease.NewIssuer(&pglease.Server{Pool: pgtest.Pool(t), OpTimeout: time.Second, LockTimeout: time.Second, Grace: pause.Grace}, 0, false)
 	if i != nil || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("got %v, %v", i, err)
 	}

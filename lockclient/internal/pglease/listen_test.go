@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -48,7 +49,7 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	if logger == nil {
 		logger = testkit.Logger(t)
 	}
-	s := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Logger: logger}
+	s := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Logger: logger}
 	i, err := pglease.NewIssuer(s, 2, false)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,12 @@
 // Package pglease is what the PostgreSQL issuer and the operators' calls share:
-// the schema, one attempt on one connection, the classes of its errors, the
-// epoch, and names within a namespace.
+// the schema, one attempt on one connection, the classes of its errors and the
+// epoch.
+//
+// An acquire goes from issuer.go (the issuer) through batch.go (what is sent together) to
+// server.go (one attempt on one connection) and statements.go, and ends in acquire of
+// migrations/0001_leases.sql. sessions.go says on which connection each statement runs,
+// listen.go wakes waiters, epoch.go enters a server, classify.go tells errors apart, and
+// schema.go has the migrations and down.sql, which removes them.
 package pglease
 
 import (
@@ -117,11 +123,6 @@ func (s *Server) lockTimeout(ctx context.Context, timeout time.Duration) string 
 
 // Milliseconds is a duration as the statements take it, at least 1.
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }
-
-// Grace is how long an attempt may go on after its caller's context ended. The
-// response is nearly always in flight; waiting for it makes the outcome known and
-// saves the connection, which the driver would have to close.
-const Grace = 100 * time.Millisecond
 
 // Lingering returns a context that ends after timeout, or grace after the end
 // of ctx.

@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -38,7 +39,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 	}
 	i := newIssuer(t, pool, nil)
 	before := acquire(t, i, "before", "mine")
-	operator := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Operator: true}
+	operator := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Operator: true}
 	standby := func(names string) {
 		mustExec(t, pool, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
 		mustExec(t, pool, "SELECT pg_reload_conf()")
@@ -104,7 +105,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 	if again := acquire(t, i, "later", "a"); int64(again.Token) != granted {
 		t.Errorf("the same lease ID finds token %v instead of %d", again.Token, granted)
 	}
-	operator = &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pglease.Grace, Operator: true}
+	operator = &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Operator: true}
 	if err := operator.On(t.Context(), pool, testkit.Patience, raise); err != nil {
 		t.Error(err)
 	}

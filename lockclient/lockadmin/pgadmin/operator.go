@@ -61,7 +61,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Operator, error) {
 		return nil, err
 	}
 	server := &pglease.Server{
-		Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pglease.Grace, Logger: set.Logger, Operator: true,
+		Pool: pool, OpTimeout: set.OpTimeout, LockTimeout: set.LockTimeout, Grace: pause.Grace, Logger: set.Logger, Operator: true,
 	}
 	return &Operator{server: server, observer: set.Observer, reportFor: 100 * time.Millisecond}, nil
 }
