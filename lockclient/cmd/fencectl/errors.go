@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The exit codes, and the reasons that they stand for, are in package opcmd.
+// The exit codes, and the reasons that they stand for, are in exit.go.
 
 // partial says that a command failed after it had changed something. It hides
 // neither an unknown outcome nor that the operator ended the command.
