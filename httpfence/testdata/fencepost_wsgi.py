@@ -1,5 +1,4 @@
-"""Refuses requests of stale lock holders, as httpfence/FORMAT.md says: WSGI middleware
-in Python's standard library.
+"""WSGI middleware that refuses stale lock holders, as httpfence/FORMAT.md says.
 
     app = Fence(app, store, resource, raises)
 
