@@ -105,7 +105,7 @@
 // store's own response, so no cache or compressing proxy may be between.
 //
 // s3:GetObject, s3:PutObject, s3:DeleteObject (the probe, Collect, InsecureDelete,
-// and Pointers for data of a refused write), and s3:ListBucket, without which Amazon
+// and Pointers after a failed upload), and s3:ListBucket, without which Amazon
 // responds with 403, not 404, where there is no object.
 //
 // Until version 1 exported names may change. What is stored keeps its meaning.

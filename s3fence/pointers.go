@@ -36,9 +36,8 @@ func (b *Bucket) Pointers(opts *ObjectsOptions) (*Pointers, error) {
 // Put stores body under a key of its own and makes key point to it under claim, if
 // the pointer's mark admits the claim under the rule.
 //
-// If the claim is refused, the pointer stays as it is. If others wrote meanwhile, the body
-// may stay until [Pointers.Collect]; otherwise nothing is left of it. If Put fails, the
-// reader is left where it was.
+// If the claim is refused, the pointer stays as it is. If Put fails, the reader is left where
+// it was; if the body was stored by then, it stays until [Pointers.Collect].
 //
 // body is nil for an empty one; otherwise it is sent from where it stands to its
 // end, at most 5 GiB, and stored whole or not at all. A reader that stands at its end, but
@@ -77,9 +76,6 @@ func (o *Pointers) Put(ctx context.Context, claim guard.Claim, key string, body 
 	}
 	if err = o.run(ctx, c); err == nil {
 		return nil
-	}
-	if made.Data != "" {
-		o.b.discard(ctx, c, made)
 	}
 	_, back := from.Seek(from.start, io.SeekStart)
 	return errors.Join(err, back)
@@ -162,7 +158,7 @@ func (b *Bucket) upload(ctx context.Context, c *change, from *data, h Headers) (
 		made.Length, made.CRC = from.length, fmt.Sprintf("%08x", from.whole)
 		return made, nil
 	}
-	b.discard(ctx, c, made)
+	b.discard(ctx, made.Data)
 	switch {
 	case from.err != nil:
 		return pointer{}, from.err
@@ -183,17 +179,14 @@ func (b *Bucket) stored(ctx context.Context, key string, length int64) bool {
 	return o.size == length
 }
 
-// discard deletes data that no pointer will ever name, because its pointer never left.
-// Otherwise the data stays, and the collector finds it if no pointer names it. If the context has ended, it takes no
-// longer than the read that resolves a write does then.
-func (b *Bucket) discard(ctx context.Context, c *change, made pointer) {
-	if c.sent {
-		return
-	}
+// discard deletes data that no pointer names, because it was not stored whole. Once a pointer
+// has left, its data is the collector's. If the context has ended, it takes no longer than the
+// read that resolves a write does then.
+func (b *Bucket) discard(ctx context.Context, key string) {
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.RequestTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(resolveTimeout, cancel) })()
-	_ = b.remove(detached, made.Data) // the collector finds what stays
+	_ = b.remove(detached, key) // the collector finds what stays
 }
 
 // Get reads an object, its mark, headers and metadata. The result is never older

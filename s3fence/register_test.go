@@ -100,6 +100,8 @@ func (s *script) get(context.Context, string, int, int64) (*object, error) {
 	switch next := s.reads[min(s.looked, len(s.reads))-1].(type) {
 	case *object:
 		return next, nil
+	case func() *object:
+		return next(), nil
 	case error:
 		return nil, next
 	}
@@ -234,6 +236,26 @@ func TestEndOfContextByScript(t *testing.T) {
 		if got != c.want || s.looked != c.looks || len(s.sent) != c.at {
 			t.Errorf("%s: outcome %d after %d reads, want %d after %d", name, got, s.looked, c.want, c.looks)
 		}
+	}
+}
+
+// The store refuses a condition that its reads show to be true, as where something sends a write
+// twice and a cache serves the reads, and the context ends: the write may be stored, and no error
+// may promise that it is not. The control is a read that shows it overtaken.
+func TestP6EndAfterAContradictionIsUnknown(t *testing.T) {
+	t.Parallel()
+	first := version{kind: kindSealed, mark: guard.Mark{Token: 4}, id: newWriteID()}.sealed("k", Headers{}, []byte("first"))
+	before := first.object(`"1"`)
+	other := first.next.follow(kindSealed, guard.Claim{Resource: "r", Token: 6}, newWriteID()).sealed("k", Headers{}, nil).object(`"2"`)
+	for reason, then := range map[guard.Reason]*object{guard.ReasonOutcomeUnknown: before, guard.ReasonUnavailable: other} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &script{puts: []result{{outcome: mismatch, err: errors.New("412")}}, reads: []any{before, func() *object { cancel(); return then }}}
+		o := &Objects{fenced{b: &Bucket{register: s.on()}, kind: kindSealed, rule: guard.SameOrNewer}}
+		o.b.opts.MaxBody = 100
+		if err := o.Put(ctx, guard.Claim{Resource: "r", Token: 5}, "k", []byte("mine"), nil); guard.ReasonOf(err) != reason || len(s.sent) != 1 {
+			t.Errorf("%v after %d sendings, want %q", err, len(s.sent), reason)
+		}
+		cancel()
 	}
 }
 

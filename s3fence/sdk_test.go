@@ -118,7 +118,7 @@ func TestResponses(t *testing.T) {
 			"another prefix":      {200, "", fmt.Sprintf(listing, "inv", "q"), unit, unknown, unknown, unknown, unit},
 			"429":                 page(429, "", unknown), "503": page(503, "", unknown), "502": page(502, "<html>", unknown), "408": page(408, "", unknown),
 			"403": page(403, "", refused), "412": page(412, "", mismatch), "409": page(409, "", unknown), "501": page(501, "", unknown),
-			"413": {413, "", "", fatal, refused, refused, refused, fatal}, "302": page(302, "", refused), "301": {301, "", "", fatal, refused, refused, refused, fatal},
+			"413": {413, "", "", fatal, refused, refused, refused, fatal}, "302": page(302, "", unknown), "307": page(307, "<html>", unknown), "a 307 of the store's": page(307, says("TemporaryRedirect"), refused), "301": {301, "", "", fatal, refused, refused, refused, fatal},
 		},
 	} {
 		for name, c := range rows {

@@ -85,10 +85,10 @@ func meaningOf(err error) (m meaning, code string) {
 	case known && status >= 300 && (code != "NoSuchKey" || status == 404):
 	case status == 412:
 		m = meaning{outcome: mismatch}
-	case status == 404, status >= 500, status < 300, status == 408, status == 429, status == 409 && code == "":
-		m = meaning{outcome: unknown}
 	case status == 301:
 		m = elsewhere
+	case status == 404, status >= 500, status < 300, status == 408, status == 429, code == "" && (status < 400 || status == 409):
+		m = meaning{outcome: unknown}
 	case status == 403 && code == "":
 		m = meaning{outcome: refused, wide: true, says: "the response is 403, for the credentials or the rights to BUCKET, and it gives no reason of the store's"}
 	case status == 413:

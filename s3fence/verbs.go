@@ -42,7 +42,6 @@ type change struct {
 	id    writeID
 	start time.Time
 	whole bool // next needs the body and the headers of the object
-	sent  bool // a write has left: it may have taken effect, whatever the response
 
 	// next decides whether claim may write over base and builds the write. It
 	// returns nil if there is nothing to write.
@@ -54,13 +53,13 @@ type change struct {
 // name says in errors what is done to which key.
 func (c *change) name() string { return c.verb + " " + strconv.QuoteToASCII(c.key) }
 
-// ended reports that ctx is over before anything was sent.
+// ended is the error of a ctx that is over while nothing has been written.
 func (c *change) ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
 	}
 	if lost := guard.Lost(ctx); lost != nil {
-		return fmt.Errorf("s3fence: %s: nothing was sent: %w", c.name(), lost)
+		return fmt.Errorf("s3fence: %s: nothing was written: %w", c.name(), lost)
 	}
 	return c.unavailable(context.Cause(ctx))
 }
@@ -120,7 +119,6 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 			known = false
 			continue
 		}
-		c.sent = true
 		now, outcome, err := b.compareAndSwap(ctx, c.key, &base, w, c.whole)
 		if ctx.Err() != nil {
 			err = errors.Join(cmp.Or(guard.Lost(ctx), context.Cause(ctx)), err)
@@ -140,15 +138,15 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 			return base, guard.Unavailable(c.name(), c.claim, err)
 		}
 		// mismatch: decide again, by what is there now.
-		if now.etag != base.etag {
-			contradictions, contended = 0, true
-		} else if contradictions++; contradictions == maxContradictions { // a cache may also hide our write
-			return now, guard.OutcomeUnknown(c.name(), c.claim, errContradiction)
-		}
-		base, fresh = now, true
 		if round > 1 { // the first may be chance; after it, expect contention
 			sleep(ctx, b.backoff(min(round, 3)))
 		}
+		if now.etag != base.etag {
+			contradictions, contended = 0, true
+		} else if contradictions++; contradictions == maxContradictions || ctx.Err() != nil { // a cache may also hide our write
+			return now, guard.OutcomeUnknown(c.name(), c.claim, errContradiction)
+		}
+		base, fresh = now, true
 		if err := c.ended(ctx); err != nil {
 			return base, err // the last try had no effect
 		}
