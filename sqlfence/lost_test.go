@@ -98,7 +98,7 @@ func TestLostAnswers(t *testing.T) {
 			"raise":                         {"fencepost.raise", "Raise", guard.ReasonUnavailable},
 			"the commit of a raise":         {"commit\x00", "Raise", guard.ReasonOutcomeUnknown},
 			"the commit of a raise in InTx": {"commit\x00", "InTx", guard.ReasonUnavailable},
-			"mark":                          {"fencepost.marks", "Mark", guard.ReasonUnavailable},
+			"mark":                          {"fencepost.mark(", "Mark", guard.ReasonUnavailable},
 			"retire":                        {"fencepost.retire", "Retire", guard.ReasonUnavailable},
 			"the commit of a retirement":    {"commit\x00", "Retire", guard.ReasonOutcomeUnknown},
 			"update":                        {"update", "Update", guard.ReasonOutcomeUnknown},

@@ -37,7 +37,7 @@ func TestSearchPathPinned(t *testing.T) {
 		t.Fatal(rows.Err())
 	}
 	definers := e.text(`SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND prosecdef`)
-	if definers != "enter enter_row enter_snapshot guard_problems guard_status holders present raise report require reset retire" {
+	if definers != "enter enter_row enter_snapshot guard_problems guard_status holders mark present raise report require reset retire" {
 		t.Errorf("SECURITY DEFINER: %s", definers)
 	}
 }

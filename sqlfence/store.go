@@ -18,11 +18,9 @@ var (
 )
 
 const (
-	markSQL = `SELECT ` + sqlkit.EncodedSQL + `, pg_catalog.pg_is_in_recovery(), m.token, m.lease_id, f.token,
+	markSQL = `SELECT ` + sqlkit.EncodedSQL + `, pg_catalog.pg_is_in_recovery(), m.token, m.lease, m.floor,
 	pg_catalog.current_setting('synchronous_standby_names') OPERATOR(pg_catalog.<>) ''
-FROM (SELECT) AS one
-LEFT JOIN fencepost.marks m ON m.resource OPERATOR(pg_catalog.=) $1::pg_catalog.text
-LEFT JOIN fencepost.marks f ON f.resource OPERATOR(pg_catalog.=) ''`
+FROM fencepost.mark($1::pg_catalog.text) m`
 	retireSQL = "SELECT retired, floor FROM fencepost.retire($1::pg_catalog.timestamptz, $2::int)"
 )
 

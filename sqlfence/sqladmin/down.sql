@@ -13,7 +13,7 @@ BEGIN
 END $in_use$;
 DROP TABLE fencepost.marks, fencepost.lock_salt, fencepost.mark_resets, fencepost.guarded;
 DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict,
-  fencepost.refuse, fencepost.judge, fencepost.check_level, fencepost.check_claim,
+  fencepost.refuse, fencepost.judge, fencepost.mark, fencepost.check_level, fencepost.check_claim,
   fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter, fencepost.refuse_entry,
   fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,

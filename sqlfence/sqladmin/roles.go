@@ -15,23 +15,22 @@ import (
 // the default names.
 type RoleNames struct {
 	// Enforcer is for applications that write under a fence: it may raise
-	// marks, enter and present claims, and has no access to tables of schema
-	// fencepost. Empty means "fencepost_enforcer".
+	// marks, see the mark of a resource, enter and present claims, and has no
+	// access to tables of schema fencepost. Empty means "fencepost_enforcer".
 	Enforcer string
 	// Operator is for people: it may also retire and reset marks and read what
 	// Reader reads. Empty means "fencepost_operator".
 	Operator string
-	// Reader may read the marks and the state of guarded tables. An application
-	// that calls sqlfence's DB.Mark or DB.Admit needs it too. Empty means
+	// Reader may read the marks and the state of guarded tables. Empty means
 	// "fencepost_reader".
 	Reader string
 }
 
 // What each role may call and read in schema fencepost, if it exists.
 var (
-	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "session", "present", "join_resource"}
+	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "session", "mark", "present", "join_resource"}
 	operatorFunctions = []string{"retire", "reset"}
-	readerFunctions   = []string{"guard_status", "guard_problems"}
+	readerFunctions   = []string{"mark", "guard_status", "guard_problems"}
 	readerTables      = []string{"marks", "mark_resets", "guarded", "migrations"}
 )
 

@@ -137,6 +137,13 @@ BEGIN
   RAISE EXCEPTION 'fencepost: refuse has returned'; -- not reached
 END $$;
 
+-- mark shows a resource's mark, and the floor, to those who may not read the table.
+CREATE FUNCTION fencepost.mark(p_resource text, OUT token bigint, OUT lease text, OUT floor bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT m.token, m.lease_id, f.token FROM (SELECT) AS one
+    LEFT JOIN fencepost.marks m ON m.resource = p_resource COLLATE "C" AND p_resource <> '' LEFT JOIN fencepost.marks f ON f.resource = ''
+$$;
+
 -- ==== Checks and settings of a transaction ====
 
 -- check_level refuses transactions with an isolation level that is not safe for
@@ -549,7 +556,7 @@ END $$;
 -- rights.
 REVOKE ALL ON fencepost.marks, fencepost.lock_salt, fencepost.mark_resets FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge,
+  fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencepost.join_resource, fencepost.verdict, fencepost.refuse, fencepost.judge, fencepost.mark,
   fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
