@@ -152,6 +152,30 @@ func judge(calls []*call, versions map[string][]*version) (bad []string) {
 	return bad
 }
 
+// marked checks raises and deletions, whose versions have no content of their own: a claim has
+// made no more of them than it was told of.
+func marked(calls []*call, versions map[string][]*version) (bad []string) {
+	told, made := map[string]int{}, map[string]int{}
+	for _, c := range calls {
+		if reason := guard.ReasonOf(c.err); (c.verb == "raise" || c.verb == "delete") && (reason == guard.ReasonNone || reason == guard.ReasonOutcomeUnknown) {
+			told[c.key+" "+c.claim.LeaseID]++
+		}
+	}
+	for key, all := range versions {
+		for _, v := range all {
+			if v.again || v.gone() {
+				made[key+" "+v.lease]++
+			}
+		}
+	}
+	for claim, n := range made {
+		if n > told[claim] {
+			bad = append(bad, fmt.Sprintf("%s: %d raises and deletions took effect, of %d", claim, n, told[claim]))
+		}
+	}
+	return bad
+}
+
 // lists checks listings: what was there all the time is in it, and what never was is not.
 func lists(calls []*listing, versions map[string][]*version) (bad []string) {
 	for _, l := range calls {

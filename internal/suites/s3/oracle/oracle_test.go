@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -318,6 +319,7 @@ func run(t *testing.T, operations int, f *front) []string {
 		}
 	}
 	bad = append(bad, judge(calls, versions)...)
+	bad = append(bad, marked(calls, versions)...)
 	bad = append(bad, lists(listings, versions)...)
 	reasons := map[guard.Reason]int{}
 	for _, c := range calls {
@@ -345,33 +347,44 @@ func TestOracle(t *testing.T) {
 	}
 }
 
-// The controls: the oracle finds a writer that takes any 404 for the store's word, and one
-// whose writes have no condition.
+// The controls: the oracle finds a writer that takes any 404 for the store's word, one whose
+// writes have no condition, and one that is told a refusal of what was carried out, whether that
+// was a put or a raise.
 func TestOracleControls(t *testing.T) {
 	t.Parallel()
+	refuse := func(_ *http.Request, out *httptest.ResponseRecorder) {
+		if out != nil && out.Code == http.StatusOK && out.Body.Len() == 0 && rand.IntN(4) == 0 {
+			out.Code = http.StatusForbidden
+			out.Body.WriteString("<Error><Code>AccessDenied</Code></Error>")
+		}
+	}
 	for name, c := range map[string]struct {
 		change func(*http.Request, *httptest.ResponseRecorder)
+		says   string // what one of the violations says
 	}{
+		"a refused put was stored":   {refuse, "it took effect 1 times"},
+		"a refused raise was stored": {refuse, "raises and deletions took effect"},
 		"a foreign 404 is absence": {func(_ *http.Request, out *httptest.ResponseRecorder) {
 			if out != nil && out.Code == http.StatusNotFound {
 				out.Body.Reset()
 				out.Body.WriteString("<Error><Code>NoSuchKey</Code></Error>")
 			}
-		}},
+		}, ""},
 		"no condition": {func(r *http.Request, _ *httptest.ResponseRecorder) {
 			if r != nil {
 				r.Header.Del("If-Match")
 				r.Header.Del("If-None-Match")
 			}
-		}},
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.Eventually(t, "the oracle to see a violation", func() bool {
 				bad := run(t, 400, &front{change: c.change})
-				if len(bad) > 0 {
-					t.Logf("%d violations, the first: %s", len(bad), bad[0])
+				seen := slices.IndexFunc(bad, func(b string) bool { return strings.Contains(b, c.says) })
+				if seen >= 0 {
+					t.Logf("%d violations, one of them: %s", len(bad), bad[seen])
 				}
-				return len(bad) > 0
+				return seen >= 0
 			})
 		})
 	}
