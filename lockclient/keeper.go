@@ -157,21 +157,6 @@ func (k *keeper) renew(due []*Lease) {
 	}
 }
 
-// withValues is a context with the values of another one as well, which a pool's
-// hooks may need.
-type withValues struct {
-	context.Context
-	values context.Context
-}
-
-// Value implements context.Context.
-func (w withValues) Value(key any) any {
-	if v := w.Context.Value(key); v != nil {
-		return v
-	}
-	return w.values.Value(key)
-}
-
 // send renews one batch. It takes at most half the time left to the first
 // deadline in it, and the issuer's grace, so that another attempt fits.
 func (k *keeper) send(batch []*Lease) {
@@ -191,8 +176,10 @@ func (k *keeper) send(batch []*Lease) {
 	for n, l := range batch {
 		renewals[n] = driver.Renewal{Claim: l.claim, TTL: l.ttl}
 	}
-	ctx, cancel := context.WithTimeout(withValues{k.c.patience, batch[0].values}, timeout)
+	ctx, cancel := context.WithTimeout(batch[0].values, timeout) // which a pool's hooks may need
+	stop := context.AfterFunc(k.c.patience, cancel)
 	k.c.issuer.Renew(ctx, renewals, results)
+	stop()
 	cancel()
 	for n, l := range batch {
 		r := results[n]
