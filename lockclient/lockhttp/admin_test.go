@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -47,5 +48,17 @@ func TestAdmin(t *testing.T) {
 	var says *lockadmin.UnsupportedError
 	if _, err := to(bare.URL, "root").ForceUnlock(t.Context(), "r", "ada", "it hangs", nil); !errors.As(err, &says) {
 		t.Errorf("a server without operators' calls: %v", err)
+	}
+}
+
+// TestEmptyPages: a page without rows is an empty list and not null, which no reader goes through.
+func TestEmptyPages(t *testing.T) {
+	t.Parallel()
+	issuer, operator, _ := postgres(t, 4)
+	server, _ := serve(t, issuer, people, &lockhttp.Options{Admin: operator})
+	for path, empty := range map[string]string{"/v1/locks": `"locks":[]`, "/v1/audit": `"records":[]`} {
+		if got := ask(t, server.URL, "acme-ops", "GET", path, ""); !strings.Contains(got.text, empty) {
+			t.Errorf("%s: %s", path, got.text)
+		}
 	}
 }

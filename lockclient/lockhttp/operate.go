@@ -127,7 +127,7 @@ func (s *Server) audit(w http.ResponseWriter, q *request) error {
 	if err != nil {
 		return err
 	}
-	body := auditBody{Records: slices.Concat([]lockadmin.AuditRecord{}, records), timed: timed{time.Now()}}
+	body := auditBody{Records: append([]lockadmin.AuditRecord{}, records...), timed: timed{time.Now()}}
 	for n := range body.Records {
 		body.Records[n].DatabaseUser = "" // the server's own
 	}
