@@ -32,7 +32,7 @@ func TestPackageDocs(t *testing.T) {
 	// The check must be able to fail.
 	for _, text := range []string{
 		"Package p.\n\n# Use\n\n# What it guarantees\n\n# What it does not\n", "Package p.\n\n# What it guarantees\n\n# Use\n",
-		"Package p.\n\n# What it guarantees\n\n# What it does not\n\n# Use\n" + strings.Repeat("\n.", 150),
+		"Package p.\n\n# What it guarantees\n\n# What it does not\n\n# Use\n" + strings.Repeat("\n.", 120),
 	} {
 		if checkDoc(text) == nil {
 			t.Errorf("not noticed: %.60q", text)
@@ -50,10 +50,35 @@ func checkDoc(text string) error {
 	if !slices.Equal(headings, inOrder) {
 		return fmt.Errorf("the order is %q, not %q", headings, inOrder)
 	}
-	if n := strings.Count(strings.TrimSpace(text), "\n") + 1; n > 150 {
-		return fmt.Errorf("%d lines, 150 are allowed", n)
+	if n := strings.Count(strings.TrimSpace(text), "\n") + 1; n > 120 {
+		return fmt.Errorf("%d lines, 120 are allowed", n)
 	}
 	return nil
+}
+
+// A package of several files says where to read on, and names each of them.
+func TestFilesAreNamed(t *testing.T) {
+	const few = 5
+	checked := 0
+	for _, dir := range append([]string{"s3fence/s3test", "guard/guardtest", "guard/guardotel", "httpfence/grpcfence"}, documented...) {
+		files, err := filepath.Glob(filepath.Join(root(t), dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = slices.DeleteFunc(files, func(f string) bool { return strings.HasSuffix(f, "_test.go") || filepath.Base(f) == "doc.go" })
+		if len(files) < few {
+			continue
+		}
+		text := packageDoc(t, dir)
+		for _, file := range files {
+			if checked++; !strings.Contains(text, filepath.Base(file)) {
+				t.Errorf("%s: the documentation of the package does not name %s", dir, filepath.Base(file))
+			}
+		}
+	}
+	if checked < 80 || strings.Contains(packageDoc(t, "guard"), "nosuchfile.go") {
+		t.Errorf("%d files: the check is broken", checked)
+	}
 }
 
 // Go in the packages' documentation can be parsed, and the names of this module

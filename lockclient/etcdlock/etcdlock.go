@@ -65,6 +65,12 @@
 //
 // AcquiredAt is the wall clock of the process that was granted the lease: etcd
 // does not report a time. Reclaimed is never reported.
+//
+// # Where to read on
+//
+// etcdlock.go has the options, acquire.go acquire, renewal and release, base.go the number
+// that tokens are above, watch.go the queue, errors.go what an error means. operate.go has
+// operators' calls.
 package etcdlock
 
 import (

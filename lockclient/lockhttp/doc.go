@@ -111,11 +111,10 @@
 // An acquire goes from server.go (options, the table of routes and their fields, how an
 // exchange with the issuer is bounded) to request.go (its fields, read and checked) and
 // identity.go (what the identity may), then to acquire.go, and its response is in wire.go
-// or, if it is refused, problem.go, the table of errors for both sides. renew.go, leases.go
-// (what a lease ID says) and watch.go are the other requests of workers, operate.go,
-// health.go and page.go those of operators. issuer.go and proofs.go are the client.
-//
-// # Compatibility
+// or, if it is refused, problem.go, the table of errors for both sides; quota.go bounds a
+// tenant. renew.go, leases.go (what a lease ID says) and watch.go are the other requests of
+// workers, operate.go, health.go and page.go those of operators. The clients are issuer.go,
+// proofs.go and, for operators, admin.go.
 //
 // Until version 1 exported names may change between minor versions, and fields be added.
 package lockhttp

@@ -57,19 +57,25 @@
 //
 //   - The server is down, or its response was lost: guard.ErrOutcomeUnknown. The
 //     same lease ID finds its own grant.
-//   - A wrong password, a foreign value under a key, a replica, a server that
-//     cannot save, has too few replicas, no memory or no time for a command:
-//     guard.ErrUnavailable with the server's words. Nothing was written.
-//   - A maxmemory-policy other than noeviction: guard.ErrUnavailable, before the
-//     first acquire; see Options.InsecureEviction. In Redis Cluster one node is asked.
-//   - No right to a command that a script needs: guard.ErrUnavailable with the
-//     server's words. No lease was granted, extended or freed. A counter may be
-//     higher, a place in the queue lost, or a lease ID spent.
-//   - A counter at the highest token: guard.ErrUnavailable; nothing is granted
-//     on that resource any more.
+//   - A replica, a server that cannot save, has too few replicas, no memory or no time
+//     for a command: guard.ErrUnavailable with the server's words. Nothing was written.
+//   - A wrong password, a foreign value under a key: guard.ErrSetup. Nothing was written.
+//   - A maxmemory-policy other than noeviction: guard.ErrSetup, before the first
+//     acquire; see Options.InsecureEviction. In Redis Cluster one node is asked.
+//   - No right to a command that a script needs: guard.ErrSetup with the server's words.
+//     No lease was granted, extended or freed. A counter may be higher, a place in the
+//     queue lost, or a lease ID spent.
+//   - A counter at the highest token: guard.ErrSetup; nothing is granted on that
+//     resource any more.
 //
 // A lease lasts by the server's wall clock, in whole milliseconds. Reclaimed is
 // never reported: Redis stores nothing about a lease that ran out.
+//
+// # Where to read on
+//
+// redislock.go has the issuer, scripts.go the programs that decide, clocks.go what is known
+// of a server's clock and of its memory policy, errors.go what an error means. operate.go has
+// operators' calls.
 package redislock
 
 import (
@@ -260,7 +266,7 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server has no counter for %q, and its clock says %s, which is %v earlier than a time reported before; correct the clock or wait as long, and if the counter was lost call Advance with the resource's mark",
 				guard.ErrMarkAhead, r.Resource, milliseconds(response[1]).Format(time.RFC3339), time.Duration(seen-number(response[1]))*time.Millisecond)
 		default: // full
-			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted", response[2]))
+			return driver.Grant{}, guard.Setup("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted: use another resource name", response[2]))
 		}
 	}
 }

@@ -71,6 +71,12 @@
 //   - No rights, a foreign value under a node: guard.ErrSetup, and nothing was written.
 //
 // Reclaimed is never reported.
+//
+// # Where to read on
+//
+// zklock.go has the options, session.go the connection that requests go through, acquire.go
+// acquire and renewal, release.go release, base.go the number that tokens are above, watch.go
+// the queue, errors.go what an error means. operate.go has operators' calls.
 package zklock
 
 import (

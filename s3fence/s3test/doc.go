@@ -60,6 +60,11 @@
 // A client that uses net/http retries GET and HEAD requests on its own when a
 // reused connection is closed without a response; a lost response to those may
 // be visible only in [Server.Count].
+//
+// # Where to read on
+//
+// A request goes from server.go to request.go (which operation it is), through fault.go and
+// pause.go, to object.go, which decides and applies it; history.go keeps what took effect.
 package s3test
 
 import "time"

@@ -56,6 +56,6 @@
 // # Where to read on
 //
 // admin.go runs a call's transaction; migrate.go and migrations/ have the schema, whose
-// files begin with a reading order; trigger.go, roles.go, marks.go and verify.go with
-// verifysql.go have the calls.
+// files begin with a reading order, and probe.go looks whether a server can hold it;
+// trigger.go, roles.go, marks.go, holders.go and verify.go with verifysql.go have the calls.
 package sqladmin

@@ -42,11 +42,11 @@ func Failed(op string, claim guard.Claim, err error, verdict func(error) guard.R
 	if refusal := (Refusal{}); errors.As(err, &refusal) {
 		return refusal.Err
 	}
-	reason := verdict(err)
+	reason, unwritten := verdict(err), errors.As(err, new(Unwritten))
 	switch {
-	case errors.As(err, new(Foreign)) || reason == guard.ReasonSetup:
+	case errors.As(err, new(Foreign)), unwritten && errors.Is(err, ErrExhausted), reason == guard.ReasonSetup:
 		return guard.Setup(op, claim, err)
-	case errors.As(err, new(Unwritten)) || reason == guard.ReasonUnavailable:
+	case unwritten || reason == guard.ReasonUnavailable:
 		return guard.Unavailable(op, claim, err)
 	}
 	return guard.OutcomeUnknown(op, claim, err)

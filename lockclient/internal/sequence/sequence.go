@@ -93,8 +93,8 @@ func Token(base, number int64) guard.Token {
 	return guard.Token(base + number)
 }
 
-// ErrExhausted says that a token would be above the highest.
-var ErrExhausted = errors.New("the token space is exhausted")
+// ErrExhausted says that a token would be above the highest, which no retry cures.
+var ErrExhausted = errors.New("the token space is exhausted: use another resource name")
 
 // ErrChanged says that a request was repeated in vain: others were faster each time.
 var ErrChanged = Unwritten{errors.New("the lease or the base kept changing")}

@@ -36,7 +36,7 @@ func TestP3AdvanceNearTheHighestToken(t *testing.T) {
 		t.Errorf("the base was %s and is %d", top, is)
 	}
 	for range 2 { // also under an ID that has been refused before
-		if g, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrUnavailable) || !strings.Contains(err.Error(), "exhausted") {
+		if g, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "exhausted") {
 			t.Errorf("above the highest token: %v, %v", g.Token, err)
 		}
 	}
