@@ -25,6 +25,8 @@
 //     it, as by GRANT ALL: the application's role must be neither. A session that sets
 //     fencepost.guard_... or makes up claims gets past them: triggers protect against
 //     mistakes, not against attackers.
+//   - A partition that was detached has no triggers, and a child that inherits later has none
+//     until they are installed again.
 //   - What a logical subscription copies, applies and truncates was checked on the
 //     publisher, and nothing checks it again: guard the publisher. pg_restore
 //     --disable-triggers fires no triggers.
