@@ -240,22 +240,32 @@ func TestEndOfContextByScript(t *testing.T) {
 }
 
 // The store refuses a condition that its reads show to be true, as where something sends a write
-// twice and a cache serves the reads, and the context ends: the write may be stored, and no error
-// may promise that it is not. The control is a read that shows it overtaken.
-func TestP6EndAfterAContradictionIsUnknown(t *testing.T) {
+// twice and a cache serves the reads, and then the context ends, or the store refuses the next
+// sending: the write may be stored, and no error may promise that it is not. The controls are
+// reads that show it overtaken.
+func TestP6AfterAContradictionIsUnknown(t *testing.T) {
 	t.Parallel()
 	first := version{kind: kindSealed, mark: guard.Mark{Token: 4}, id: newWriteID()}.sealed("k", Headers{}, []byte("first"))
 	before := first.object(`"1"`)
-	other := first.next.follow(kindSealed, guard.Claim{Resource: "r", Token: 6}, newWriteID()).sealed("k", Headers{}, nil).object(`"2"`)
+	other := first.next.follow(kindSealed, guard.Claim{Resource: "r", Token: 4}, newWriteID()).sealed("k", Headers{}, nil).object(`"2"`)
 	for reason, then := range map[guard.Reason]*object{guard.ReasonOutcomeUnknown: before, guard.ReasonUnavailable: other} {
-		ctx, cancel := context.WithCancel(t.Context())
-		s := &script{puts: []result{{outcome: mismatch, err: errors.New("412")}}, reads: []any{before, func() *object { cancel(); return then }}}
-		o := &Objects{fenced{b: &Bucket{register: s.on()}, kind: kindSealed, rule: guard.SameOrNewer}}
-		o.b.opts.MaxBody = 100
-		if err := o.Put(ctx, guard.Claim{Resource: "r", Token: 5}, "k", []byte("mine"), nil); guard.ReasonOf(err) != reason || len(s.sent) != 1 {
-			t.Errorf("%v after %d sendings, want %q", err, len(s.sent), reason)
+		for _, ends := range []bool{true, false} {
+			ctx, cancel := context.WithCancel(t.Context())
+			s := &script{puts: []result{{outcome: mismatch, err: errors.New("412")}, {outcome: refused, err: errors.New("403")}}}
+			s.reads = []any{before, func() *object {
+				if ends {
+					cancel()
+				}
+				return then
+			}}
+			o := &Objects{fenced{b: &Bucket{register: s.on()}, kind: kindSealed, rule: guard.SameOrNewer}}
+			o.b.opts.MaxBody = 100
+			err := o.Put(ctx, guard.Claim{Resource: "r", Token: 5}, "k", []byte("mine"), nil)
+			if want := map[bool]int{true: 1, false: 2}[ends]; guard.ReasonOf(err) != reason || len(s.sent) != want {
+				t.Errorf("ends %v: %v after %d sendings, want %q after %d", ends, err, len(s.sent), reason, want)
+			}
+			cancel()
 		}
-		cancel()
 	}
 }
 

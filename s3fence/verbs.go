@@ -123,8 +123,8 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 		if ctx.Err() != nil {
 			err = errors.Join(cmp.Or(guard.Lost(ctx), context.Cause(ctx)), err)
 		}
-		switch outcome {
-		case applied:
+		switch {
+		case outcome == applied:
 			if contended { // so what is known now is old by the next write
 				b.forget(c.key)
 			}
@@ -132,9 +132,9 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 				c.applied(&base, &now)
 			}
 			return now, nil
-		case unknown:
+		case outcome == unknown, outcome == refused && contradictions > 0: // a cache may also hide our write
 			return base, guard.OutcomeUnknown(c.name(), c.claim, err)
-		case refused:
+		case outcome == refused:
 			return base, guard.Unavailable(c.name(), c.claim, err)
 		}
 		// mismatch: decide again, by what is there now.
@@ -143,7 +143,7 @@ func (b *Bucket) replace(ctx context.Context, c *change) (version, error) {
 		}
 		if now.etag != base.etag {
 			contradictions, contended = 0, true
-		} else if contradictions++; contradictions == maxContradictions || ctx.Err() != nil { // a cache may also hide our write
+		} else if contradictions++; contradictions == maxContradictions || ctx.Err() != nil {
 			return now, guard.OutcomeUnknown(c.name(), c.claim, errContradiction)
 		}
 		base, fresh = now, true

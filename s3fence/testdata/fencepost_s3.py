@@ -464,7 +464,7 @@ def put(url, key, claim, rule, body, trusting=False):
                 return ""
             race = status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "")
             if 400 <= status < 500 and status not in (404, 408, 412, 429) and not race and sending == 0:
-                return "unavailable"
+                return "outcome_unknown" if contradictions else "unavailable"
             doubt = doubt or not (status == 412 or status == 404 and code == "NoSuchKey")
             try:
                 now = read_state(url, key)
@@ -479,7 +479,7 @@ def put(url, key, claim, rule, body, trusting=False):
             return "outcome_unknown"
         contradictions = contradictions + 1 if verdict == "contradiction" else 0
         if contradictions == 3:
-            return "unknown"
+            return "outcome_unknown"
         base = now
     return "unavailable"
 

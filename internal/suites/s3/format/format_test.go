@@ -558,5 +558,19 @@ func TestFormatWriterBehindADoubledSender(t *testing.T) {
 			t.Errorf("%s: told %q after %d writes", name, answer.Reason, n)
 		}
 		holds(t, server, "sealed", "body", guard.Mark{Token: 5, LeaseID: "a"})
+	} // A store that refuses a condition which its reads show to be true may hide the write.
+	for name, script := range map[string][]s3test.Fault{
+		"contradicted": {s3test.Respond(412), s3test.Respond(412), s3test.Respond(412)}, "contradicted, then refused": {s3test.Respond(412), s3test.Respond(403)},
+	} {
+		server := s3test.New(t, nil)
+		server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Script: script})
+		var answer struct{ Reason string }
+		p.ask(fields{
+			"do": "put", "url": server.URL() + "/" + bucketName + "/" + key, "key": key, "rule": "OncePerToken",
+			"claim": fields{"token": 5, "lease": "a"}, "body": base64.StdEncoding.EncodeToString([]byte("body")),
+		}, &answer)
+		if answer.Reason != "outcome_unknown" {
+			t.Errorf("%s: told %q", name, answer.Reason)
+		}
 	}
 }
