@@ -416,3 +416,28 @@ func TestTriggerKeys(t *testing.T) {
 		t.Error("the control: keys that are not quoted are not confused")
 	}
 }
+
+// TestSwappedColumns (P1): where a column that names the resource was renamed and another has
+// its name now, the triggers' WHEN goes by one and their function by the other. Every write is
+// refused, until they are installed again, on partitions too.
+func TestSwappedColumns(t *testing.T) {
+	e := someEnv(t)
+	e.exec(`CREATE TABLE swapped (id int, pad text, tenant text NOT NULL, state text NOT NULL DEFAULT 'x') PARTITION BY LIST (state);
+		CREATE TABLE swapped_x (state text NOT NULL DEFAULT 'x', id int, tenant text NOT NULL, pad text);
+		ALTER TABLE swapped ATTACH PARTITION swapped_x FOR VALUES IN ('x')`)
+	e.guardBy("swapped", "{tenant}")
+	a := claimOf("a", 5)
+	noError(t, e.db.Raise(t.Context(), a), "the raise")
+	noError(t, e.presenting("INSERT INTO swapped (id, tenant) VALUES (1, 'a'); UPDATE swapped_x SET id = 2", a), "before")
+	e.exec("ALTER TABLE swapped RENAME tenant TO was; ALTER TABLE swapped ADD tenant text NOT NULL DEFAULT 'a'")
+	for _, sql := range []string{
+		"INSERT INTO swapped (id, was, tenant) VALUES (3, 'a', 'a'), (4, 'a', 'b')",
+		"UPDATE swapped_x SET tenant = 'b'",
+		"DELETE FROM swapped",
+	} {
+		wantState(t, e.presenting(sql, a), "55000", sql)
+	}
+	e.guardBy("swapped", "{tenant}")
+	noError(t, e.presenting("UPDATE swapped SET id = 5", a), "installed again")
+	wantReason(t, e.presenting("UPDATE swapped SET tenant = 'b'", a), guard.ReasonMissing, "installed again")
+}

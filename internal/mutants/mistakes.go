@@ -196,6 +196,11 @@ var mistakes = []mistake{
 		by:    unitTest("sqlfence", "^TestLatePartitionIsCheap$"),
 	},
 	{
+		name: "swapped columns are not looked for", wrong: "after a rename a row whose new column names another resource passes",
+		edits: []edit{{triggersSQL, "  PERFORM fencepost.refuse_swapped(TG_RELID, TG_NAME, label, %8$L);\n", ""}},
+		by:    unitTest("sqlfence", "^TestSwappedColumns$"),
+	},
+	{
 		name: "the list of checked resources stays with the session", wrong: "the next transaction of a session is not checked, and one that rolled a savepoint back goes on without the lock",
 		edits: []edit{{triggersSQL, "right(%s || %s, 8000), true)", "right(%s || %s, 8000), false)"}},
 		by:    unitTest("sqlfence", "^TestLatePartitionIsCheap$"),

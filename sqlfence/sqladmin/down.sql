@@ -19,7 +19,7 @@ DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencep
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
   fencepost.claims, fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
   fencepost.count_refusal, fencepost.start_counters, fencepost.refuse_truncate,
-  fencepost.guard_when, fencepost.guard_key, fencepost.replicated, fencepost.guard_body, fencepost.guard_name,
+  fencepost.guard_when, fencepost.guard_key, fencepost.refuse_swapped, fencepost.replicated, fencepost.guard_body, fencepost.guard_name,
   fencepost.guard_table, fencepost.guard_tree, fencepost.guard_late, fencepost.guard_columns, fencepost.guard_obstacle,
   fencepost.guard_triggers, fencepost.guard_problems, fencepost.drop_guard_function, fencepost.lock_guards,
   fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard, fencepost.guard_status;

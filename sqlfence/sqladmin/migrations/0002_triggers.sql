@@ -159,6 +159,7 @@ BEGIN
     %1$s
     RETURN NULL;
   END IF;
+  PERFORM fencepost.refuse_swapped(TG_RELID, TG_NAME, label, %8$L);
   IF TG_OP <> 'INSERT' THEN
     was := %2$s;
     %4$s
@@ -176,7 +177,21 @@ END $body$, truncate, of_row[1], of_row[2], format(judge, 'fencepost.join_resour
     CASE WHEN p_report_only THEN '
   EXCEPTION WHEN OTHERS THEN -- report-only refuses nothing, malformed claims and rows included
     PERFORM fencepost.count_refusal(' || quote_literal(p_guard) || ', label, SQLSTATE, SQLERRM);
-  END;' ELSE '' END, format(judge, 'fencepost.join_resource(VARIADIC becomes)'));
+  END;' ELSE '' END, format(judge, 'fencepost.join_resource(VARIADIC becomes)'),
+    (SELECT array_agg(part ->> 'column') FROM jsonb_array_elements(p_parts) part WHERE part ? 'column'));
+END $$;
+
+-- refuse_swapped refuses a write where a column that names the resource was renamed and
+-- another one has its name now: the trigger's WHEN goes by the column, and its function by
+-- the name, so that the WHEN could pass over a resource that the function has not seen.
+CREATE FUNCTION fencepost.refuse_swapped(p_relation oid, p_trigger name, p_table text, p_columns text[])
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF EXISTS (SELECT m[1]::int2 FROM pg_trigger t, regexp_matches(t.tgqual::text, ':varattno (\d+)', 'g') m WHERE t.tgrelid = p_relation AND t.tgname = p_trigger
+      EXCEPT SELECT attnum FROM pg_attribute WHERE attrelid = p_relation AND attname = ANY (p_columns)) THEN
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+      MESSAGE = format('fencepost: %s is guarded by columns that were renamed since', p_table), HINT = 'Install the triggers again.';
+  END IF;
 END $$;
 
 -- guard_name is the name of the trigger function of a table: the one that its
@@ -547,7 +562,7 @@ $$;
 
 REVOKE ALL ON fencepost.guarded FROM PUBLIC;
 REVOKE ALL ON FUNCTION
-  fencepost.require, fencepost.report, fencepost.start_counters, fencepost.refuse_truncate, fencepost.guard_when, fencepost.guard_key, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
+  fencepost.require, fencepost.report, fencepost.start_counters, fencepost.refuse_truncate, fencepost.guard_when, fencepost.guard_key, fencepost.refuse_swapped, fencepost.replicated, fencepost.guard_body, fencepost.guard_name, fencepost.guard_table,
   fencepost.guard_tree, fencepost.guard_late, fencepost.guard_columns, fencepost.guard_obstacle, fencepost.guard_triggers, fencepost.guard_problems,
   fencepost.drop_guard_function, fencepost.lock_guards, fencepost.install_guard, fencepost.drop_guards, fencepost.remove_guard,
   fencepost.guard_status
