@@ -153,7 +153,7 @@ func TestPastedRaise(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		must(t, url, slices.Insert(strings.Split(strings.TrimSpace(string(words)), "\n"), 2, "--yes")...)
+		must(t, url, slices.Insert(strings.Split(strings.TrimSpace(string(words)), "\n"), 2, "--yes", "--above-issuer")...)
 		if mark, err := fenced(t, pool).Mark(t.Context(), claim.Resource); err != nil || mark.Token != 7 || mark.LeaseID != claim.LeaseID {
 			t.Errorf("%+v: the mark is %+v, %v", claim, mark, err)
 		}

@@ -67,5 +67,11 @@ func (c *call) raise(ctx context.Context, claim guard.Claim) error {
 	return fmt.Errorf("%w; it waits for the open transaction of session %s; to end it: SELECT pg_terminate_backend(%d)", err, strings.Join(said, ", "), found[0].PID)
 }
 
+// endsSessions is what a question says of a raise, since it may end work that others do.
+func (c *call) endsSessions() string {
+	return fmt.Sprintf("It waits up to %s for the open transactions of older holders, and ends sessions of theirs that are idle\n"+
+		"for a second or at work for 15, if this role may.", span(c.cmd.Duration("raise-timeout")))
+}
+
 // maxBlockers bounds a message; after ending these, run the command again.
 const maxBlockers = 5

@@ -91,7 +91,7 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 		for _, c := range []struct{ line, done string }{
 			{"force-unlock held --actor a --reason r --yes", "may still write until a higher token arrives"},
 			{"force-unlock held --actor a --reason r --raise --yes", "is invalidated, which"},
-			{"marks raise other 5 --lease-id l --yes", "the mark of other is 5"},
+			{"marks raise other 5 --lease-id l --above-issuer --yes", "the mark of other is 5"},
 			{"marks reset marked --from 7000 --to 6000 --issuers-last 6000 --actor a --reason r --yes", "the mark of marked is 6000, was 7000"},
 			{"marks retire --older-than 1us --yes", "marks retired, the floor is"},
 			{"advance other 8000 --yes", "every later token is above 8000"},

@@ -68,7 +68,7 @@ var verdicts = map[string]string{
 	"behind":      "the mark is below the lease's token: the mark's claim is still admitted, until a higher token arrives",
 	"ahead":       "the lease's token is below the mark, or not above the floor of retired marks: the lease is stale there; the next grant is admitted",
 	"mark_ahead":  "THE MARK IS AHEAD OF THE ISSUER: every grant up to its token is refused there; see fencectl help runbook, \"A backup was restored\"",
-	"conflict":    "TWO LEASES HAVE ONE TOKEN: the mark's is admitted, this one is refused; see fencectl help runbook, \"Two holders seem to be at work\"",
+	"conflict":    "TWO LEASES HAVE ONE TOKEN, or the mark was raised by hand under another lease ID: the mark's is admitted, this one is refused until it is a new lease: let its holder acquire again, or fencectl force-unlock --raise; see fencectl help runbook, \"Two holders seem to be at work\"",
 }
 
 const (
@@ -119,6 +119,11 @@ func noSuchLease(err error, resource string) error {
 // pattern, so records of longer names are skipped, and the search through them
 // is bounded; partial says that it ended there.
 func (s *session) lastRecords(ctx context.Context, resource string) (last []lockadmin.AuditRecord, partial bool, err error) {
+	return s.records(ctx, resource, shownRecords)
+}
+
+// records returns at most so many of them.
+func (s *session) records(ctx context.Context, resource string, most int) (last []lockadmin.AuditRecord, partial bool, err error) {
 	looked := 0
 	for r, err := range s.op.Audit(ctx, strings.ReplaceAll(resource, "*", "%2A"), nil) {
 		if err != nil {
@@ -127,11 +132,11 @@ func (s *session) lastRecords(ctx context.Context, resource string) (last []lock
 		if r.Resource == resource {
 			last = append(last, r)
 		}
-		if looked++; len(last) == shownRecords || looked == searchedMost {
+		if looked++; len(last) == most || looked == searchedMost {
 			break
 		}
 	}
-	return last, len(last) < shownRecords && looked == searchedMost, nil
+	return last, len(last) < most && looked == searchedMost, nil
 }
 
 func (v *view) verdict() string {

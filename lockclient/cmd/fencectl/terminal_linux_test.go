@@ -39,7 +39,7 @@ func TestConfirmation(t *testing.T) {
 	if code := term.ends(); code != exitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}
-	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x"}} {
+	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x", "--above-issuer"}} {
 		term := onTerminal(t, url, args...)
 		term.sees(`Type "yes" to go on: `)
 		term.keys("no\n")
