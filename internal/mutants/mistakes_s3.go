@@ -249,7 +249,7 @@ var s3Mistakes = []mistake{
 	},
 	{
 		name: `s3: data deleted in doubt`, wrong: `a pointer names data that is gone`,
-		edits: []edit{{`s3fence/pointers.go`, "\tif c.sent {\n", "\tif false {\n"}},
+		edits: []edit{{`s3fence/pointers.go`, "\t_, back := from.Seek(from.start, io.SeekStart)\n\treturn errors.Join(err, back)\n", "\to.b.discard(ctx, made.Data)\n\t_, back := from.Seek(from.start, io.SeekStart)\n\treturn errors.Join(err, back)\n"}},
 		by:    unitTest("s3fence", "^TestDoubtIsKept$"),
 	},
 	{
