@@ -188,6 +188,14 @@ func (c refusal) check(t *testing.T, database string) {
 		t.Fatalf("not refused: %s%s", out.String(), beside.String())
 	}
 	code, said := report(&people, false, err), people.String()
+	where := ""
+	if strings.HasPrefix(beside.String(), "On ") {
+		where, _, _ = strings.Cut(beside.String(), "\n")
+		printable(t, where)
+		rest := strings.TrimPrefix(beside.String(), where+"\n")
+		beside.Reset()
+		beside.WriteString(rest)
+	}
 	if code != c.code || out.Len()+beside.Len() > 0 || !strings.HasPrefix(said, "fencectl: ") || !strings.Contains(said, c.says) ||
 		strings.Count(said, "\n") != 1 || !strings.HasSuffix(said, "\n") {
 		t.Errorf("exit code %d, %d is expected, with one line that says %q:\n%s%s%s", code, c.code, c.says, out.String(), beside.String(), said)

@@ -27,6 +27,8 @@ type call struct {
 	resource, pattern string // the arguments RESOURCE and PATTERN
 	table, template   string // TABLE and TEMPLATE
 	token             guard.Token
+
+	confirmed bool // it changes something
 }
 
 // action is what a command does.
@@ -65,11 +67,29 @@ func (a *app) with(needed []string, onlyDatabase bool, act action, names []strin
 		if err = c.need(ctx, needed...); err == nil {
 			err = act(c, ctx)
 		}
-		if sqlState(err) == "42501" {
-			err = fmt.Errorf("%w; it is role %s: fencectl roles prints the roles that may, and it needs to be a member of one", err, shown(c.pool.Config().ConnConfig.User))
-		}
-		return err
+		return c.explained(ctx, err)
 	}
+}
+
+// explained adds to an error where it happened, and what helps if that is known.
+func (c *call) explained(ctx context.Context, err error) error {
+	code, _ := exitOf(err)
+	const noRight, readOnly, recovering = "42501", "25006", "0A000" // the last is also of other statements that a server does not have
+	switch {
+	case err == nil || ctx.Err() == context.Canceled:
+		return err
+	case sqlState(err) == noRight:
+		return fmt.Errorf("%w; it is role %s: fencectl roles prints the roles that may, and it needs to be a member of one", err, shown(c.pool.Config().ConnConfig.User))
+	case sqlState(err) == readOnly, sqlState(err) == recovering && code == exitUnavailable:
+		return fmt.Errorf("%w; %s is a standby, or set to read only, and trying again there does not help: connect to the primary (target_session_attrs=read-write)", err, c.target)
+	case code != exitUnavailable:
+		return err
+	case c.postgres == nil:
+		return fmt.Errorf("%w (on %s)", err, c.target)
+	case errors.Is(err, context.DeadlineExceeded) && inside(c.cmd) != "doctor: ":
+		return fmt.Errorf("%w (on %s); fencectl doctor says what is in the way", err, c.target)
+	}
+	return err
 }
 
 // offline returns the action of a command that connects to nothing.
@@ -179,6 +199,9 @@ func atLeast[T int | time.Duration](least T) func(T) error {
 func (c *call) confirm(ctx context.Context, question string) error {
 	signal.Ignore(syscall.SIGPIPE)
 	if c.cmd.Bool("yes") {
+		if c.confirmed = true; !c.asJSON() { // programs find it in the result
+			fmt.Fprintf(c.errOut, "On %s:\n", shown(c.target))
+		}
 		return nil
 	}
 	if !isTerminal(c.in) {
@@ -193,6 +216,7 @@ func (c *call) confirm(ctx context.Context, question string) error {
 	select {
 	case got := <-answer:
 		if strings.EqualFold(got, "yes") {
+			c.confirmed = true
 			return nil
 		}
 	case <-ctx.Done():

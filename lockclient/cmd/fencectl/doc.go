@@ -42,7 +42,7 @@
 // Commands that cannot be undone (force-unlock, marks raise, reset and retire,
 // epoch raise, advance, purge) ask for a "yes" if standard input is a terminal,
 // and require --yes otherwise: a script is never asked. The question names the server and
-// what changes. force-unlock cuts the lease that it has looked at, or that --expect names, and
+// what changes; with --yes "On SERVER:" is said on standard error, or is in the JSON as server. force-unlock cuts the lease that it has looked at, or that --expect names, and
 // no successor's, with --yes too.
 //
 // # Exit codes

@@ -24,11 +24,11 @@ import (
 	"go.uber.org/zap"
 )
 
-const issuerPostgres = "postgres"
+const issuerPostgres, issuerHTTP = "postgres", "http"
 
 // engines opens a session by the value of --issuer.
 var engines = map[string]func(context.Context, *cli.Command) (*session, error){
-	issuerPostgres: openPostgres, "etcd": openEtcd, "zookeeper": openZooKeeper, "redis": openRedis, "http": openHTTP,
+	issuerPostgres: openPostgres, "etcd": openEtcd, "zookeeper": openZooKeeper, "redis": openRedis, issuerHTTP: openHTTP,
 }
 
 // engineFlags say which issuer there is and how to reach it.
@@ -69,6 +69,11 @@ func open(ctx context.Context, cmd *cli.Command) (*session, error) {
 // addresses are those of the servers, or one of this machine.
 func addresses(cmd *cli.Command, fallback string) []string {
 	return strings.Split(cmp.Or(cmd.String("address"), fallback), ",")
+}
+
+// target names the servers, and says that nobody has named them.
+func target(cmd *cli.Command, engine string, at []string) string {
+	return engine + " " + strings.Join(at, ",") + orNothing(cmd.String("address") == "", " (the default: there is no --address)")
 }
 
 // secured is the TLS configuration that the files make; nil without files.
@@ -115,7 +120,7 @@ func openEtcd(_ context.Context, cmd *cli.Command) (*session, error) {
 		client.Close()
 		return nil, err
 	}
-	return &session{op: issuer, issue: keep(issuer), target: "etcd " + strings.Join(at, ","), timeout: cmd.Duration("timeout"), close: func() {
+	return &session{op: issuer, issue: keep(issuer), target: target(cmd, "etcd", at), timeout: cmd.Duration("timeout"), close: func() {
 		issuer.Close()
 		client.Close()
 	}}, nil
@@ -128,7 +133,7 @@ func openZooKeeper(_ context.Context, cmd *cli.Command) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &session{op: issuer, issue: keep(issuer), target: "ZooKeeper " + strings.Join(at, ","), timeout: cmd.Duration("timeout"), close: func() { issuer.Close() }}, nil
+	return &session{op: issuer, issue: keep(issuer), target: target(cmd, "ZooKeeper", at), timeout: cmd.Duration("timeout"), close: func() { issuer.Close() }}, nil
 }
 
 func openRedis(_ context.Context, cmd *cli.Command) (*session, error) {
@@ -153,7 +158,7 @@ func openRedis(_ context.Context, cmd *cli.Command) (*session, error) {
 		client.Close()
 		return nil, err
 	}
-	return &session{op: issuer, issue: keep(issuer), target: "Redis " + at[0], timeout: cmd.Duration("timeout"), close: func() {
+	return &session{op: issuer, issue: keep(issuer), target: target(cmd, "Redis", at), timeout: cmd.Duration("timeout"), close: func() {
 		issuer.Close()
 		client.Close()
 	}}, nil

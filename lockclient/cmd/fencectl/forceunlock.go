@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -27,7 +30,7 @@ func (a *app) forceUnlockCommand() *cli.Command {
 			reasonFlag(),
 			&cli.BoolFlag{Name: "raise", Usage: "and fence the cut holder: raise the mark to the invalidated claim"},
 			raiseTimeoutFlag(),
-			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut; a successor's lease is not cut", Validator: notBlank},
+			&cli.StringFlag{Name: "expect", Usage: "`LEASE-ID` to cut, no successor's; none: nobody holds it", Validator: notBlank},
 			&cli.StringFlag{Name: "request-id", Usage: "`ID` of this request: repeated under the same one it is done once", Validator: notBlank},
 			yesFlag(),
 		},
@@ -117,14 +120,23 @@ func (c *call) confirmUnlock(ctx context.Context, opts *lockadmin.ForceUnlockOpt
 	if err != nil {
 		return noSuchLease(err, c.resource)
 	}
+	if opts.ExpectedLeaseID == expectNone {
+		opts.ExpectedLeaseID = ""
+		if now.LeaseID != "" {
+			return &lockadmin.LeaseChangedError{Expected: expectNone, Now: now}
+		}
+	} else if c.postgres == nil && now.State == lockadmin.StateFree && now.Token == guard.NoToken {
+		// Else a typing error in the name would be recorded as done.
+		if done, err := c.doneBefore(ctx, opts.RequestID); err != nil || !done {
+			return cmp.Or(err, notFound("nobody holds %s, and this engine does not know whether it was ever leased: check the name; to invalidate a token there anyway, say --expect none", shown(c.resource)))
+		}
+	}
 	question := fmt.Sprintf("Invalidate a token of %s: it is %s, nobody holds it.", shown(c.resource), now.State)
 	if now.State == lockadmin.StateHeld {
 		question = fmt.Sprintf("Cut the lease on %s.\n  held by %s for %s\n  token %s, lease %s",
 			shown(c.resource), shown(now.Owner), span(now.HeldFor), now.Token, shown(now.LeaseID))
 	}
-	if !c.cmd.Bool("raise") {
-		question += "\nWithout --raise " + stillWrites(now) + "."
-	}
+	question += "\n" + c.whatOfTheMark(now)
 	if opts.ExpectedLeaseID == "" {
 		opts.ExpectedLeaseID = now.LeaseID
 	}
@@ -137,6 +149,32 @@ func (c *call) confirmUnlock(ctx context.Context, opts *lockadmin.ForceUnlockOpt
 		err = &lockadmin.LeaseChangedError{Now: later}
 	}
 	return err
+}
+
+// expectNone is what --expect says if nobody is to hold the resource. No engine grants it as a lease ID.
+const expectNone = "none"
+
+// doneBefore reports that the request was carried out before, or that only the engine can say,
+// because it has no audit, or shows none to this identity.
+func (c *call) doneBefore(ctx context.Context, requestID string) (bool, error) {
+	records, _, err := c.records(ctx, c.resource, searchedMost)
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) {
+		return true, nil
+	}
+	return requestID != "" && slices.ContainsFunc(records, func(r lockadmin.AuditRecord) bool { return r.RequestID == requestID }), err
+}
+
+// whatOfTheMark says who may write after the cut, and what to do about it on this engine.
+func (c *call) whatOfTheMark(now lockadmin.LeaseInfo) string {
+	switch {
+	case c.cmd.Bool("raise"):
+		return "Then raise the mark: every older claim is refused. " + c.endsSessions()
+	case c.postgres != nil:
+		return "Without --raise " + stillWrites(now) + "."
+	case c.cmd.String("issuer") == issuerHTTP:
+		return "Unless the lock server raises the mark, which the result says, " + stillWrites(now) + ":\nthen raise the claim that is printed there."
+	}
+	return "No mark is raised: " + stillWrites(now) + ".\nRaise the claim that is printed there."
 }
 
 // raiseInvalidated raises the mark to the invalidated claim. A mark that is already above it, a newer

@@ -144,7 +144,7 @@ func TestServerThatStopsAnswering(t *testing.T) {
 		"fencepost.migrations": {"list"},
 		"FROM fencepost.marks": {"marks", "list"},
 		"marks":                {"marks", "retire", "--older-than", "1ms", "--yes"},
-		"fencepost.marks m ON": {"marks", "reset", "billing", "--from", "2", "--to", "1", "--actor", "ana", "--reason", "it hangs", "--yes"},
+		"fencepost.mark(":      {"marks", "reset", "billing", "--from", "2", "--to", "1", "--actor", "ana", "--reason", "it hangs", "--yes"},
 		"l.resource IN (":      {"show", "billing"},
 		"row_number() OVER":    {"marks", "retire", "--older-than", "1ms", "--yes"},
 	} {

@@ -120,7 +120,7 @@ func TestProcess(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), "waiting for 1 lease") {
+		if lines := bufio.NewScanner(out); !lines.Scan() || !strings.HasPrefix(lines.Text(), "On ") || !lines.Scan() || !strings.Contains(lines.Text(), "waiting for 1 lease") {
 			t.Errorf("%s", lines.Text())
 		}
 		if err := cmd.Process.Signal(signal); err != nil {

@@ -15,6 +15,8 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 )
 
 // How much is printed at once: the first page at once.
@@ -30,6 +32,13 @@ func (c *call) print(v any, format string, args ...any) error {
 	if !c.asJSON() {
 		_, err := fmt.Fprintf(c.out, format, args...)
 		return err
+	}
+	if c.confirmed { // what was changed, and where
+		joined, err := wire.Join(v, object{"server": c.target})
+		if err != nil {
+			return err
+		}
+		v = joined
 	}
 	line, err := jsonLine(v)
 	if err == nil {

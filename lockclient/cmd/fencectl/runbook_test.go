@@ -171,12 +171,15 @@ func (w *walk) run(args []string) string {
 		}
 	}
 	r := fencectl(w.t, w.url, args...)
-	out := indent(equal(r.out + r.errOut))
+	out := indent(equal(r.out + onServer.ReplaceAllString(r.errOut, "")))
 	if r.code != exitOK {
 		out += fmt.Sprintf("    [exit code %d]\n", r.code)
 	}
 	return out
 }
+
+// onServer is the line that names the server, before what a command says itself.
+var onServer = regexp.MustCompile(`(?m)^On \S+:\n`)
 
 func (w *walk) client(owner string) *lockclient.Client {
 	if c := w.clients[owner]; c != nil {

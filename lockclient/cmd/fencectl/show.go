@@ -49,7 +49,7 @@ type view struct {
 	AuditPartial bool `json:"auditPartial"`
 
 	mark                guard.Mark
-	elsewhere           bool  // the engine keeps no marks
+	elsewhere           bool  // another engine, or a lock server: no mark is seen
 	unread, auditUnread error // why the mark and the audit could not be read
 }
 
@@ -59,7 +59,7 @@ var verdicts = map[string]string{
 	"unmarked":    "the resource has no mark here: any claim is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"floor_only":  "the resource has no mark here: any claim above the floor of retired marks is admitted that comes first, unless the mark is kept elsewhere (a token column, S3, another store)",
 	"unread":      "the mark could not be read",
-	"elsewhere":   "this engine keeps no marks: look at the resource",
+	"elsewhere":   "the marks are not kept here, or not shown: look at the resource",
 	"current":     "the mark is the holder's claim: the holder is admitted, every older one is refused",
 	"expired":     "the mark is the claim of the lease that ran out: its holder is still admitted, until a higher token arrives",
 	"released":    "the mark has the token of a lease that was given back: its claim is still admitted, until a higher token arrives; every older one is refused",
@@ -209,6 +209,9 @@ func (c *call) printView(v *view) error {
 		mark = v.Mark.Token.String() + orNothing(v.Mark.LeaseID != "", ", lease "+shown(v.Mark.LeaseID))
 	}
 	so := verdicts[v.Verdict]
+	if v.elsewhere && l.State == lockadmin.StateFree && l.Token == guard.NoToken {
+		so += "; this engine does not tell a free resource from one that was never leased: check the name"
+	}
 	// An invalidated token means that a holder was cut, and it may not have written
 	// yet.
 	if claim, known := v.claim(); known && (v.Verdict == "behind" || (v.Verdict == "unmarked" || v.Verdict == "floor_only") && l.State == lockadmin.StateFree) {

@@ -34,14 +34,22 @@ func TestConfirmation(t *testing.T) {
 	if strings.Contains(term.screen(), "Without --raise") {
 		t.Error("the warning is not about --raise")
 	}
+	for _, part := range []string{"Then raise the mark", "ends sessions of theirs"} {
+		if !strings.Contains(term.screen(), part) {
+			t.Errorf("the question does not say %q:\n%s", part, term.screen())
+		}
+	}
 	term.keys("yes\n")
-	term.sees("every older claim is refused")
+	term.sees("invalidated token")
 	if code := term.ends(); code != exitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}
 	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x", "--above-issuer"}} {
 		term := onTerminal(t, url, args...)
 		term.sees(`Type "yes" to go on: `)
+		if raise := args[0] == "marks"; raise != (strings.Contains(term.screen(), "lease x") && strings.Contains(term.screen(), "under any other lease ID") && strings.Contains(term.screen(), "ends sessions")) {
+			t.Errorf("the question of %q:\n%s", args, term.screen())
+		}
 		term.keys("no\n")
 		if code := term.ends(); code != exitCancelled {
 			t.Errorf("%q: exit code %d", args, code)

@@ -43,6 +43,23 @@ func TestCommand(t *testing.T) {
 	if out, code := on("force-unlock", "r", "--actor", "ada", "--reason", "it hangs", "--yes"); code != 0 || !strings.Contains(out, "MAY STILL WRITE") && !strings.Contains(out, "may still write") {
 		t.Errorf("force-unlock: %d, %s", code, out)
 	}
+	// A name that nobody holds is not cut by a typing error, and nothing is recorded.
+	if out, code := on("force-unlock", "nope", "--actor", "ada", "--reason", "a typing error", "--yes"); code != 3 || !strings.Contains(out, "--expect none") {
+		t.Errorf("force-unlock of nobody's: %d, %s", code, out)
+	}
+	if out, code := on("show", "nope"); code != 0 || !strings.Contains(out, "never leased: check the name") {
+		t.Errorf("show of nobody's: %d, %s", code, out)
+	}
+	if out, code := on("audit", "nope"); code != 0 || !strings.Contains(out, "no record") {
+		t.Errorf("a refused force-unlock is recorded: %d, %s", code, out)
+	}
+	expected := []string{"force-unlock", "nope", "--actor", "ada", "--reason", "its holder crashed", "--yes", "--request-id", "INC-1"}
+	if out, code := on(append(expected, "--expect", "none")...); code != 0 || !strings.Contains(out, "On etcd "+addr) {
+		t.Errorf("force-unlock of nobody's that is expected: %d, %s", code, out)
+	}
+	if out, code := on(expected...); code != 0 || !strings.Contains(out, "done before") {
+		t.Errorf("the same request again: %d, %s", code, out)
+	}
 	if out, code := on("audit"); code != 0 || !strings.Contains(out, "it hangs") {
 		t.Errorf("audit: %d, %s", code, out)
 	}
@@ -55,7 +72,7 @@ func TestCommand(t *testing.T) {
 	if out, code := on("migrate"); code != 2 || !strings.Contains(out, "PostgreSQL") {
 		t.Errorf("migrate: %d, %s", code, out)
 	}
-	if out, code := run("--issuer", "etcd", "--address", "127.0.0.1:1", "--timeout", "1s", "show", "r"); code != 6 {
+	if out, code := run("--issuer", "etcd", "--address", "127.0.0.1:1", "--timeout", "1s", "show", "r"); code != 6 || !strings.Contains(out, "on etcd 127.0.0.1:1") {
 		t.Errorf("without a server: %d, %s", code, out)
 	}
 }
