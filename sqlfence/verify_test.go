@@ -130,7 +130,7 @@ func TestVerifyFunctions(t *testing.T) {
 	e.exec("ALTER FUNCTION fencepost.judge SECURITY INVOKER; ALTER FUNCTION fencepost.judge SET search_path = pg_catalog, pg_temp")
 	e.mutate("judge", "SF00X", "SF001")
 	e.exec("ALTER FUNCTION fencepost.require SECURITY INVOKER; ALTER FUNCTION fencepost.refuse RESET search_path")
-	e.wantFindings("other rights", Verification{}, "function fencepost.require: does not run with the rights", "function fencepost.refuse: has no pinned search_path")
+	e.wantFindings("other rights", Verification{}, "function fencepost.refuse: has no pinned search_path", "function fencepost.require: does not run with the rights")
 	e.exec("ALTER FUNCTION fencepost.require SECURITY DEFINER; ALTER FUNCTION fencepost.refuse SET search_path = pg_catalog, pg_temp; DROP FUNCTION fencepost.retire; UPDATE fencepost.migrations SET version = 9 WHERE version = 2 AND component = 'sqlfence'")
 	e.wantFindings("half of it", Verification{}, "schema fencepost: has sqlfence version 9", "function fencepost.retire: is missing")
 }
@@ -340,14 +340,16 @@ func TestVerifyDrift(t *testing.T) {
 	e.wantDrifts(Verification{}, []drift{
 		{"ALTER FUNCTION fencepost.enter STABLE", "ALTER FUNCTION fencepost.enter VOLATILE", "function fencepost.enter: has another volatility"},
 		{"ALTER FUNCTION fencepost.judge IMMUTABLE", "ALTER FUNCTION fencepost.judge VOLATILE", "function fencepost.judge: has another volatility"},
-		{"ALTER FUNCTION fencepost.enter SET lock_timeout = 0", "ALTER FUNCTION fencepost.enter RESET lock_timeout", "function fencepost.enter: has the setting lock_timeout=0"},
-		{"ALTER FUNCTION fencepost.raise SET synchronous_commit = off", "ALTER FUNCTION fencepost.raise RESET synchronous_commit", "function fencepost.raise: has the setting synchronous_commit=off"},
+		{"ALTER FUNCTION fencepost.enter SET lock_timeout = 0", "ALTER FUNCTION fencepost.enter RESET lock_timeout", "function fencepost.enter: has other settings than this build: lock_timeout=0"},
+		{"ALTER FUNCTION fencepost.raise SET synchronous_commit = off", "ALTER FUNCTION fencepost.raise RESET synchronous_commit", "function fencepost.raise: has other settings than this build: search_path=pg_catalog, pg_temp, synchronous_commit=off"},
 		{"CREATE TABLE salt AS TABLE fencepost.lock_salt; TRUNCATE fencepost.lock_salt", "INSERT INTO fencepost.lock_salt TABLE salt; DROP TABLE salt", "table fencepost.lock_salt: has no row"},
 		{"ALTER TABLE fencepost.marks ENABLE ROW LEVEL SECURITY", "ALTER TABLE fencepost.marks DISABLE ROW LEVEL SECURITY", "table fencepost.marks: has row-level security"},
 		{"CREATE TABLE child () INHERITS (fencepost.marks)", "DROP TABLE child", "table fencepost.marks: has inheritance children"},
-		{"CREATE TRIGGER more BEFORE UPDATE ON fencepost.marks FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "DROP TRIGGER more ON fencepost.marks", "table fencepost.marks: has the trigger more"},
-		{"ALTER TABLE fencepost.mark_resets DISABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "has no trigger keep_resets"},
-		{"ALTER TABLE fencepost.mark_resets ENABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "has no trigger keep_resets"},
+		{"GRANT EXECUTE ON FUNCTION fencepost.reset TO PUBLIC", "REVOKE EXECUTE ON FUNCTION fencepost.reset FROM PUBLIC", "function fencepost.reset: may be executed by everybody"},
+		{"ALTER TABLE fencepost.marks SET UNLOGGED", "ALTER TABLE fencepost.marks SET LOGGED", "table fencepost.marks: is unlogged"},
+		{"CREATE TRIGGER more BEFORE UPDATE ON fencepost.marks FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "DROP TRIGGER more ON fencepost.marks", "trigger fencepost.more: is not of this build"},
+		{"ALTER TABLE fencepost.mark_resets DISABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "trigger fencepost.keep_resets: is not enabled ALWAYS"},
+		{"ALTER TABLE fencepost.mark_resets ENABLE TRIGGER keep_resets", "ALTER TABLE fencepost.mark_resets ENABLE ALWAYS TRIGGER keep_resets", "trigger fencepost.keep_resets: is not enabled ALWAYS"},
 		{"ALTER TABLE fencepost.marks DROP CONSTRAINT marks_pkey", "ALTER TABLE fencepost.marks ADD PRIMARY KEY (resource)", "table fencepost.marks: has no primary key"},
 		{"ALTER TABLE fencepost.marks DROP CONSTRAINT marks_token_check", "ALTER TABLE fencepost.marks ADD CONSTRAINT marks_token_check CHECK (token BETWEEN 1 AND 9223372036854775806)", "table fencepost.marks: has lost a check"},
 	})

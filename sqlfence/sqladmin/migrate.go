@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
@@ -50,9 +52,41 @@ func (a *Admin) Migrate(ctx context.Context) error {
 	if err := a.Probe(ctx); err != nil {
 		return err
 	}
-	err := a.migrate(ctx, op)
+	return a.migrate(ctx, op, func(c *pgx.Conn) error { return schema().Up(ctx, migrate.Pgx(c)) })
+}
+
+// Repair makes the functions and triggers of schema fencepost again that [Admin.Verify] finds
+// missing or different, in one transaction, and returns their names; nothing where nothing is
+// wrong. It does not make tables, whose rows only a backup has. The rights on a function
+// that was missing have to be granted again: run what [RolesSQL] returns.
+//
+// The errors are those of [Admin.Migrate]; guard.ErrSetup also if the schema does not have this
+// build's version.
+func (a *Admin) Repair(ctx context.Context) (repaired []string, err error) {
+	const op = "repair"
+	if err := a.Probe(ctx); err != nil {
+		return nil, err
+	}
+	err = a.migrate(ctx, op, func(c *pgx.Conn) error {
+		repaired, err = schema().Repair(ctx, c)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return repaired, nil
+}
+
+// migrate runs what changes the schema.
+func (a *Admin) migrate(ctx context.Context, op string, run func(*pgx.Conn) error) error {
+	c, err := a.conn(ctx, op)
+	if err == nil {
+		defer c.Release()
+		err = run(c.Conn())
+	}
 	var newer *migrate.NewerError
-	if errors.As(err, &newer) || migrate.Unrecorded(err) {
+	var other *migrate.VersionError
+	if errors.As(err, &newer) || errors.As(err, &other) || migrate.Unrecorded(err) {
 		return guard.Setup(op, guard.Claim{}, err)
 	}
 	if pgerr.State(err) == pgerr.Privilege {
@@ -62,15 +96,6 @@ func (a *Admin) Migrate(ctx context.Context) error {
 		return guard.Unavailable(op, guard.Claim{}, err)
 	}
 	return sqlkit.Failure(op, guard.Claim{}, err, true)
-}
-
-func (a *Admin) migrate(ctx context.Context, op string) error {
-	c, err := a.conn(ctx, op)
-	if err != nil {
-		return err
-	}
-	defer c.Release()
-	return schema().Up(ctx, migrate.Pgx(c.Conn()))
 }
 
 // MigrationSQL returns the text that [Admin.Migrate] runs on an empty database,

@@ -34,17 +34,32 @@ func TestMarksReadsARange(t *testing.T) {
 	}
 }
 
-// TestExpectedFunctions: Verify knows every function of the schema.
-func TestExpectedFunctions(t *testing.T) {
+// TestExpectedObjects: Verify knows every function, table and trigger of the schema, and
+// who may call it.
+func TestExpectedObjects(t *testing.T) {
 	pool := pgtest.Pool(t)
 	if err := Pgx(pool).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var n int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace").Scan(&n); err != nil {
-		t.Fatal(err)
+	kinds := map[string]int{}
+	for _, o := range schema().Objects() {
+		kinds[o.Kind]++
+		if o.Guarded {
+			kinds["guarded"]++
+		}
 	}
-	if n != len(expectedFunctions()) {
-		t.Errorf("%d functions are expected, the database has %d", len(expectedFunctions()), n)
+	for kind, sql := range map[string]string{
+		"function": "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace",
+		"guarded":  "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND NOT has_function_privilege('public', oid, 'EXECUTE')",
+		"table":    "SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname <> 'migrations'",
+		"trigger":  "SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = 'fencepost'::regnamespace AND NOT tgisinternal",
+	} {
+		var n int
+		if err := pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n != kinds[kind] {
+			t.Errorf("%s: %d are expected, the database has %d", kind, kinds[kind], n)
+		}
 	}
 }

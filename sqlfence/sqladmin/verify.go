@@ -2,11 +2,10 @@ package sqladmin
 
 import (
 	"context"
-	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
@@ -109,7 +108,10 @@ func (a *Admin) Verify(ctx context.Context, v Verification) ([]Finding, error) {
 			}
 		}
 		if !v.WithoutSchema {
-			if err := ask(verifyFunctionsSQL, sqlkit.JSON(expectedFunctions()), schema().Version()); err != nil {
+			if err := ask(verifySchemaSQL, schema().Version()); err != nil {
+				return err
+			}
+			if err := ask(verifyObjectsSQL, schema().ObjectsJSON()); err != nil {
 				return err
 			}
 		}
@@ -179,71 +181,17 @@ func findings(ctx context.Context, q sqlkit.Querier, op, sql string, args ...any
 	return f, err
 }
 
-// functionText finds what a migration does to functions: the name of a function
-// that it drops, or of one that it creates, with the text from its arguments to
-// its body, and its body.
-var functionText = regexp.MustCompile(`(?ms)^DROP FUNCTION (?:IF EXISTS )?fencepost\.(\w+)|^CREATE (?:OR REPLACE )?FUNCTION fencepost\.(\w+)\((.*?)AS \$\$(.*?)\$\$;?$`)
+// verifyObjectsSQL compares functions, tables and triggers with $1.
+const verifyObjectsSQL = `SELECT kind || ' fencepost.' || name, problem FROM (` + migrate.ObjectsSQL + `) AS wrong`
 
-// expectedFunction is how a function of schema fencepost should be.
-type expectedFunction struct {
-	Name    string `json:"name"`
-	Body    string `json:"body"`
-	Definer bool   `json:"definer"`
-	Pinned  bool   `json:"pinned"` // has a search_path of its own
-	// Volatility is pg_proc's: what reads under a lock must not keep an older
-	// snapshot.
-	Volatility string `json:"volatility"`
-}
-
-// expectedFunctions returns the functions as the migrations left them.
-func expectedFunctions() []expectedFunction {
-	var all []expectedFunction
-	for _, m := range schema().Migrations {
-		for _, match := range functionText.FindAllStringSubmatch(m.SQL, -1) {
-			dropped, f := match[1], expectedFunction{match[2], match[4], strings.Contains(match[3], "SECURITY DEFINER"), strings.Contains(match[3], "SET search_path = pg_catalog, pg_temp"), "v"}
-			switch {
-			case strings.Contains(match[3], " IMMUTABLE"):
-				f.Volatility = "i"
-			case strings.Contains(match[3], " STABLE"):
-				f.Volatility = "s"
-			}
-			all = slices.DeleteFunc(all, func(old expectedFunction) bool { return old.Name == dropped || old.Name == f.Name })
-			if dropped == "" {
-				all = append(all, f)
-			}
-		}
-	}
-	return all
-}
-
-// verifyFunctionsSQL compares the functions with $1, and the version of the
-// schema with $2, and looks for tables of the schema that a crash would empty.
-const verifyFunctionsSQL = `
-	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json) AS x(name text, body text, definer boolean, pinned boolean, volatility text)),
-	have AS (SELECT * FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost'))
-	SELECT 'schema fencepost', format('has sqlfence version %s, this build has %s', coalesce(max(version), 0), $2::int)
-		FROM fencepost.migrations WHERE component = 'sqlfence' HAVING max(version) IS DISTINCT FROM $2::int
+// verifySchemaSQL compares the version of the schema with $1, and looks at what of its tables
+// a promise needs besides.
+const verifySchemaSQL = `
+	SELECT 'schema fencepost', format('has sqlfence version %s, this build has %s', coalesce(max(version), 0), $1::int)
+		FROM fencepost.migrations WHERE component = 'sqlfence' HAVING max(version) IS DISTINCT FROM $1::int
 	UNION ALL
 	SELECT 'table fencepost.' || relname, 'is unlogged: a crash empties it' FROM pg_class
-		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relkind = 'r' AND relpersistence <> 'p'
-	UNION ALL
-	SELECT 'function fencepost.' || name, 'is missing' FROM expected WHERE NOT EXISTS (SELECT FROM have WHERE proname = name)
-	UNION ALL
-	SELECT 'function fencepost.' || name, 'is not the one of this build' FROM expected
-		WHERE EXISTS (SELECT FROM have WHERE proname = name) AND NOT EXISTS (SELECT FROM have WHERE proname = name AND prosrc = body)
-	UNION ALL
-	SELECT 'function fencepost.' || name, 'does not run with the rights that it should' FROM expected JOIN have ON proname = name AND prosrc = body WHERE prosecdef <> definer
-	UNION ALL
-	SELECT 'function fencepost.' || name, 'has no pinned search_path' FROM expected JOIN have ON proname = name AND prosrc = body
-		WHERE pinned AND (proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig))
-	UNION ALL
-	SELECT 'function fencepost.' || name, format('has the setting %s, which is not of this build', c) FROM expected JOIN have ON proname = name AND prosrc = body, unnest(proconfig) c
-		WHERE c NOT IN ('search_path=pg_catalog, pg_temp', 'quote_all_identifiers=off') AND (name, c) <> ('session', 'role=none') OR NOT pinned
-	UNION ALL
-	SELECT 'function fencepost.session', 'does not look as the login, and so shows nothing after SET ROLE' FROM have WHERE proname = 'session' AND NOT 'role=none' = ANY (proconfig)
-	UNION ALL
-	SELECT 'function fencepost.' || name, 'has another volatility, and so may read a mark as it was before the lock' FROM expected JOIN have ON proname = name AND prosrc = body
-		WHERE provolatile::text <> volatility
+		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = 'migrations' AND relpersistence <> 'p'
 	UNION ALL
 	SELECT 'table fencepost.lock_salt', 'has no row, so that no lock has a key' WHERE NOT coalesce(
 		(SELECT reltuples > 0 OR pg_relation_size(oid) > 0 FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = 'lock_salt'), false)
@@ -253,13 +201,6 @@ const verifyFunctionsSQL = `
 	UNION ALL
 	SELECT 'table fencepost.' || relname, 'has inheritance children or a parent' FROM pg_class c
 		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
-	UNION ALL
-	SELECT 'table fencepost.' || relname, format('has the trigger %I, which is not of this build', tgname) FROM pg_class c JOIN pg_trigger ON tgrelid = c.oid
-		WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname IN ('marks', 'lock_salt', 'guarded', 'mark_resets') AND NOT tgisinternal AND tgname <> 'keep_resets'
-	UNION ALL
-	SELECT 'table fencepost.mark_resets', 'has no trigger keep_resets that is enabled ALWAYS, and so may lose resets' WHERE NOT EXISTS (
-		SELECT FROM pg_class c JOIN pg_trigger ON tgrelid = c.oid WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost')
-			AND relname = 'mark_resets' AND tgname = 'keep_resets' AND tgenabled = 'A')
 	UNION ALL
 	SELECT 'table fencepost.' || t, 'has no primary key' FROM unnest(ARRAY['marks', 'lock_salt', 'guarded', 'mark_resets']) t WHERE NOT EXISTS (
 		SELECT FROM pg_class c JOIN pg_index ON indrelid = c.oid WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND relname = t AND indisprimary AND indisvalid)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
@@ -78,6 +79,7 @@ func (c *call) doctor(ctx context.Context) error {
 		f.checks = append(f.checks, check{"connect", checkOK, c.target, time.Since(began).Seconds()})
 	}
 	if usable = f.settings(ctx, c.session); c.postgres != nil && f.marks(ctx, c.session) {
+		f.objects(ctx, c.session)
 		f.guarded(ctx, c.session, c.cmd.String("role"))
 	}
 	if usable {
@@ -172,6 +174,24 @@ func (f *findings) marks(ctx context.Context, s *session) (there bool) {
 		f.add(name, checkOK, "version %d", marks.Applied)
 	}
 	return true
+}
+
+// objects compares the functions, tables and triggers of the marks with this build's. Those of
+// the leases are a setting.
+func (f *findings) objects(ctx context.Context, s *session) {
+	const name = "objects " + marksComponent
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	found, err := s.admin.Verify(ctx, sqladmin.Verification{})
+	for _, one := range found {
+		f.add(name, checkFail, "%s; %s", one, migrate.RepairWith)
+	}
+	switch {
+	case err != nil:
+		f.add(name, checkWarn, "not looked at: %v", err)
+	case len(found) == 0:
+		f.add(name, checkOK, "all there, as this build has them")
+	}
 }
 
 // guarded looks for tables that were given triggers and are no longer guarded, or not

@@ -81,3 +81,61 @@ func TestDoctorShowsReports(t *testing.T) {
 		t.Errorf("exit %d, %s", r.code, r.out)
 	}
 }
+
+// TestDoctorFindsObjects: a function of either part of the schema that was dropped, or changed, is
+// found and named, by doctor and by triggers verify; what doctor says to run makes it green. The
+// control is the schema as it was migrated.
+func TestDoctorFindsObjects(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	failures := func() string { // of doctor, but for fsync, which the tests' server has off
+		t.Helper()
+		var lines []string
+		for line := range strings.Lines(fencectl(t, url, "doctor").out) {
+			if strings.HasPrefix(line, checkFail) && !strings.Contains(line, " fsync ") {
+				lines = append(lines, line)
+			}
+		}
+		return strings.Join(lines, "")
+	}
+	if got := failures(); got != "" {
+		t.Fatalf("control: %s", got)
+	}
+	exec1(t, pool, `GRANT EXECUTE ON FUNCTION fencepost.judge TO pg_monitor; GRANT SELECT ON fencepost.audit, fencepost.mark_resets TO pg_monitor;
+		ALTER DEFAULT PRIVILEGES IN SCHEMA fencepost GRANT EXECUTE ON FUNCTIONS TO pg_monitor`)
+	for _, one := range []struct{ sql, found string }{
+		{"DROP FUNCTION fencepost.enter, fencepost.raise", "function fencepost.enter: is missing"},
+		{"DROP FUNCTION fencepost.acquire", "function fencepost.acquire is missing"},
+		{"DROP FUNCTION fencepost.keep_resets() CASCADE", "trigger fencepost.keep_resets: is missing"},
+		{"DROP FUNCTION fencepost.guard_status", "function fencepost.guard_status: is missing"},
+		{"DROP FUNCTION fencepost.lock_salt", "function fencepost.lock_salt: is missing"},
+		{"DROP INDEX fencepost.audit_at", "index fencepost.audit_at is missing"},
+		{"CREATE OR REPLACE FUNCTION fencepost.judge(p_resource text, p_token bigint, p_lease text, p_may_raise boolean) RETURNS text LANGUAGE sql AS 'SELECT ''current''::text'", "function fencepost.judge: is not the one of this build"},
+		{"GRANT EXECUTE ON FUNCTION fencepost.reset TO PUBLIC", "function fencepost.reset: may be executed by everybody"},
+		{"ALTER TABLE fencepost.audit DISABLE TRIGGER audit_is_append_only", "trigger fencepost.audit_is_append_only is not enabled ALWAYS"},
+	} {
+		exec1(t, pool, one.sql)
+		if got := failures(); !strings.Contains(got, one.found) || !strings.Contains(got, "fencectl migrate --repair") {
+			t.Errorf("%s: %s", one.sql, got)
+		}
+		if strings.Contains(one.found, ": ") { // of the marks
+			if r := fencectl(t, url, "triggers", "verify"); r.code != exitUnhealthy || !strings.Contains(r.out, one.found) {
+				t.Errorf("triggers verify: %s: exit %d\n%s", one.sql, r.code, r.out)
+			}
+		}
+		must(t, url, "migrate", "--repair")
+		if got := failures(); got != "" {
+			t.Errorf("%s, repaired: %s", one.sql, got)
+		}
+	}
+	if !value[bool](t, pool, `SELECT has_function_privilege('pg_monitor', 'fencepost.judge(text, bigint, text, boolean)', 'EXECUTE')
+		AND has_table_privilege('pg_monitor', 'fencepost.audit', 'SELECT') AND has_table_privilege('pg_monitor', 'fencepost.mark_resets', 'SELECT')`) {
+		t.Error("a repair took a right on what was there")
+	}
+	if value[bool](t, pool, "SELECT has_function_privilege('pg_monitor', 'fencepost.lock_salt()', 'EXECUTE')") {
+		t.Error("a repair left what default privileges give")
+	}
+	if got := must(t, url, "migrate", "--repair"); strings.Contains(got, "made again") {
+		t.Errorf("with nothing to repair: %s", got)
+	}
+}

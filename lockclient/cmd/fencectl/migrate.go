@@ -25,10 +25,13 @@ func (a *app) migrateCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
 			&cli.StringFlag{Name: "for", Usage: "print it for `TOOL`: psql, goose or golang-migrate", Value: "psql"},
+			&cli.BoolFlag{Name: "repair", Usage: "also make again the functions and triggers that doctor finds missing or changed"},
 			&cli.BoolFlag{Name: "down", Usage: "print what removes the schema"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			switch {
+			case cmd.Bool("print") && cmd.Bool("repair"):
+				return usage("--repair does not go with --print: it looks at what the database lacks")
 			case cmd.Bool("print"):
 				return printed(ctx, cmd)
 			case cmd.IsSet("for") || cmd.IsSet("down"):
@@ -48,6 +51,13 @@ func (c *call) migrate(ctx context.Context) error {
 	if err := pgadmin.Migrate(ctx, c.pool); err != nil {
 		return err
 	}
+	var repaired []string
+	if c.cmd.Bool("repair") {
+		var err error
+		if repaired, err = pgadmin.Repair(ctx, c.pool); err != nil {
+			return partial(ctx, err, "the schema is migrated, and repaired is only %q", repaired)
+		}
+	}
 	after, err := c.versions(ctx)
 	if err != nil {
 		return partial(ctx, err, "the schema is migrated, and its version could not be read")
@@ -61,6 +71,14 @@ func (c *call) migrate(ctx context.Context) error {
 		if err := c.changed(object{"component": component.Name, "before": was, "version": is}, "%s: version %d, %s", component.Name, is, said); err != nil {
 			return err
 		}
+	}
+	for _, name := range repaired {
+		if err := c.changed(object{"repaired": name}, "made again: %s", name); err != nil {
+			return err
+		}
+	}
+	if c.cmd.Bool("repair") && len(repaired) > 0 {
+		fmt.Fprintln(c.errOut, "Grant the rights again, as the schema's owner: run what fencectl roles prints. Then run fencectl doctor.")
 	}
 	return nil
 }

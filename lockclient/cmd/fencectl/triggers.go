@@ -168,6 +168,7 @@ func (c *call) removeTriggers(ctx context.Context) error {
 
 func (c *call) verifyTriggers(ctx context.Context) error {
 	f := &findings{}
+	f.objects(ctx, c.session)
 	f.guarded(ctx, c.session, c.cmd.String("role"))
 	return c.conclude(f)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -164,7 +165,7 @@ func (in *inspection) findings() (found []lockadmin.Finding) {
 		objects = "not looked at, since the schema has another version"
 	}
 	check("schema objects", objects, lockadmin.SeverityError, in.objects != "", in.objects,
-		"run as the schema's owner what fencectl migrate --print has for them")
+		migrate.RepairWith)
 	check("standby", "no", lockadmin.SeverityError, in.standby,
 		"the server is a standby: nothing can be granted or renewed there",
 		"connect to the primary (target_session_attrs=read-write)")

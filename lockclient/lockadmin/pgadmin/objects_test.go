@@ -2,9 +2,11 @@ package pgadmin
 
 import (
 	"context"
-	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"strings"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -41,13 +43,13 @@ func TestInspectObjects(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), statement); err != nil {
 			t.Fatalf("%s: %v", statement, err)
 		}
-		if err := tx.QueryRow(t.Context(), objectsSQL, expectedJSON()).Scan(&wrong); err != nil {
+		if err := tx.QueryRow(t.Context(), objectsSQL, pglease.Schema().ObjectsJSON()).Scan(&wrong); err != nil {
 			t.Fatalf("%s: %v", statement, err)
 		}
 		return wrong
 	}
 	kinds := map[string]int{}
-	for _, e := range expectedObjects() {
+	for _, e := range pglease.Schema().Objects() {
 		kinds[e.Kind]++
 		drop := "DROP " + e.Kind + " fencepost." + e.Name + " CASCADE"
 		if e.Kind == "trigger" {
@@ -70,7 +72,7 @@ func TestInspectObjects(t *testing.T) {
 	for statement, want := range map[string]string{
 		"ALTER FUNCTION fencepost.force_unlock SECURITY INVOKER":                                           "force_unlock does not run with the rights",
 		"GRANT EXECUTE ON FUNCTION fencepost.force_unlock TO PUBLIC":                                       "force_unlock may be executed by everybody",
-		"ALTER FUNCTION fencepost.renew RESET ALL":                                                         "renew has other settings",
+		"ALTER FUNCTION fencepost.renew RESET ALL":                                                         "renew has no pinned search_path",
 		"ALTER FUNCTION fencepost.watch SET work_mem = '1MB'":                                              "watch has other settings",
 		"ALTER FUNCTION fencepost.check_lease STABLE":                                                      "check_lease has another volatility",
 		"ALTER TABLE fencepost.audit ENABLE TRIGGER audit_is_append_only":                                  "audit_is_append_only is not enabled ALWAYS",
