@@ -15,7 +15,8 @@ import (
 
 const (
 	resetsSQL = `SELECT coalesce(json_agg(r ORDER BY r.id), '[]')::text FROM (
-	SELECT id, reset_at, resource, from_token::text, from_lease, to_token::text, to_lease, issuers_last::text, actor, reason, db_role
+	SELECT id, reset_at AS "createdAt", resource, from_token::text AS "fromToken", from_lease AS "fromLeaseId", to_token::text AS "toToken",
+		to_lease AS "toLeaseId", issuers_last::text AS "issuersLast", actor AS "actorId", reason, db_role AS "databaseUser"
 	FROM fencepost.mark_resets WHERE id > $2::bigint ORDER BY id LIMIT $1::int
 ) AS r`
 	marksSQL = `SELECT coalesce(json_agg(m ORDER BY m.resource), '[]')::text FROM (
@@ -33,19 +34,19 @@ type Reset struct {
 	// ID grows with each reset; gaps are resets that were rolled back.
 	ID int64 `json:"id"`
 	// At is the server's clock.
-	At       time.Time `json:"reset_at"`
+	At       time.Time `json:"createdAt"`
 	Resource string    `json:"resource"`
 	// From and To are the marks before and after.
-	FromToken guard.Token `json:"from_token"`
-	FromLease string      `json:"from_lease"`
-	ToToken   guard.Token `json:"to_token"`
-	ToLease   string      `json:"to_lease"`
+	FromToken guard.Token `json:"fromToken"`
+	FromLease string      `json:"fromLeaseId"`
+	ToToken   guard.Token `json:"toToken"`
+	ToLease   string      `json:"toLeaseId"`
 	// IssuersLast is the issuer's last token as given by the operator.
-	IssuersLast guard.Token `json:"issuers_last"`
-	Actor       string      `json:"actor"`
+	IssuersLast guard.Token `json:"issuersLast"`
+	Actor       string      `json:"actorId"`
 	Reason      string      `json:"reason"`
 	// Role is the database role that did the reset.
-	Role string `json:"db_role"`
+	Role string `json:"databaseUser"`
 }
 
 // Resets returns the record of resets with an ID above after, oldest first; 0

@@ -14,7 +14,8 @@ func (a *app) auditCommand() *cli.Command {
 	moment := cli.TimestampConfig{Layouts: []string{time.RFC3339}}
 	return &cli.Command{
 		Name: "audit", Category: categoryLook, ArgsUsage: "[PATTERN]",
-		Usage: "list what operators did, the latest first",
+		Usage:       "list the force-unlocks: who cut which lease and why, the latest first",
+		Description: "Resets of marks are listed by fencectl marks resets. What else operators do is not recorded.",
 		Flags: []cli.Flag{
 			&cli.TimestampFlag{Name: "from", Usage: "only from this `TIME` on, such as 2026-04-30T22:00:00Z", Config: moment},
 			&cli.TimestampFlag{Name: "to", Usage: "only before this `TIME`", Config: moment},

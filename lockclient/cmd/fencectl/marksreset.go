@@ -52,7 +52,8 @@ func (r *reset) run(c *call, ctx context.Context) error {
 	if err := c.admin.Reset(ctx, sqladmin.MarkReset{Resource: c.resource, From: r.from, To: r.to, IssuersLast: r.last, Actor: c.cmd.String("actor"), Reason: c.cmd.String("reason")}); err != nil {
 		var refused *guard.RejectedError
 		if errors.As(err, &refused) && refused.Mark != r.from && refused.Mark.Token != guard.NoToken {
-			return fmt.Errorf("nothing was changed, the mark is not what --from says: %w", err)
+			return &commandError{Code: exitRefused, Reason: string(refused.Reason), Err: fmt.Errorf("nothing was changed: the mark of %s is token %s, lease %s, not %s as --from says",
+				shown(c.resource), refused.Mark.Token, leaseID(refused.Mark.LeaseID), r.from.Token)}
 		}
 		return err
 	}

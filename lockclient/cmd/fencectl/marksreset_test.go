@@ -21,6 +21,9 @@ func TestMarksReset(t *testing.T) {
 	if err := db.Raise(t.Context(), poison); err != nil {
 		t.Fatal(err)
 	}
+	if err := db.Raise(t.Context(), guard.Claim{Resource: "lower", Token: 2, LeaseID: "first"}); err != nil {
+		t.Fatal(err)
+	}
 	if out := must(t, url, "marks", "list", "--ahead"); !strings.Contains(out, guard.MaxToken.String()) {
 		t.Errorf("the poisoned mark is not found:\n%s", out)
 	}
@@ -40,6 +43,7 @@ func TestMarksReset(t *testing.T) {
 		{"a reason of only spaces", reset(from, to, []string{"--actor", "a", "--reason", " "}), exitUsage, "usage", "--reason"},
 		{"no from", reset(to, why), exitUsage, "usage", "--from"},
 		{"another mark", reset([]string{"--from", "7"}, to, why), exitRefused, "stale", "mark"},
+		{"a lower mark", append([]string{"marks", "reset", "lower", "--yes", "--issuers-last", "9", "--from", "5", "--to", "1"}, why...), exitRefused, "conflict", "is token 2, lease first, not 5"},
 		{"a malformed mark", reset([]string{"--from", "+7"}, to, why), exitUsage, "usage", `"+7"`},
 		{"above the issuer", reset(from, []string{"--to", "4711"}, why), exitUsage, "invalid", "4711"},
 		{"no mark", append([]string{"marks", "reset", "none", "--yes", "--issuers-last", "9", "--from", "7", "--to", "6"}, why...), exitNotFound, "not_found", "none"},
@@ -73,6 +77,11 @@ func TestMarksReset(t *testing.T) {
 	var r sqladmin.Reset
 	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "YOU" || r.FromToken != guard.MaxToken {
 		t.Errorf("%v: %+v", err, r)
+	}
+	for _, name := range []string{"id", "createdAt", "resource", "fromToken", "fromLeaseId", "toToken", "toLeaseId", "issuersLast", "actorId", "reason", "databaseUser"} {
+		if out := must(t, url, "marks", "resets", "-o", "json"); !strings.Contains(out, `"`+name+`":`) || strings.Contains(out, "_at") {
+			t.Errorf("no %s in %s", name, out)
+		}
 	}
 	if out := must(t, url, "marks", "resets"); !strings.Contains(out, "INC-5") {
 		t.Errorf("%s", out)

@@ -10,6 +10,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
 )
 
@@ -22,7 +23,7 @@ func (a *app) triggersCommand() *cli.Command {
 		asked, printed := a.onDatabase(marksOnly, run, "TABLE", "[TEMPLATE]"), a.offline(run, "TABLE", "[TEMPLATE]")
 		return &cli.Command{
 			Name: name, ArgsUsage: "TABLE [TEMPLATE]", Usage: usage, Description: text,
-			Flags: []cli.Flag{columns, print, yesFlag()},
+			Flags: []cli.Flag{columns, &cli.BoolFlag{Name: "replace", Usage: "though the table has triggers with another template"}, print, yesFlag()},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Bool("print") && cmd.Args().Len() > 1 {
 					return printed(ctx, cmd)
@@ -101,24 +102,47 @@ func (c *call) installed(ctx context.Context, table []string) (t sqladmin.Trigge
 	if len(c.cmd.StringSlice("column")) > 0 {
 		return t, usage("triggers: --column goes with a TEMPLATE")
 	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	all, err := c.admin.Triggers(ctx)
-	if err != nil {
+	t, err = c.guarding(ctx, table)
+	if err == nil && t.Table == nil {
+		err = notFound("%s has no triggers: say its TEMPLATE, too", shown(strings.Join(table, ".")))
+	}
+	return t, err
+}
+
+// guarding returns what a table has, nothing if it has no triggers. The server finds the
+// table, as it does for the installation.
+func (c *call) guarding(ctx context.Context, table []string) (t sqladmin.Trigger, err error) {
+	if _, err := sqladmin.RemoveTriggerSQL(table); err != nil { // not the name of a table
 		return t, err
 	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	const sql = `SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.oid = pg_catalog.to_regclass($1::text)`
+	found := make([]string, 2)
+	err = c.pool.QueryRow(ctx, sql, pgx.Identifier(table).Sanitize()).Scan(&found[0], &found[1])
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return t, notFound("there is no table %s; if it is not on the search path, say SCHEMA.TABLE", shown(strings.Join(table, ".")))
+	case err != nil:
+		return t, guard.Unavailable("find the table", guard.Claim{}, err)
+	}
+	all, err := c.admin.Triggers(ctx)
 	for _, s := range all {
-		if s.Trigger.Resource != nil && (slices.Equal(s.Trigger.Table, table) || len(table) == 1 && s.Trigger.Table[1] == table[0]) {
-			if t.Table != nil {
-				return t, usage("triggers: several schemas have a guarded table %s: name the schema, too", shown(table[0]))
-			}
+		if s.Trigger.Resource != nil && slices.Equal(s.Trigger.Table, found) {
 			t = s.Trigger
 		}
 	}
-	if t.Table == nil {
-		return t, notFound("%s has no triggers: say its TEMPLATE, too", shown(strings.Join(table, ".")))
+	return t, err
+}
+
+// described returns a template and, where they are not its variables, the columns.
+func described(t sqladmin.Trigger) string {
+	text := shown(t.Resource.String())
+	for _, v := range t.Resource.Variables() {
+		text += orNothing(t.Columns[v] != v, ", "+v+" in column "+shown(t.Columns[v]))
 	}
-	return t, nil
+	return text
 }
 
 func (c *call) install(ctx context.Context, report bool) error {
@@ -139,7 +163,21 @@ func (c *call) install(ctx context.Context, report bool) error {
 	if report {
 		does = "report each write without a current claim, and refuse none"
 	}
-	if err := c.confirm(ctx, fmt.Sprintf("Install triggers on %s, whose rows belong to %s. They %s.", name, shown(t.Resource.String()), does)); err != nil {
+	question := fmt.Sprintf("Install triggers on %s, whose rows belong to %s. They %s.", name, described(t), does)
+	old := t
+	if c.template != "" {
+		if old, err = c.guarding(ctx, t.Table); err != nil {
+			return err
+		}
+	}
+	if old.Table != nil && described(old) != described(t) {
+		replaces := fmt.Sprintf("the rows of %s belong to %s, and would belong to %s: claims for the former are refused then", name, described(old), described(t))
+		if c.cmd.Bool("yes") && !c.cmd.Bool("replace") {
+			return &commandError{Code: exitRefused, Reason: string(guard.ReasonConflict), Err: fmt.Errorf("triggers: %s; if that is meant, say --replace", replaces)}
+		}
+		question = "Replace the triggers: " + replaces + ". They " + does + "."
+	}
+	if err := c.confirm(ctx, question); err != nil {
 		return err
 	}
 	if err := c.admin.InstallTrigger(ctx, t); err != nil {
@@ -170,6 +208,17 @@ func (c *call) verifyTriggers(ctx context.Context) error {
 	f := &findings{}
 	f.objects(ctx, c.session)
 	f.guarded(ctx, c.session, c.cmd.String("role"))
+	looking, done := c.bounded(ctx)
+	defer done()
+	tables, err := c.admin.Triggers(looking)
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if t.Trigger.Resource != nil && len(t.Findings) == 0 {
+			f.add("table "+strings.Join(t.Trigger.Table, "."), checkOK, "its rows belong to %s", described(t.Trigger))
+		}
+	}
 	return c.conclude(f)
 }
 

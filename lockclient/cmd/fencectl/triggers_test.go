@@ -74,6 +74,27 @@ func TestTriggers(t *testing.T) {
 	must(t, url, "triggers", "enforce", "public.balances", "--yes")
 	must(t, url, "triggers", "verify")
 
+	if out := must(t, url, "triggers", "verify"); !strings.Contains(out, "public.balances") || !strings.Contains(out, template) {
+		t.Errorf("verify does not say which tables there are: %s", out)
+	}
+
+	// Another template makes other claims count: that is not done by the way.
+	other := []string{"triggers", "enforce", "balances", "x:{tenant}:other", "--yes"}
+	if r := fencectl(t, url, other...); r.code != exitRefused || !strings.Contains(r.errOut, template) || !strings.Contains(r.errOut, "x:{tenant}:other") || !strings.Contains(r.errOut, "--replace") {
+		t.Errorf("another template: %+v", r)
+	}
+	if out := must(t, url, "triggers", "verify"); !strings.Contains(out, template) {
+		t.Errorf("the refused template was installed: %s", out)
+	}
+	must(t, url, append([]string{"triggers", "enforce", "--yes"}, describe...)...) // the same again
+	must(t, url, append(other, "--replace")...)
+	if out := must(t, url, "triggers", "verify"); strings.Contains(out, template) || !strings.Contains(out, "x:{tenant}:other") {
+		t.Errorf("the template was not replaced: %s", out)
+	}
+	if r := fencectl(t, url, "triggers", "report", "nosuch", "--yes"); r.code != exitNotFound || !strings.Contains(r.errOut, "no table nosuch") {
+		t.Errorf("a table that does not exist: %+v", r)
+	}
+
 	must(t, url, "triggers", "remove", "balances", "--yes")
 	if state := write(); state != "" {
 		t.Errorf("a write is refused without triggers: %s", state)
