@@ -450,6 +450,7 @@ func TestRenamedTable(t *testing.T) {
 	check("after the triggers of the other are removed", guard.ReasonStale, guard.ReasonNone)
 	// The control.
 	e.guardBy("inv", "{region}")
+	e.mutate("refuse_swapped", "IF EXISTS", "IF false AND EXISTS") // which would notice the other columns
 	e.exec("CREATE OR REPLACE FUNCTION fencepost." + e.text("SELECT fencepost.guard_name('inv_old'::regclass)") +
 		"() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS " +
 		e.text("SELECT quote_literal(prosrc) FROM pg_proc WHERE proname = fencepost.guard_name('inv'::regclass)"))

@@ -80,9 +80,13 @@ func TestMigrateBehindAnother(t *testing.T) {
 	stopped := e.begin("SELECT pg_advisory_xact_lock($1)", key)
 	noError(t, e.db.Migrate(t.Context()), "with nothing to do")
 	e.exec("DROP SCHEMA fencepost CASCADE")
+	// A second look says that the response to the first has arrived.
 	waits := func() {
 		t.Helper()
-		e.waitFor("the migration to see who has the lock", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle in transaction' AND strpos(query, 'pg_locks') > 0 AND strpos(query, $1::bigint::text) > 0", key)
+		const looks = " FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle in transaction' AND strpos(query, 'pg_locks') > 0 AND strpos(query, $1::bigint::text) > 0"
+		e.waitFor("the migration to see who has the lock", "SELECT count(*) > 0"+looks, key)
+		first := e.text("SELECT coalesce(max(query_start), now())::text"+looks, key)
+		e.waitFor("the migration to look again", "SELECT count(*) > 0"+looks+" AND query_start > $2::text::timestamptz", key, first)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -88,19 +88,26 @@ func (d *DB[Tx]) pipelineFailed(ctx context.Context, t *transaction[Tx], p pipel
 	case p.failed == atCommit, p.failed == atWork && unanswered(err):
 		result := d.commitFailed(ctx, t, p.failed == atCommit, err)
 		if unstreamed(err) && guard.ReasonOf(result) == guard.ReasonUnavailable {
-			return invalidUse{guard.Invalid("sql", "COPY", "needs a stream, as of pgx's CopyFrom in InTx; nothing was written"), err}
+			return invalidCopy(err)
 		}
 		return result
 	default:
 		what = t.rollback(ctx)
 	}
+	var pg *pgconn.PgError
 	switch {
+	case what == undone && errors.As(err, &pg) && pg.Code == "08P01" && strings.Contains(pg.Message, "COPY"): // PostgreSQL 13 keeps the session
+		return invalidCopy(err)
 	case strings.HasPrefix(pgerr.State(err), "SF"):
 		err = ErrorFrom(err)
 	case what == undoneByLoss && sessionLost(err) && p.failed != refused: // the server ended the session before COMMIT
 		err = guard.Unavailable("fenced statement", t.claims[0], err)
 	}
 	return d.superseded(ctx, t, what, err)
+}
+
+func invalidCopy(err error) error {
+	return invalidUse{guard.Invalid("sql", "COPY", "needs a stream, as of pgx's CopyFrom in InTx; nothing was written"), err}
 }
 
 // unstreamed reports the error of a COPY in a pipeline: pgx's, which meets a message that it does
