@@ -77,6 +77,10 @@ func (c *call) doctor(ctx context.Context) error {
 			return failed("connect", err) // nothing else can be checked
 		}
 		f.checks = append(f.checks, check{"connect", checkOK, c.target, time.Since(began).Seconds()})
+	} else if _, err := c.op.Get(ctx, "fencectl-doctor"); err != nil {
+		if code, _ := exitOf(err); code == exitUnavailable {
+			return err // nothing else can be checked
+		}
 	}
 	if usable = f.settings(ctx, c.session); c.postgres != nil && f.marks(ctx, c.session) {
 		f.objects(ctx, c.session)

@@ -77,6 +77,19 @@ func TestStandby(t *testing.T) {
 	}
 }
 
+// TestDoctorOfADeadServer: whatever the issuer is, a server that cannot be reached is one exit code.
+func TestDoctorOfADeadServer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ issuer, address string }{{"http", "http://127.0.0.1:1"}, {"etcd", "127.0.0.1:1"}, {"redis", "127.0.0.1:1"}, {"zookeeper", "127.0.0.1:1"}} {
+		if r := fencectl(t, "", "--issuer", c.issuer, "--address", c.address, "--timeout", "1s", "doctor"); r.code != exitUnavailable || !strings.Contains(r.errOut, c.address) {
+			t.Errorf("%s: %+v", c.issuer, r)
+		}
+	}
+	if r := fencectl(t, "postgres://nobody@127.0.0.1:1/none", "doctor", "--timeout", "1s"); r.code != exitUnavailable {
+		t.Errorf("postgres: %+v", r)
+	}
+}
+
 // TestExpectNobody: --expect none cuts nothing that somebody holds.
 func TestExpectNobody(t *testing.T) {
 	t.Parallel()
