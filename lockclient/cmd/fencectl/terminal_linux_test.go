@@ -1,9 +1,18 @@
 package main
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 var unlockBilling = []string{"force-unlock", "billing", "--actor", "ana", "--reason", "it hangs"}
@@ -76,5 +85,31 @@ func TestConfirmationIsAboutTheLeaseShown(t *testing.T) {
 	}
 	if err := successor.Renew(t.Context()); err != nil {
 		t.Errorf("the successor lost its lease: %v", err)
+	}
+}
+
+// On a lock server the question neither advises --raise, which is refused there, nor says what the
+// server's own raise may make untrue.
+func TestConfirmationOnALockServer(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	hold(t, pool, "worker-1", "billing", time.Hour)
+	op := guard.Must(pgadmin.New(pool, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)}))
+	issuer := leasetest.Patient(guard.Must(pglock.New(pool, nil)))
+	t.Cleanup(func() { issuer.Close() })
+	operator := func(*http.Request) (*lockhttp.Identity, error) {
+		return &lockhttp.Identity{Subject: "ada", AllResources: true, Operator: true}, nil
+	}
+	handler := guard.Must(lockhttp.New(issuer, operator, &lockhttp.Options{Admin: op, Timeout: testkit.Patience, Logger: testkit.Logger(t)}))
+	server := httptest.NewServer(handler)
+	t.Cleanup(func() { server.Close(); handler.Close(t.Context()) })
+	term := onTerminal(t, "", append([]string{"--issuer", "http", "--address", server.URL}, unlockBilling...)...)
+	term.sees(`Type "yes" to go on: `)
+	if screen := term.screen(); !strings.Contains(screen, "Unless the lock server raises the mark") || strings.Contains(screen, "--raise") {
+		t.Errorf("the question:\n%s", screen)
+	}
+	term.keys("no\n")
+	if code := term.ends(); code != exitCancelled {
+		t.Errorf("exit code %d", code)
 	}
 }
