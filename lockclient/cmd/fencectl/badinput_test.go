@@ -161,7 +161,7 @@ func TestSchemaVersions(t *testing.T) {
 			{pgadmin.Component{Name: component, Applied: own + 1, UsableFrom: own, Known: own}, "", ""},
 			{pgadmin.Component{Name: component, Applied: own + 1, UsableFrom: own + 1, Known: own}, "schema_newer", "use a newer fencectl"},
 		} {
-			err := unusable(c.have)
+			err := unusable(c.have, "the database")
 			if c.reason == "" {
 				if err != nil {
 					t.Errorf("%s %+v: %v", component, c.have, err)

@@ -78,6 +78,8 @@ func (c *call) explained(ctx context.Context, err error) error {
 	switch {
 	case err == nil || ctx.Err() == context.Canceled:
 		return err
+	case sqlState(err) == noRight && inside(c.cmd) == "migrate: ": // none of the roles may
+		return fmt.Errorf("%w; role %s is not the owner of schema fencepost on %s, who alone may migrate it", err, shown(c.pool.Config().ConnConfig.User), c.target)
 	case sqlState(err) == noRight:
 		return fmt.Errorf("%w; it is role %s: fencectl roles prints the roles that may, and it needs to be a member of one", err, shown(c.pool.Config().ConnConfig.User))
 	case sqlState(err) == readOnly, sqlState(err) == recovering && code == exitUnavailable:

@@ -89,7 +89,7 @@ func (c *call) doctor(ctx context.Context) error {
 	if usable {
 		f.endToEnd(ctx, c.session)
 	} else {
-		f.add("end to end", checkWarn, "not tried without the schema")
+		f.add("end to end", checkWarn, "not tried: see schema "+leasesComponent)
 	}
 	if ctx.Err() != nil { // what failed then says nothing about the server
 		return ctx.Err()
@@ -161,14 +161,14 @@ func (f *findings) marks(ctx context.Context, s *session) (there bool) {
 	have, err := s.versions(ctx)
 	switch {
 	case sqlState(err) == "42501":
-		f.add(name, checkWarn, "this role may not read fencepost.migrations")
+		f.add(name, checkWarn, "not looked at: this role may not read fencepost.migrations")
 		return true
 	case err != nil:
 		f.add(name, checkFail, "%v", err)
 		return true
 	}
 	marks := have[len(have)-1]
-	switch wrong := unusable(marks); {
+	switch wrong := unusable(marks, s.target); {
 	case marks.Applied == 0:
 		f.add(name, checkWarn, "not there: needed for marks (fenced transactions, stores, triggers), run fencectl migrate")
 		return false

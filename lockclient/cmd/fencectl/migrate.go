@@ -68,12 +68,12 @@ func (c *call) migrate(ctx context.Context) error {
 		if was != is {
 			said = fmt.Sprintf("was %d", was)
 		}
-		if err := c.changed(object{"component": component.Name, "before": was, "version": is}, "%s: version %d, %s", component.Name, is, said); err != nil {
+		if err := c.changed(object{"component": component.Name, "before": was, "version": is, "on": c.target}, "On %s: %s: version %d, %s", c.target, component.Name, is, said); err != nil {
 			return err
 		}
 	}
 	for _, name := range repaired {
-		if err := c.changed(object{"repaired": name}, "made again: %s", name); err != nil {
+		if err := c.changed(object{"repaired": name, "on": c.target}, "On %s: made again: %s", c.target, name); err != nil {
 			return err
 		}
 	}

@@ -181,7 +181,7 @@ func (s *session) need(ctx context.Context, components ...string) error {
 	for _, component := range have {
 		for _, needed := range components {
 			if err == nil && component.Name == needed {
-				err = unusable(component)
+				err = unusable(component, s.target)
 			}
 		}
 	}
@@ -189,14 +189,14 @@ func (s *session) need(ctx context.Context, components ...string) error {
 }
 
 // unusable says why this build cannot use a component; nil if it can.
-func unusable(have pgadmin.Component) error {
+func unusable(have pgadmin.Component, target string) error {
 	switch {
 	case have.Applied == 0:
-		return schemaError("schema_missing", "the database has no schema of %s: run fencectl migrate", have.Name)
+		return schemaError("schema_missing", "%s has no schema of %s: it may not be the database that was meant (--database-url, DATABASE_URL, PGHOST, PGDATABASE); if it is, run fencectl migrate", target, have.Name)
 	case have.Applied < have.Known:
-		return schemaError("schema_older", "the database has %s version %d, this build needs %d: run fencectl migrate", have.Name, have.Applied, have.Known)
+		return schemaError("schema_older", "%s has %s version %d, this build needs %d: run fencectl migrate", target, have.Name, have.Applied, have.Known)
 	case have.UsableFrom > have.Known:
-		return schemaError("schema_newer", "the database has %s version %d, this build knows %d: use a newer fencectl", have.Name, have.Applied, have.Known)
+		return schemaError("schema_newer", "%s has %s version %d, this build knows %d: use a newer fencectl", target, have.Name, have.Applied, have.Known)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
+	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -50,9 +51,12 @@ type inspection struct {
 	usable                 int    // the version by which this build judges the schema
 	objects                string // what is wrong with those of the schema
 	timeline, epochBase    int64
-	hidden                 string // why the timeline or the system identifier could not be read
-	blocker                int    // process whose open transaction has a lock that keeps the exclusive calls out
-	locker                 int    // process with a lock on the leases, or waiting for one, that keeps everybody out
+	denied                 string            // why the schema's version could not be read
+	hidden                 string            // why the timeline or the system identifier could not be read
+	unread                 map[string]string // why, by setting
+	blocker                int               // process whose open transaction has a lock on the leases, or on rows of them
+	blockerState           string
+	locker                 int // process with a lock on the leases, or waiting for one, that keeps everybody out
 	lockerWaitsFor         []int32
 	snapshot               int // process with the oldest snapshot
 	snapshotAge            time.Duration
@@ -72,12 +76,12 @@ const (
   ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END`
 	baseSQL  = `SELECT e.base FROM fencepost.epoch e`
 	aheadSQL = `SELECT count(*) FROM fencepost.leases l WHERE l.lease_id IS NOT NULL AND l.acquired_at > clock_timestamp() + interval '1 second'`
-	// blockerSQL finds the oldest of the transactions whose lock on the leases
-	// would block the exclusive calls.
-	blockerSQL = `SELECT coalesce(k.pid, 0) FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
+	// blockerSQL finds the oldest of the transactions that have locked the leases, so that
+	// the exclusive calls wait, or rows of them (SELECT FOR UPDATE), so that their holders do.
+	blockerSQL = `SELECT coalesce(k.pid, 0), coalesce(s.state, '') FROM pg_locks k JOIN pg_stat_activity s ON s.pid = k.pid
 WHERE k.relation = to_regclass('fencepost.leases') AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-  AND k.granted AND k.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-  AND s.xact_start < clock_timestamp() - interval '1 second'
+  AND k.granted AND k.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+  AND s.xact_start < clock_timestamp() - interval '1 second' AND k.pid <> pg_backend_pid()
 ORDER BY s.xact_start LIMIT 1`
 	// lockerSQL finds who has or waits for a lock that conflicts with every grant's.
 	lockerSQL = `SELECT k.pid, pg_blocking_pids(k.pid) FROM pg_locks k
@@ -109,8 +113,8 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 		return in, err
 	}
 	in.pooled = pid != conn.PgConn().PID()
-	var hidden []string
-	see := func(secret bool, sql string, into ...any) error {
+	in.unread = map[string]string{}
+	see := func(setting, sql string, into ...any) error {
 		err := look(ctx, conn, func() error {
 			if _, err := conn.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", pglease.Milliseconds(lockPatience)); err != nil {
 				return err
@@ -118,8 +122,9 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 			return conn.QueryRow(ctx, sql).Scan(into...)
 		})
 		if pg := pglease.Error(err); pg != nil && pglease.NothingWritten(pg) {
-			if secret {
-				hidden = append(hidden, pg.Message)
+			in.unread[setting] = pg.Message
+			if setting == lockadmin.SettingSchema && pg.Code == pgerr.Privilege {
+				in.denied = pg.Message
 			}
 			return nil
 		}
@@ -131,20 +136,27 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 	var age int64
 	var system string
 	err = errors.Join(
-		see(true, systemSQL, &system),
-		see(true, timelineSQL, &in.timeline),
-		see(false, pglease.Schema().VersionSQL(), &in.schema),
-		see(false, pglease.Schema().UsableSQL(), &in.usable),
-		see(false, baseSQL, &in.epochBase),
-		see(false, blockerSQL, &in.blocker),
-		see(false, lockerSQL, &in.locker, &in.lockerWaitsFor),
-		see(false, snapshotSQL, &in.snapshot, &age),
-		see(false, unseenSQL, &in.unseen),
-		see(false, rowSecuritySQL, &in.rowSecurity),
-		see(false, aheadSQL, &in.ahead),
+		see("system", systemSQL, &system),
+		see("timeline", timelineSQL, &in.timeline),
+		see(lockadmin.SettingSchema, pglease.Schema().VersionSQL(), &in.schema),
+		see(lockadmin.SettingSchema, pglease.Schema().UsableSQL(), &in.usable),
+		see("base", baseSQL, &in.epochBase),
+		see("blocker", blockerSQL, &in.blocker, &in.blockerState),
+		see("locked", lockerSQL, &in.locker, &in.lockerWaitsFor),
+		see("old snapshot", snapshotSQL, &in.snapshot, &age),
+		see("old snapshot", unseenSQL, &in.unseen),
+		see("row-level security", rowSecuritySQL, &in.rowSecurity),
+		see("clock set back", aheadSQL, &in.ahead),
 	)
 	in.snapshotAge = time.Duration(age) * time.Microsecond
-	in.hidden = strings.Join(hidden, "; ")
+	for _, hidden := range []string{"system", "timeline", "base"} {
+		if why := in.unread[hidden]; why != "" {
+			in.hidden += "; " + why
+		}
+		delete(in.unread, hidden)
+	}
+	delete(in.unread, lockadmin.SettingSchema)
+	in.hidden = strings.TrimPrefix(in.hidden, "; ")
 	return in, err
 }
 
@@ -152,7 +164,9 @@ func inspect(ctx context.Context, conn *pgx.Conn) (in inspection, err error) {
 func (in *inspection) findings() (found []lockadmin.Finding) {
 	// check adds a finding: the problem, if it is there, or else what is fine.
 	check := func(setting, fine string, severity lockadmin.Severity, bad bool, problem, remedy string) {
-		if bad {
+		if why := in.unread[setting]; why != "" { // what was not seen is not fine
+			found = append(found, lockadmin.Finding{Severity: lockadmin.SeverityWarning, Setting: setting, Detail: "not looked at: " + why, Remedy: "see " + lockadmin.SettingSchema})
+		} else if bad {
 			found = append(found, lockadmin.Finding{Severity: severity, Setting: setting, Detail: problem, Remedy: remedy})
 		} else {
 			found = append(found, lockadmin.Finding{Severity: lockadmin.SeverityOK, Setting: setting, Detail: fine})
@@ -160,12 +174,10 @@ func (in *inspection) findings() (found []lockadmin.Finding) {
 	}
 	check("server", in.server+", database "+in.database+", role "+in.user, lockadmin.SeverityOK, false, "", "")
 	in.checkSchema(check)
-	objects := "all there, as this build has them"
 	if in.schema != pglease.Schema().Version() {
-		objects = "not looked at, since the schema has another version"
+		in.unread["schema objects"] = "the schema is not there, or has another version, or was not seen"
 	}
-	check("schema objects", objects, lockadmin.SeverityError, in.objects != "", in.objects,
-		migrate.RepairWith)
+	check("schema objects", "all there, as this build has them", lockadmin.SeverityError, in.objects != "", in.objects, migrate.RepairWith)
 	check("standby", "no", lockadmin.SeverityError, in.standby,
 		"the server is a standby: nothing can be granted or renewed there",
 		"connect to the primary (target_session_attrs=read-write)")
@@ -190,20 +202,24 @@ func (in *inspection) findings() (found []lockadmin.Finding) {
 	check("timeline", fmt.Sprintf("%d, so failovers are noticed; stored epoch base %d", in.timeline, in.epochBase), lockadmin.SeverityWarning, in.hidden != "",
 		"the server does not show everything, so a failover may go unnoticed: "+in.hidden,
 		"raise the epoch after every failover and restore, or grant EXECUTE on these functions")
-	check("blocker", "none", lockadmin.SeverityWarning, in.blocker != 0,
-		fmt.Sprintf("server process %d has had a transaction open for more than a second, with a lock on the leases: it keeps out Purge, RaiseEpoch and AdvanceFloor", in.blocker),
-		"look at pg_stat_activity, end it if it is forgotten")
+	unseen := "none"
+	if in.unseen > 0 {
+		unseen = fmt.Sprintf("none of those that this role may see; it does not see those of %d sessions, for which it needs pg_read_all_stats", in.unseen)
+	}
+	check("blocker", unseen, lockadmin.SeverityWarning, in.blocker != 0,
+		fmt.Sprintf("server process %d (%s) has had a transaction open for more than a second, with a lock on the leases or on rows of them: whoever needs one of these rows waits; if it has written, Purge, RaiseEpoch and AdvanceFloor do, too", in.blocker, in.blockerState),
+		"look at pg_stat_activity; if it is forgotten, end it with pg_terminate_backend")
+	behind := ""
+	if len(in.lockerWaitsFor) > 0 {
+		behind = fmt.Sprintf("; it waits for %v", in.lockerWaitsFor)
+	}
 	check("locked", "no", lockadmin.SeverityError, in.locker != 0,
-		fmt.Sprintf("server process %d has or awaits a lock that keeps everybody out of the leases, as VACUUM FULL, CLUSTER and ALTER TABLE do; it waits for %v", in.locker, in.lockerWaitsFor),
+		fmt.Sprintf("server process %d has or awaits a lock that keeps everybody out of the leases, as VACUUM FULL, CLUSTER and ALTER TABLE do%s", in.locker, behind),
 		"end it, or what it waits for: see pg_stat_activity")
 	check("row-level security", "off", lockadmin.SeverityError, len(in.rowSecurity) > 0,
 		"is on for "+strings.Join(in.rowSecurity, ", ")+": the statements of issuers to which it applies are refused",
 		"ALTER TABLE fencepost.... DISABLE ROW LEVEL SECURITY; rights per column (roles) are what is needed")
-	snapshots := "none"
-	if in.unseen > 0 {
-		snapshots = fmt.Sprintf("none of those that this role may see; it does not see those of %d sessions, for which it needs pg_read_all_stats", in.unseen)
-	}
-	check("old snapshot", snapshots, lockadmin.SeverityWarning, in.snapshotAge > snapshotWorthTelling,
+	check("old snapshot", unseen, lockadmin.SeverityWarning, in.snapshotAge > snapshotWorthTelling,
 		fmt.Sprintf("server process %d has a snapshot for %s: until it ends no dead version of a row is cleaned, and busy leases become slow", in.snapshot, in.snapshotAge.Round(time.Second)),
 		"end the transaction if it is forgotten; let long reports and dumps run on a standby")
 	check("clock set back", "no", lockadmin.SeverityWarning, in.ahead > 0,
@@ -216,8 +232,10 @@ func (in *inspection) checkSchema(check func(setting, fine string, severity lock
 	wanted := pglease.Schema().Version()
 	problem, remedy := "", ""
 	switch {
+	case in.denied != "":
+		problem, remedy = "role "+in.user+" may not see it: "+in.denied, "grant it one of the roles that fencectl roles prints; if these are not there, the schema's owner runs that"
 	case in.schema == 0:
-		problem, remedy = "there is no schema of lockclient in this database, or the role may not see it", "run fencectl migrate, or pgadmin.Migrate"
+		problem, remedy = "there is no schema of lockclient in database "+in.database, "if this is the database that was meant, run fencectl migrate, or pgadmin.Migrate"
 	case in.schema < wanted:
 		problem, remedy = fmt.Sprintf("the schema has version %d, this build needs %d", in.schema, wanted), "run fencectl migrate, or pgadmin.Migrate, then roll out"
 	case in.usable != wanted:

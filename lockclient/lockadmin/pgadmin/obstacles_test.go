@@ -2,8 +2,13 @@ package pgadmin
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -65,5 +70,69 @@ func TestInspectObstacles(t *testing.T) {
 	}
 	if in := read(); in.locker != 0 || in.snapshot == int(dump.PgConn().PID()) {
 		t.Errorf("afterwards: %+v", in)
+	}
+}
+
+// TestInspectRowLock: a forgotten transaction that has locked rows of the leases is named, with
+// what it does, and the statement that ends it. Without it there is none.
+func TestInspectRowLock(t *testing.T) {
+	t.Parallel()
+	owner := migrated(t)
+	o := newRoleOperator(t, owner)
+	blocker := func() lockadmin.Finding {
+		t.Helper()
+		found, err := o.Inspect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return of(t, found, "blocker")
+	}
+	if f := blocker(); f.Severity != lockadmin.SeverityOK {
+		t.Errorf("control: %+v", f)
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), owner.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	if _, err := conn.Exec(t.Context(), "BEGIN; SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	pid := conn.PgConn().PID()
+	testkit.Eventually(t, "it has been open for a second", func() bool {
+		f := blocker()
+		return strings.Contains(f.Detail, fmt.Sprintf("server process %d (idle in transaction)", pid)) && strings.Contains(f.Remedy, "pg_terminate_backend")
+	})
+}
+
+// TestInspectWithoutRights: a role without any is told so, and what could not be seen is not
+// called fine. A reader, the control, sees everything.
+func TestInspectWithoutRights(t *testing.T) {
+	t.Parallel()
+	owner, names, as := testRoles(t, "")
+	reading := as(names.Reader)
+	inspected := func() []lockadmin.Finding {
+		t.Helper()
+		found, err := newRoleOperator(t, reading).Inspect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	settings := []string{lockadmin.SettingSchema, "schema objects", "timeline", "locked", "blocker", "row-level security", "clock set back"}
+	for _, setting := range settings {
+		if f := of(t, inspected(), setting); f.Severity != lockadmin.SeverityOK && setting != "timeline" {
+			t.Errorf("control: %+v", f)
+		}
+	}
+	mustExec(t, owner, "REVOKE ALL ON SCHEMA fencepost FROM "+names.Reader+"; REVOKE ALL ON ALL TABLES IN SCHEMA fencepost FROM "+names.Reader)
+	found := inspected()
+	for _, setting := range settings {
+		if f := of(t, found, setting); f.Severity == lockadmin.SeverityOK {
+			t.Errorf("%+v", f)
+		}
+	}
+	if f := of(t, found, lockadmin.SettingSchema); !strings.Contains(f.Detail, "permission denied") || !strings.Contains(f.Remedy, "fencectl roles") || strings.Contains(f.Remedy, "migrate") {
+		t.Errorf("%+v", f)
 	}
 }

@@ -157,8 +157,8 @@ func TestInspect(t *testing.T) {
 		"isolation":  {with(map[string]string{"default_transaction_isolation": "serializable"}), "", []string{"default_transaction_isolation"}},
 		"read only":  {with(map[string]string{"default_transaction_read_only": "on"}), "", []string{"default_transaction_read_only"}},
 		"not synced": {with(map[string]string{"synchronous_commit": "off"}), "", []string{"synchronous_commit"}},
-		"newer":      {owner, "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 99, 'later')", []string{lockadmin.SettingSchema}},
-		"none":       {owner, "ALTER SCHEMA fencepost RENAME TO hidden", []string{lockadmin.SettingSchema}},
+		"newer":      {owner, "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 99, 'later')", []string{lockadmin.SettingSchema, "schema objects"}},
+		"none":       {owner, "ALTER SCHEMA fencepost RENAME TO hidden", []string{lockadmin.SettingSchema, "schema objects", "timeline", "clock set back"}},
 	} {
 		undo := map[string]string{
 			"newer": "DELETE FROM fencepost.migrations WHERE version = 99", "none": "ALTER SCHEMA hidden RENAME TO fencepost",
@@ -206,7 +206,7 @@ func TestInspect(t *testing.T) {
 	}
 	eventually(t, "the open transaction is seen", func() bool {
 		found, err := newRoleOperator(t, owner).Inspect(t.Context())
-		return err == nil && strings.HasPrefix(of(t, found, "blocker").Detail, fmt.Sprintf("server process %d has had", open.Conn().PgConn().PID()))
+		return err == nil && strings.HasPrefix(of(t, found, "blocker").Detail, fmt.Sprintf("server process %d (idle in transaction) has had", open.Conn().PgConn().PID()))
 	})
 	closed := dial(t, owner.Config().ConnString())
 	closed.Close()
