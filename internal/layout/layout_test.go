@@ -37,7 +37,7 @@ var allowed = map[string][]string{
 	"lockclient/driver/memory":       {"guard", "lockclient/driver"},
 	"lockclient/lockadmin":           {"guard", "lockclient/internal/input", "lockclient/internal/wire"},
 	"lockclient/lockadmin/admintest": {"guard", "lockclient/driver", "lockclient/lockadmin"},
-	"lockclient/lockadmin/pgadmin":   {"guard", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/input", "lockclient/internal/pattern", "lockclient/internal/pause", "lockclient/internal/pglease", "lockclient/internal/report", "sqlfence/sqladmin", "github.com/jackc/pgx/v5"},
+	"lockclient/lockadmin/pgadmin":   {"guard", "lockclient", "lockclient/pglock", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/input", "lockclient/internal/pattern", "lockclient/internal/pause", "lockclient/internal/pglease", "lockclient/internal/report", "sqlfence/sqladmin", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/lockhttp":            {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/inflight", "lockclient/internal/input", "lockclient/internal/pattern", "lockclient/internal/pause", "lockclient/internal/report", "lockclient/internal/waiting", "lockclient/internal/wire", "github.com/go-chi/chi/v5"},
 	"lockclient/internal/leasetest":  {"guard", "internal/faultproxy", "internal/migrate", "internal/pgtest", "internal/testkit", "lockclient/driver", "lockclient/internal/pglease", "github.com/jackc/pgx/v5"},
 	"lockclient/internal/inflight":   {},
