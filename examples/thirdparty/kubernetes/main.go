@@ -5,9 +5,8 @@
 //	go run ./kubernetes             from examples/thirdparty: the late write is refused
 //	go run ./kubernetes -unfenced   the control: the late write replaces the newer balance
 //
-// The code to copy is campaign: Hold inside OnStartedLeading. The API server is client-go's own fake
-// clientset, which keeps the Lease in memory; the election is the real one. Without a second lease, the
-// Lease's resource version can be the token: lockclient/TOKENS.md says what it does not promise.
+// The code to copy is campaign.go: Hold inside OnStartedLeading. The API server is client-go's own fake
+// clientset, which keeps the Lease in memory; the election is the real one.
 package main
 
 import (
@@ -25,11 +24,8 @@ import (
 	coordination "k8s.io/api/coordination/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clients "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetest "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
@@ -38,30 +34,6 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 	"github.com/fencepost-go/fencepost/sqlfence"
 )
-
-// campaign has this replica elected, again and again until ctx ends, and runs work while it leads
-// and holds the lease. A new leader's Hold waits until the lease of the one before has expired. work
-// presents the claim in its context with every write.
-func campaign(ctx context.Context, kube clients.Interface, locks *lockclient.Client, identity string, work func(context.Context) error) {
-	for ctx.Err() == nil {
-		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: meta.ObjectMeta{Namespace: "billing", Name: "balances"}, Client: kube.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
-			},
-			LeaseDuration: time.Minute, RenewDeadline: 40 * time.Second, RetryPeriod: 100 * time.Millisecond,
-			ReleaseOnCancel: true, Name: "balances",
-			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: func(ctx context.Context) { // which ends when the election is lost
-					if err := locks.Hold(ctx, "billing:balances", nil, work); err != nil && ctx.Err() == nil {
-						fmt.Println(identity, err)
-					}
-				},
-				OnStoppedLeading: func() {},
-			},
-		})
-	}
-}
 
 func main() {
 	unfenced := flag.Bool("unfenced", false, "write without the fence")
@@ -106,9 +78,16 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 	stopped, wake, stored := make(chan bool), make(chan bool), make(chan error)
 	start := func(identity string) {
 		locks := guard.Must(lockclient.New(guard.Must(pglock.New(pool, nil)), identity, nil))
+		config := election(kube, identity)
+		config.RetryPeriod = 100 * time.Millisecond // for the demo
+		var rounds atomic.Int64
 		replicas.Go(func() {
 			defer locks.Close(context.WithoutCancel(ctx))
-			campaign(ctx, kube, locks, identity, func(ctx context.Context) error {
+			campaign(ctx, config, locks, func(ctx context.Context) error {
+				defer func() { <-ctx.Done() }() // a leader's next round would be here
+				if rounds.Add(1) > 1 {
+					return nil // it leads again: its story is told
+				}
 				var cents int64
 				if err := pool.QueryRow(ctx, "SELECT sum(cents) FROM payments").Scan(&cents); err != nil {
 					return err
@@ -118,7 +97,6 @@ func run(ctx context.Context, out io.Writer, fenced bool) error {
 					<-wake // it stands still, and notices nothing
 				}
 				stored <- store(context.WithoutCancel(ctx), pool, db, fenced, cents)
-				<-ctx.Done() // a leader's next round would be here
 				return nil
 			})
 		})
