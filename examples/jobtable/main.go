@@ -7,7 +7,12 @@
 //
 // The code to copy is the type worker. Only the statement of take may change the column
 // attempt, and no job may give an attempt back. That statement is also the raise of the
-// row: from its COMMIT on, no older attempt changes the row.
+// row: from its COMMIT on, no older attempt changes the row. The rule is SameOrNewer for the
+// same reason: take has stored the attempt already, and OncePerToken would refuse the finish
+// as spent. The column has to be bigint: ALTER TABLE jobs ALTER COLUMN attempt TYPE bigint.
+//
+// A worker whose FOR UPDATE SKIP LOCKED transaction stays open for the whole job needs no
+// token for what it writes in there: the row lock fences it.
 package main
 
 import (

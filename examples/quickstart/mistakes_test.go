@@ -37,6 +37,7 @@ func TestMistakes(t *testing.T) {
 	need(pool.Exec(ctx, `CREATE TABLE closes (tenant text, period text, n int, last_fencing_token bigint NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 		CREATE TABLE bare (tenant text, period text, n int, PRIMARY KEY (tenant, period));
 		CREATE TABLE texts (tenant text, period text, n int, last_fencing_token text NOT NULL DEFAULT '', PRIMARY KEY (tenant, period));
+		CREATE TABLE ints (tenant text, period text, n int, last_fencing_token integer NOT NULL DEFAULT 0, PRIMARY KEY (tenant, period));
 		INSERT INTO closes VALUES ('acme', '2026-04'); INSERT INTO texts VALUES ('acme', '2026-04')`))
 	rows := sqlrow.Pgx(pool)
 	locks, keys := need(lockclient.New(need(pglock.New(pool, nil)), "w", nil)), []string{"tenant", "period"}
@@ -69,6 +70,7 @@ func TestMistakes(t *testing.T) {
 		"no Migrate: store":       {func() any { return second(unmigrated.Admit(ctx, claim)) }, "run sqladmin's Migrate"},
 		"token as text":           {func() any { return second(guard.ParseToken("0x12")) }, "must be a decimal number from 1 to"},
 		"token column of text":    {func() any { return update(claim, set, "texts") }, "must be bigint NOT NULL DEFAULT 0"},
+		"token column of integer": {func() any { return update(claim, set, "ints") }, "ALTER COLUMN ... TYPE bigint"},
 		"no token column":         {func() any { return update(claim, set, "bare") }, "must be bigint NOT NULL DEFAULT 0"},
 		"token column written":    {func() any { return update(claim, sqlrow.Set{"last_fencing_token": 3}, "closes") }, "which only the fence writes"},
 		"schema in the name":      {func() any { return update(claim, set, "public.closes") }, `[]string{"public", "closes"}`},

@@ -249,7 +249,7 @@ func (t *Table) look(ctx context.Context, on Executor) error {
 	case obstacle != "":
 		return guard.Invalid("table", t.label, obstacle+": only ordinary and partitioned tables keep marks")
 	case inexact != "":
-		return guard.Invalid("token column "+t.layout.Token, inexact, "is not the column's type: it must be bigint NOT NULL DEFAULT 0")
+		return guard.Invalid("type of token column "+t.layout.Token, inexact, "must be bigint NOT NULL DEFAULT 0: ALTER COLUMN ... TYPE bigint")
 	case unfit != "":
 		return guard.Invalid("template "+t.resource.String(), unfit,
 			"is not the column's type: {x:int} is for whole numbers, {x:uuid} for uuid, {x} for text and varchar with a deterministic collation")
