@@ -30,6 +30,8 @@ func (o *Operator) Inspect(ctx context.Context) (found []lockadmin.Finding, err 
 	err = o.do(ctx, func(ctx context.Context, conn *pgx.Conn, _ string) error {
 		if in, err = inspect(ctx, conn); err == nil && in.schema == pglease.Schema().Version() {
 			in.objects, err = wrongObjects(ctx, conn)
+		} else if err == nil {
+			in.unread["schema objects"] = "the schema is not there, or has another version, or was not seen"
 		}
 		return pglease.Harmless(err)
 	})
@@ -174,9 +176,6 @@ func (in *inspection) findings() (found []lockadmin.Finding) {
 	}
 	check("server", in.server+", database "+in.database+", role "+in.user, lockadmin.SeverityOK, false, "", "")
 	in.checkSchema(check)
-	if in.schema != pglease.Schema().Version() {
-		in.unread["schema objects"] = "the schema is not there, or has another version, or was not seen"
-	}
 	check("schema objects", "all there, as this build has them", lockadmin.SeverityError, in.objects != "", in.objects, migrate.RepairWith)
 	check("standby", "no", lockadmin.SeverityError, in.standby,
 		"the server is a standby: nothing can be granted or renewed there",
