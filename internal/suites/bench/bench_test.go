@@ -229,9 +229,9 @@ func TestPeersFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	for first, ways := range map[string][]string{
-		"Fencepost":                  {"Fencepost on PostgreSQL"},
-		"etcd's Mutex":               {"etcd's Mutex"},
-		"redsync, pglock, redislock": {"go-redsync"},
+		"Fencepost":       {"Fencepost on PostgreSQL"},
+		"etcd's Mutex":    {"etcd's Mutex"},
+		"redsync, pglock": {"go-redsync"},
 	} {
 		var want []string
 		for _, way := range ways {
