@@ -203,11 +203,15 @@ func (c *pgxConn) release() {
 	}
 	pooled := c.pooled
 	c.pooled = nil
-	defer pooled.Release()
-	defer func() { // pgx panics if a goroutine of the callback's uses the connection at the same time
-		if recover() != nil {
+	// pgx panics if a goroutine of the callback's uses the connection at the same time, in the
+	// pool's own goroutine too, which closes what is given back busy: such a one is taken out.
+	defer func() {
+		if recover() != nil || c.Conn.PgConn().IsBusy() {
 			c.cut()
+			pooled.Hijack()
+			return
 		}
+		pooled.Release()
 	}()
 	if c.handle != nil {
 		c.handle.over.Store(true)
