@@ -34,14 +34,14 @@ func TestLongListOf200000(t *testing.T) {
 	}
 }
 
-// listed is what a run of list cost.
-type listed struct {
+// listing is what a run of list cost.
+type listing struct {
 	first, all time.Duration // until the first line with a lease, and the last
 	lines      int
 	peak       int64 // bytes of resident memory
 }
 
-func listAll(t *testing.T, url string, args ...string) (l listed) {
+func listAll(t *testing.T, url string, args ...string) (l listing) {
 	t.Helper()
 	cmd := program(t, []string{"DATABASE_URL=" + url}, append([]string{"list"}, args...)...)
 	out, err := cmd.StdoutPipe()
