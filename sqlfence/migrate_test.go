@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
@@ -391,5 +392,37 @@ func TestRolesSQLKeepsThePath(t *testing.T) {
 	var path string
 	if err := tx.QueryRow(t.Context(), "SHOW search_path").Scan(&path); err != nil || path != "application, public" {
 		t.Errorf("search_path is %q, %v", path, err)
+	}
+}
+
+// TestRepairBehindAMigration (P5): a repair that waits for the migration of a newer build sees
+// its version, and does not put this build's functions in the place of newer ones. In the
+// control the other one changes nothing.
+func TestRepairBehindAMigration(t *testing.T) {
+	e := newEnvOf(t, "pgx")
+	const lock = "SELECT pg_advisory_xact_lock($1)"
+	for _, newer := range []bool{false, true} {
+		e.exec("DROP FUNCTION IF EXISTS fencepost.refuse_entry")
+		other := e.begin(lock, int64(0x66656e6365707374))
+		if newer {
+			_, err := other.Exec(t.Context(), "INSERT INTO fencepost.migrations (component, version, name) VALUES ('sqlfence', $1, 'later')", schema().Version()+1)
+			must(t, err)
+		}
+		type result struct {
+			repaired []string
+			err      error
+		}
+		done := make(chan result, 1)
+		go func() {
+			repaired, err := sqladmin.Pgx(e.admin).Repair(t.Context())
+			done <- result{repaired, err}
+		}()
+		pgtest.Blocked(t, e.admin, "SET LOCAL lock_timeout", 1)
+		must(t, other.Commit(t.Context()))
+		got := testkit.Receive(t, "the repair", done)
+		there := e.int("SELECT count(*) FROM pg_proc WHERE proname = 'refuse_entry'")
+		if newer && (guard.ReasonOf(got.err) != guard.ReasonSetup || there != 0) || !newer && (got.err != nil || len(got.repaired) != 1 || there != 1) {
+			t.Errorf("newer %v: repaired %q, %v, %d there", newer, got.repaired, got.err, there)
+		}
 	}
 }

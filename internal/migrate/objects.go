@@ -154,6 +154,11 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 		defer cancel()
 		tx.Rollback(ending) // says that it has ended after a COMMIT
 	}()
+	// The lock of migrations first, and the table locks shorter: those are in the way of writers.
+	err = Pgx(conn).Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d; SELECT pg_catalog.pg_advisory_xact_lock(%d); SET LOCAL lock_timeout = '5s'", lockWait.Milliseconds(), int64(lockKey)))
+	if err != nil {
+		return nil, uncommitted(err)
+	}
 	have, err := c.version(ctx, Pgx(conn))
 	if err == nil && have != int64(c.Version()) {
 		return nil, &VersionError{Component: c.Name, Have: have, Know: int64(c.Version())}
@@ -192,7 +197,7 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 	if len(repaired) == 0 {
 		return nil, nil
 	}
-	if err := Pgx(conn).Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '5s'; SELECT pg_catalog.pg_advisory_xact_lock(%d);", int64(lockKey))+Pin+owned+missing+sealed+others); err != nil {
+	if err := Pgx(conn).Exec(ctx, Pin+owned+missing+sealed+others); err != nil {
 		return nil, uncommitted(err)
 	}
 	return repaired, tx.Commit(ctx)
