@@ -246,9 +246,9 @@ func (e *env) store() guardtest.Harness {
 			_, err := e.admin.Exec(ctx, "DELETE FROM fencepost.marks")
 			return e.open(nil), err
 		},
-		Replica:    func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
-		Operations: 8, Steps: 50, Volume: 100,
-		Margin: 2 * time.Millisecond, Timeout: 2 * patience,
+		Replica: func(context.Context, guard.Store) (guard.Store, error) { return e.on(other, nil), nil },
+		Rounds:  6,
+		Margin:  2 * time.Millisecond,
 	}
 }
 
@@ -259,7 +259,7 @@ func TestStore(t *testing.T) {
 		h := e.store()
 		h.Reopen = func(context.Context, guard.Store) (guard.Store, error) { return e.single(), nil }
 		if longtest.Long {
-			h.Operations, h.Steps, h.Volume = 40, 300, 2500
+			h.Rounds = 0 // as many as the suite wants
 		}
 		guardtest.Run(t, h)
 	})
@@ -279,10 +279,10 @@ func TestStoreControls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := someEnv(t)
 			h := e.store()
-			h.Goroutines, h.Operations, h.Volume = 4, 2, 2
+			h.Rounds = 1
 			e.exec(fmt.Sprintf(`CREATE SEQUENCE met;
 				CREATE FUNCTION meet() RETURNS void LANGUAGE plpgsql AS $$ DECLARE n bigint := nextval('public.met'); BEGIN
-					WHILE (SELECT last_value FROM public.met) < (n + %[1]d - 1) / %[1]d * %[1]d LOOP PERFORM pg_sleep(0.001); END LOOP; END $$`, h.Goroutines))
+					WHILE (SELECT last_value FROM public.met) < (n + %[1]d - 1) / %[1]d * %[1]d LOOP PERFORM pg_sleep(0.001); END LOOP; END $$`, 8)) // guardtest's callers
 			for _, m := range mutations {
 				e.mutate(m.function, m.old, m.new)
 			}

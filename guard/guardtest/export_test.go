@@ -1,10 +1,11 @@
 package guardtest
 
-// CaseNames returns the names of all cases.
-func CaseNames() []string {
-	var names []string
+// CaseNames returns the names of the cases that run with h.
+func CaseNames(h Harness) (names []string) {
 	for _, c := range cases() {
-		names = append(names, c.name)
+		if c.lacks(h) == "" {
+			names = append(names, c.name)
+		}
 	}
 	return names
 }

@@ -2,8 +2,10 @@ package guardtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,12 +16,80 @@ import (
 // callers that raise.
 var races = []testCase{
 	{name: "P1/no-stale-admission-among-racing-raises", run: racingRaises},
-	{name: "P3/no-reader-sees-the-mark-fall", run: racingReaders},
 	{name: "P4/racing-leases-of-one-token-have-one-winner", run: racingLeases},
-	{name: "P6/one-claim-from-many-callers-is-admitted", run: racingSameClaim},
 	{name: "P1/no-mark-is-forgotten-among-many", run: manyMarks},
 	{name: "P1/no-stale-admission-while-retiring", run: racingRetire},
-	{name: "P3/floor-never-lowers-while-raising", run: racingFloor},
+}
+
+// callers is how many race each other.
+const callers = 8
+
+// race runs callers that start together and returns their errors. The first
+// error ends the context of the others.
+func race(ctx context.Context, call func(ctx context.Context, i int) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		wg    sync.WaitGroup
+		start = make(chan struct{})
+		once  sync.Once
+		first error
+	)
+	for i := range callers {
+		wg.Go(func() {
+			<-start
+			if err := recovered(func() error { return call(ctx, i) }); err != nil {
+				once.Do(func() { first = err }) // the others' errors may only follow from the cancel
+				cancel()
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	return first
+}
+
+// attempt presents c through the i-th handle, and looks at the mark of what was admitted
+// through the other handle: the claim's or above it. may is the one refusal that is right;
+// any other error is returned.
+func (e *env) attempt(ctx context.Context, i int, c guard.Claim, may guard.Reason) (admitted bool, _ error) {
+	_, err := e.handle(i).Admit(ctx, c)
+	if r := guard.ReasonOf(err); err != nil {
+		if r == may {
+			return false, nil
+		}
+		return false, fmt.Errorf("Admit(%s) = %w (%s); want it admitted, or refused as %q", show(c), err, r, may)
+	}
+	got, err := e.handle(i+1).Mark(ctx, c.Resource)
+	if err != nil {
+		return true, fmt.Errorf("Admit(%s) was admitted, and then its mark could not be read: %w", show(c), err)
+	}
+	if got.Token < c.Token || got.Token == c.Token && !got.Floor && got.LeaseID != c.LeaseID {
+		return true, fmt.Errorf("Admit(%s) was admitted, and then %s has %s", show(c), quote(c.Resource), showMark(got))
+	}
+	return true, nil
+}
+
+// admitted and stale are attempts whose verdict does not depend on the race.
+func (e *env) admitted(ctx context.Context, i int, c guard.Claim) error {
+	_, err := e.attempt(ctx, i, c, guard.ReasonNone)
+	return err
+}
+
+func (e *env) stale(ctx context.Context, i int, c guard.Claim) error {
+	ok, err := e.attempt(ctx, i, c, guard.ReasonStale)
+	if ok {
+		err = fmt.Errorf("Admit(%s) was admitted; want it refused as stale", show(c))
+	}
+	return err
+}
+
+func (e *env) marked(ctx context.Context, i int, resource string, want guard.Mark) error {
+	got, err := e.handle(i).Mark(ctx, resource)
+	if err == nil && got != want {
+		err = fmt.Errorf("Mark(%s) is %s; want %s", quote(resource), showMark(got), showMark(want))
+	}
+	return err
 }
 
 // highest is the highest token that is known to have been admitted.
@@ -50,58 +120,34 @@ func pause(rng *rand.Rand) {
 	}
 }
 
-// attempt presents c and checks the verdict against what was acknowledged
-// before the call began. Only a stale refusal is allowed.
-func attempt(ctx context.Context, s guard.Store, acked *highest, c guard.Claim) error {
+// offer presents c, which is admitted or stale, and checks the verdict against what was
+// acknowledged before the call began.
+func (e *env) offer(ctx context.Context, i int, acked *highest, c guard.Claim) error {
 	low := acked.load()
-	_, err := s.Admit(ctx, c)
+	ok, err := e.attempt(ctx, i, c, guard.ReasonStale)
 	switch {
-	case err == nil && c.Token < low:
+	case err != nil || !ok:
+		return err
+	case c.Token < low:
 		return fmt.Errorf("Admit(%s) was admitted, though it began after token %d was", show(c), low)
-	case err == nil:
-		acked.raise(c.Token)
-	case guard.ReasonOf(err) != guard.ReasonStale:
-		return fmt.Errorf("Admit(%s) = %w (%s); want it admitted or stale", show(c), err, guard.ReasonOf(err))
 	}
+	acked.raise(c.Token)
 	return nil
 }
 
+// racingRaises presents tokens close to the mark, so that every call is a close call, and
+// reads the mark in between: no reader sees it fall.
 func racingRaises(ctx context.Context, e *env) error {
 	var acked highest
-	err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		return raiseOften(ctx, e.Operations, e.handle(i), e.rand(i), &acked)
-	})
-	if err != nil {
-		return err
-	}
-	// The mark is the highest of all: no raise was lost, none was invented.
-	for i := range e.handles {
-		if err := hasMarkBy(ctx, e.handle(i), resource, markOf(shared(resource, acked.load()))); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func racingReaders(ctx context.Context, e *env) error {
-	var (
-		acked   highest
-		writing atomic.Int64
-	)
-	// A writer for each reader, at least one reader for each handle.
-	writers := max(e.Goroutines/2, len(e.handles))
-	writing.Store(int64(writers))
-	return e.race(ctx, 2*writers, func(ctx context.Context, i int) error {
-		s, rng := e.handle(i), e.rand(i)
-		if i < writers {
-			defer writing.Add(-1)
-			return raiseOften(ctx, e.Operations, s, rng, &acked)
-		}
-		seen := guard.NoToken
-		for writing.Load() > 0 { // readers may be faster, but must not finish first
+	if err := race(ctx, func(ctx context.Context, i int) error {
+		rng, seen := e.rand(i), guard.NoToken
+		for range e.Rounds {
 			pause(rng)
+			if err := e.offer(ctx, i, &acked, shared(resource, max(1, acked.load()-4+guard.Token(rng.IntN(8))))); err != nil {
+				return err
+			}
 			low := max(seen, acked.load())
-			got, err := s.Mark(ctx, resource)
+			got, err := e.handle(rng.IntN(2)).Mark(ctx, resource)
 			switch {
 			case err != nil:
 				return fmt.Errorf("reading the mark: %w", err)
@@ -113,78 +159,44 @@ func racingReaders(ctx context.Context, e *env) error {
 			seen = got.Token
 		}
 		return nil
-	})
-}
-
-// raiseOften presents tokens close to the mark, so that every call is a close
-// call.
-func raiseOften(ctx context.Context, n int, s guard.Store, rng *rand.Rand, acked *highest) error {
-	for range n {
-		pause(rng)
-		t := max(1, acked.load()-4+guard.Token(rng.IntN(8)))
-		if err := attempt(ctx, s, acked, shared(resource, t)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// rounds is how often a race over a single token is repeated; each round needs
-// a token nobody has presented.
-const rounds = 10
-
-func racingLeases(ctx context.Context, e *env) error {
-	for round := range rounds {
-		// A new resource and a raise of an old one take different paths.
-		for _, c := range []guard.Claim{
-			named(fmt.Sprint("new ", round), 1), claim(guard.Token(round+1), ""),
-		} {
-			if err := oneWinner(ctx, e, c); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// oneWinner presents c under as many leases as there are callers.
-func oneWinner(ctx context.Context, e *env, c guard.Claim) error {
-	under := func(i int) guard.Claim {
-		return guard.Claim{Resource: c.Resource, Token: c.Token, LeaseID: fmt.Sprint("lease ", i)}
-	}
-	var winner, winners atomic.Int64
-	err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		switch _, err := e.handle(i).Admit(ctx, under(i)); {
-		case err == nil:
-			winners.Add(1)
-			winner.Store(int64(i))
-		case guard.ReasonOf(err) != guard.ReasonConflict:
-			return fmt.Errorf("Admit(%s) = %w (%s); want it admitted or a conflict", show(under(i)), err, guard.ReasonOf(err))
-		}
-		return nil
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
-	if n := winners.Load(); n != 1 {
-		return fmt.Errorf("%d leases were admitted under token %d of %s; want one", n, c.Token, quote(c.Resource))
-	}
-	won := under(int(winner.Load()))
-	if err := hasMarkBy(ctx, e.store(), c.Resource, markOf(won)); err != nil {
-		return fmt.Errorf("%s was admitted: %w", show(won), err)
-	}
-	return nil
+	// The mark is the highest of all: no raise was lost, none was invented.
+	return errors.Join(e.marked(ctx, 0, resource, markOf(shared(resource, acked.load()))), e.marked(ctx, 1, resource, markOf(shared(resource, acked.load()))))
 }
 
-func racingSameClaim(ctx context.Context, e *env) error {
-	for round := range rounds {
-		for _, c := range []guard.Claim{
-			named(fmt.Sprint("new ", round), 1), claim(guard.Token(round+1), "a"),
-		} {
-			err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-				return admittedBy(ctx, e.handle(i), c)
-			})
-			if err != nil {
+// racingLeases presents one token under four leases, each from two callers: both callers of
+// one lease are admitted, and nobody else. A new resource and a raise of an old one take
+// different paths.
+func racingLeases(ctx context.Context, e *env) error {
+	for round := range 10 {
+		for _, c := range []guard.Claim{named(fmt.Sprint("new ", round), 1), claim(guard.Token(round+1), "")} {
+			under := func(i int) guard.Claim {
+				return guard.Claim{Resource: c.Resource, Token: c.Token, LeaseID: fmt.Sprint("lease ", i/2)}
+			}
+			var won [callers]bool
+			if err := race(ctx, func(ctx context.Context, i int) (err error) {
+				won[i], err = e.attempt(ctx, i, under(i), guard.ReasonConflict)
+				return err
+			}); err != nil {
+				return err
+			}
+			winner := -1
+			for i := 0; i < callers; i += 2 {
+				switch {
+				case won[i] != won[i+1]:
+					return fmt.Errorf("one of two callers of %s was admitted", show(under(i)))
+				case won[i] && winner >= 0:
+					return fmt.Errorf("%s was admitted, and another lease too", show(under(i)))
+				case won[i]:
+					winner = i
+				}
+			}
+			if winner < 0 {
+				return fmt.Errorf("no lease was admitted under token %d of %s", c.Token, quote(c.Resource))
+			}
+			if err := e.marked(ctx, round, c.Resource, markOf(under(winner))); err != nil {
 				return err
 			}
 		}
@@ -192,22 +204,66 @@ func racingSameClaim(ctx context.Context, e *env) error {
 	return nil
 }
 
-// manyMarks raises a few marks, then has Harness.Volume other claims admitted,
-// half of them for new resources, and presents lower tokens to all: a store
-// that evicts or wraps around has forgotten some of them.
+// manyMarks raises a few marks, then has many other claims admitted, half of them for new
+// resources, and presents lower tokens to all: a store that evicts or wraps around has
+// forgotten some of them.
 func manyMarks(ctx context.Context, e *env) error {
-	const early = 4
-	name := func(i int) string { return fmt.Sprint(resource, " ", i) }
-	for i := range early {
-		if err := admittedBy(ctx, e.handle(i), guard.Claim{Resource: name(i), Token: 10, LeaseID: "a"}); err != nil {
-			return err
-		}
+	each := 60 * e.Rounds / callers
+	name := func(caller, n int) string { return fmt.Sprint(resource, " ", caller, " ", n/2) }
+	const early = -2 // raised by each caller before all others
+	claims := func(call func(ctx context.Context, i int, c guard.Claim) error, token func(n int) guard.Token, from, to, step int) error {
+		return race(ctx, func(ctx context.Context, i int) error {
+			for n := from; n < to; n += step {
+				if err := call(ctx, i, named(name(i, n), token(n))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	}
-	each := (e.Volume + e.Goroutines - 1) / e.Goroutines
-	if err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		for n := range each {
-			c := guard.Claim{Resource: name(early + i*each + n/2*2), Token: guard.Token(10 + n%2), LeaseID: "a"}
-			if err := admittedBy(ctx, e.handle(i), c); err != nil {
+	raised := func(n int) guard.Token { return guard.Token(10 + n&1) }
+	lower := func(int) guard.Token { return 9 }
+	if err := claims(e.admitted, raised, early, early+1, 1); err != nil {
+		return err
+	}
+	if err := claims(e.admitted, raised, 0, each, 1); err != nil {
+		return err
+	}
+	return errors.Join(claims(e.stale, lower, early, early+1, 1), claims(e.stale, lower, 0, each, 20))
+}
+
+// racingRetire repeatedly deletes every mark while callers offer new tokens and
+// tokens a little older than those acknowledged. A mark that is deleted before
+// the floor is raised admits one of the older tokens, and so does a mark that
+// was raised between being chosen and being deleted. A floor that a call returned is
+// not lowered for those that begin afterwards.
+func racingRetire(ctx context.Context, e *env) error {
+	var (
+		acked       [3]highest
+		next, floor highest // one issuer for all, as there is one floor for all
+		name        = func(r int) string { return fmt.Sprint("resource ", r) }
+	)
+	if err := race(ctx, func(ctx context.Context, i int) error {
+		rng := e.rand(i)
+		for n := range 2 * e.Rounds {
+			pause(rng)
+			if n%12 == i*3%12 { // each caller at its own steps
+				low := floor.load()
+				got, err := e.handle(i).Retire(ctx, time.Now().Add(time.Hour))
+				switch {
+				case err != nil:
+					return fmt.Errorf("retiring: %w", err)
+				case got.Floor < low:
+					return fmt.Errorf("retiring returned the floor %d, though %d had been returned before the call began", got.Floor, low)
+				}
+				floor.raise(got.Floor)
+			}
+			t := next.load() - guard.Token(rng.IntN(8))
+			if rng.IntN(3) == 0 {
+				t = guard.Token(next.n.Add(1))
+			}
+			r := rng.IntN(len(acked))
+			if err := e.offer(ctx, i, &acked[r], shared(name(r), max(1, t))); err != nil {
 				return err
 			}
 		}
@@ -215,58 +271,9 @@ func manyMarks(ctx context.Context, e *env) error {
 	}); err != nil {
 		return err
 	}
-	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		s := e.handle(i + 1)
-		for n := i; n < early; n += e.Goroutines {
-			if err := refusedBy(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(n), Token: 9, LeaseID: "a"}); err != nil {
-				return err
-			}
-		}
-		for n := 0; n < each; n += 20 {
-			if err := refusedBy(ctx, s, guard.ReasonStale, guard.Claim{Resource: name(early + i*each + n), Token: 9, LeaseID: "a"}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// racingRetire repeatedly deletes every mark while callers offer new tokens and
-// tokens a little older than those acknowledged. A mark that is deleted before
-// the floor is raised admits one of the older tokens, and so does a mark that
-// was raised between being chosen and being deleted.
-func racingRetire(ctx context.Context, e *env) error {
-	var (
-		acked       [3]highest
-		next, floor highest // one issuer for all, as there is one floor for all
-		name        = func(r int) string { return fmt.Sprint("resource ", r) }
-	)
-	err := e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		s, rng := e.handle(i), e.rand(i)
-		for n := range e.Operations {
-			pause(rng)
-			if n%24 == i*3%24 { // each caller at its own steps
-				if err := retireAll(ctx, s, &floor); err != nil {
-					return err
-				}
-			}
-			r := rng.IntN(len(acked))
-			t := next.load() - guard.Token(rng.IntN(8))
-			if rng.IntN(3) == 0 {
-				t = guard.Token(next.n.Add(1))
-			}
-			if err := attempt(ctx, s, &acked[r], shared(name(r), max(1, t))); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
 	for r := range acked {
 		if t := acked[r].load(); t > 1 {
-			if err := refusedBy(ctx, e.handle(r), guard.ReasonStale, shared(name(r), t-1)); err != nil {
+			if err := e.stale(ctx, r, shared(name(r), t-1)); err != nil {
 				return fmt.Errorf("token %d had been admitted: %w", t, err)
 			}
 		}
@@ -274,46 +281,94 @@ func racingRetire(ctx context.Context, e *env) error {
 	return nil
 }
 
-// retireAll retires every mark. A floor that was returned before the call
-// began is not lowered.
-func retireAll(ctx context.Context, s guard.Store, told *highest) error {
-	low := told.load()
-	got, err := s.Retire(ctx, future(nil))
-	switch {
-	case err != nil:
-		return fmt.Errorf("retiring: %w", err)
-	case got.Floor < low:
-		return fmt.Errorf("retiring returned the floor %d, though %d had been returned before the call began", got.Floor, low)
+// endedContext makes every call with a context that was cancelled, and with one whose deadline
+// is past. What says unavailable has written nothing.
+func endedContext(ctx context.Context, e *env) error {
+	if err := e.admitted(ctx, 0, claim(10, "a")); err != nil {
+		return err
 	}
-	told.raise(got.Floor)
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	late, cancel := context.WithDeadline(ctx, time.Now().Add(-time.Second))
+	cancel()
+	known := true // no outcome was unknown so far
+	for _, ended := range []context.Context{cancelled, late} {
+		_, reading := e.handle(0).Mark(ended, resource)
+		_, retiring := e.handle(0).Retire(ended, time.Now().Add(time.Hour))
+		calls := map[string]error{"Mark": reading, "Retire": retiring}
+		for _, c := range []guard.Claim{claim(10, "a"), claim(11, "b"), {Resource: "new", Token: 1}} {
+			_, calls["Admit("+show(c)+")"] = e.handle(0).Admit(ended, c)
+		}
+		for call, err := range calls {
+			if err := failed(call, err, call == "Mark"); err != nil {
+				return err
+			}
+			known = known && guard.ReasonOf(err) == guard.ReasonUnavailable
+		}
+		if !known {
+			continue
+		}
+		if err := errors.Join(e.marked(ctx, 1, resource, markOf(claim(10, "a"))), e.marked(ctx, 1, "new", guard.Mark{})); err != nil {
+			return fmt.Errorf("after calls that said unavailable: %w", err)
+		}
+	}
 	return nil
 }
 
-// racingFloor retires from several callers at once. A floor that one of them
-// got holds for every call that begins afterwards.
-func racingFloor(ctx context.Context, e *env) error {
-	var told, next highest
-	return e.race(ctx, e.Goroutines, func(ctx context.Context, i int) error {
-		s, rng, name := e.handle(i), e.rand(i), fmt.Sprint("resource ", i)
-		for range max(e.Operations/4, 1) {
-			pause(rng)
-			// This caller's own mark is retired by now, so only the floor
-			// stands between the resource and a token at the floor.
-			if low := told.load(); low > guard.NoToken {
-				if err := refusedBy(ctx, s, guard.ReasonStale, shared(name, low)); err != nil {
-					return fmt.Errorf("the floor was %d before the call began: %w", low, err)
-				}
-			}
-			c := shared(name, guard.Token(next.n.Add(1)))
-			switch _, err := s.Admit(ctx, c); guard.ReasonOf(err) {
-			case guard.ReasonNone, guard.ReasonStale: // another's Retire may have overtaken the token
-			default:
-				return fmt.Errorf("Admit(%s) = %w (%s); want it admitted or stale", show(c), err, guard.ReasonOf(err))
-			}
-			if err := retireAll(ctx, s, &told); err != nil {
+// failed returns what is wrong with the error of a call whose context has ended. A call that
+// only reads cannot have an unknown outcome.
+func failed(call string, err error, reads bool) error {
+	switch r := guard.ReasonOf(err); {
+	case r == guard.ReasonUnavailable, r == guard.ReasonOutcomeUnknown && !reads:
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s succeeded with a context that had ended", call)
+	default:
+		return fmt.Errorf("%s = %w (%s); want guard.ErrUnavailable if nothing was sent, guard.ErrOutcomeUnknown if a write was", call, err, r)
+	}
+}
+
+// cutHalfway cancels calls at random moments. Whatever a call reports must be
+// true, and still true a little later: a call must not report unavailable if
+// its write was still in flight when it returned.
+func cutHalfway(ctx context.Context, e *env) error {
+	rng, usual := e.rand(0), time.Second
+	for i := range 3 { // the first call may also have opened a connection
+		started := time.Now()
+		if err := e.admitted(ctx, 0, claim(guard.Token(i+1), "a")); err != nil {
+			return err
+		}
+		usual = min(usual, time.Since(started))
+	}
+	usual = max(usual, 200*time.Microsecond)
+
+	var said [24]guard.Reason
+	at := func(i int) guard.Claim { return named(fmt.Sprint(resource, i), guard.Token(i+1)) }
+	for i := range said {
+		short, cancel := context.WithTimeout(ctx, time.Duration(rng.Int64N(int64(usual)*3/2)))
+		_, err := e.handle(0).Admit(short, at(i))
+		cancel()
+		said[i] = guard.ReasonOf(err)
+		if err != nil {
+			if err := failed("Admit("+show(at(i))+")", err, false); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
+	}
+	if err := sleep(ctx, min(10*usual, e.Margin)); err != nil {
+		return err
+	}
+	for i, r := range said {
+		want := markOf(at(i))
+		switch r {
+		case guard.ReasonOutcomeUnknown:
+			continue
+		case guard.ReasonUnavailable:
+			want = guard.Mark{}
+		}
+		if err := e.marked(ctx, 1, at(i).Resource, want); err != nil {
+			return fmt.Errorf("Admit(%s) said %q (none is success): %w", show(at(i)), r, err)
+		}
+	}
+	return nil
 }
