@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -32,9 +33,7 @@ func TestTokensGrow(t *testing.T) {
 	}
 	lease := mustTry(t, a, "r", time.Minute)
 	grown("first", lease, false)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lease.Release(t.Context()))
 	lease = mustTry(t, a, "r", time.Minute)
 	grown("release", lease, false)
 	lease.Release(t.Context())
@@ -45,9 +44,7 @@ func TestTokensGrow(t *testing.T) {
 	named := &AcquireOptions{TTL: time.Minute, LeaseID: "named"}
 	for n, how := range []string{"lease ID of the caller", "the same lease ID after expiry"} {
 		lease, err := a.TryAcquire(t.Context(), "r", named)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		grown(how, lease, n == 0)
 		runOut(t, pool, "r")
 	}
@@ -67,9 +64,7 @@ func TestHeld(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	state := func() (s string) {
 		err := pool.QueryRow(t.Context(), `SELECT concat_ws(' ', pg_current_wal_insert_lsn(), ctid, xmin, xmax, leases::text) FROM fencepost.leases`).Scan(&s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return s
 	}
 	try := func() {
@@ -113,9 +108,7 @@ func TestGrantIsDurable(t *testing.T) {
 				c.ConnConfig.RuntimeParams["synchronous_commit"] = configured
 				c.ConnConfig.RuntimeParams["lock_timeout"] = "77s"
 			})
-			if err := pglock.Migrate(t.Context(), pool); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, pglock.Migrate(t.Context(), pool))
 			// A deferred trigger runs at commit and sees the settings of the
 			// commit.
 			mustSimple(t, pool, `CREATE TABLE IF NOT EXISTS seen (setting text, lock_timeout text);
@@ -127,17 +120,13 @@ func TestGrantIsDurable(t *testing.T) {
 			client := newTestClient(t, pool, nil)
 			client.issuer.(*pglease.Issuer).LockTimeout = 1234 * time.Millisecond
 			lease := mustTry(t, client, "r", time.Minute)
-			if err := lease.Renew(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, lease.Renew(t.Context()))
 			var grants int
 			var settings, lockTimeouts, after, lockAfter string
 			err := pool.QueryRow(t.Context(), `SELECT count(*), string_agg(DISTINCT setting, ' '), string_agg(DISTINCT lock_timeout, ' '),
 				current_setting('synchronous_commit'), current_setting('lock_timeout') FROM seen`).
 				Scan(&grants, &settings, &lockTimeouts, &after, &lockAfter)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if grants != 2 || settings != want || lockTimeouts != "1234ms" {
 				t.Errorf("%d commits under synchronous_commit %q and lock_timeout %q", grants, settings, lockTimeouts)
 			}

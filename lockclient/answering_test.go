@@ -201,44 +201,42 @@ func TestLateGrant(t *testing.T) {
 		"Close ends the tries": {release: failsUntilClose, reason: guard.ErrOutcomeUnknown, causes: []error{errLate, errSimulated, context.Canceled}},
 		"closed":               {closes: true, reason: guard.ErrOutcomeUnknown, causes: []error{ErrClosed}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				client := i.client(t, nil)
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if test.closes {
-						closeAtOnce(client)
-					}
-					return driver.Grant{Token: 7, From: i.clock() - deadline(0, r.TTL) + test.early}, nil
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			client := i.client(t, nil)
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if test.closes {
+					closeAtOnce(client)
 				}
-				if test.release != nil {
-					i.release = func(ctx context.Context, _ guard.Claim) (bool, error) { return false, test.release(ctx, client) }
+				return driver.Grant{Token: 7, From: i.clock() - deadline(0, r.TTL) + test.early}, nil
+			}
+			if test.release != nil {
+				i.release = func(ctx context.Context, _ guard.Claim) (bool, error) { return false, test.release(ctx, client) }
+			}
+			began := time.Now()
+			lease, err := client.TryAcquire(t.Context(), "r", minute)
+			if test.reason == nil {
+				if err != nil || !lease.Valid() {
+					t.Errorf("got %v, %v", lease, err)
 				}
-				began := time.Now()
-				lease, err := client.TryAcquire(t.Context(), "r", minute)
-				if test.reason == nil {
-					if err != nil || !lease.Valid() {
-						t.Errorf("got %v, %v", lease, err)
-					}
-					return
+				return
+			}
+			claim := failure(t, err, test.reason, "r", test.causes...)
+			if took := time.Since(began); claim.Token != 7 || claim.LeaseID == "" || took != test.took {
+				t.Errorf("%+v after %v", claim, took)
+			}
+			if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.closes || len(test.causes) > 1) {
+				t.Errorf("got %v", err)
+			}
+			settled(client) // the release goes on
+			for _, c := range i.released {
+				if c != (guard.Claim{Resource: "r", LeaseID: claim.LeaseID}) {
+					t.Errorf("released %+v", c)
 				}
-				claim := failure(t, err, test.reason, "r", test.causes...)
-				if took := time.Since(began); claim.Token != 7 || claim.LeaseID == "" || took != test.took {
-					t.Errorf("%+v after %v", claim, took)
-				}
-				if says := err != nil && strings.Contains(err.Error(), "releasing the lease failed"); says != (test.closes || len(test.causes) > 1) {
-					t.Errorf("got %v", err)
-				}
-				settled(client) // the release goes on
-				for _, c := range i.released {
-					if c != (guard.Claim{Resource: "r", LeaseID: claim.LeaseID}) {
-						t.Errorf("released %+v", c)
-					}
-				}
-				if (len(i.released) == 0) != test.closes {
-					t.Errorf("released %+v", i.released)
-				}
-			})
+			}
+			if (len(i.released) == 0) != test.closes {
+				t.Errorf("released %+v", i.released)
+			}
 		})
 	}
 }
@@ -338,45 +336,43 @@ func TestCloseOnce(t *testing.T) {
 // lease is released.
 func TestHoldRefusesToBegin(t *testing.T) {
 	for name, closes := range map[string]bool{"closed": true, "a grant of two milliseconds": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{release: func(context.Context, guard.Claim) (bool, error) { return false, nil }} // as if it were lost
-				client := i.client(t, nil)
-				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
-					if closes {
-						go client.Close(context.Background())
-						synctest.Wait()
-						return driver.Grant{Token: 7, From: i.clock()}, nil
-					}
-					return driver.Grant{Token: 7, From: i.clock(), TTL: 2 * time.Millisecond}, nil
-				}
-				err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Minute}, func(context.Context) error {
-					t.Error("the function was called")
-					return nil
-				})
-				synctest.Wait() // for the rest of Close
-				id := i.acquired[0].LeaseID
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{release: func(context.Context, guard.Claim) (bool, error) { return false, nil }} // as if it were lost
+			client := i.client(t, nil)
+			i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
 				if closes {
-					if claim := failure(t, err, guard.ErrUnavailable, "r", ErrClosed); claim.LeaseID != id {
-						t.Errorf("the claim is %+v", claim)
-					}
-				} else if invalid := (*guard.InvalidError)(nil); !errors.As(err, &invalid) || invalid.Field != "every" || invalid.Value != "666.666µs" {
-					t.Errorf("got %v", err)
+					go client.Close(context.Background())
+					synctest.Wait()
+					return driver.Grant{Token: 7, From: i.clock()}, nil
 				}
-				if errors.Is(err, ErrLeaseLost) {
-					t.Errorf("a function that was not called has lost nothing: %v", err)
-				}
-				token := guard.Token(7)
-				if closes {
-					token = guard.NoToken // the lease ID is spent
-				}
-				if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: token, LeaseID: id}}) {
-					t.Errorf("released %+v", i.released)
-				}
-				if len(client.keeper.leases) != 0 {
-					t.Error("the client still has the lease")
-				}
+				return driver.Grant{Token: 7, From: i.clock(), TTL: 2 * time.Millisecond}, nil
+			}
+			err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: time.Minute}, func(context.Context) error {
+				t.Error("the function was called")
+				return nil
 			})
+			synctest.Wait() // for the rest of Close
+			id := i.acquired[0].LeaseID
+			if closes {
+				if claim := failure(t, err, guard.ErrUnavailable, "r", ErrClosed); claim.LeaseID != id {
+					t.Errorf("the claim is %+v", claim)
+				}
+			} else if invalid := (*guard.InvalidError)(nil); !errors.As(err, &invalid) || invalid.Field != "every" || invalid.Value != "666.666µs" {
+				t.Errorf("got %v", err)
+			}
+			if errors.Is(err, ErrLeaseLost) {
+				t.Errorf("a function that was not called has lost nothing: %v", err)
+			}
+			token := guard.Token(7)
+			if closes {
+				token = guard.NoToken // the lease ID is spent
+			}
+			if !slices.Equal(i.released, []guard.Claim{{Resource: "r", Token: token, LeaseID: id}}) {
+				t.Errorf("released %+v", i.released)
+			}
+			if len(client.keeper.leases) != 0 {
+				t.Error("the client still has the lease")
+			}
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -31,9 +32,7 @@ func TestTwoLeasesOfOneResource(t *testing.T) {
 		if !errors.Is(old.Err(), ErrLeaseLost) || now.Err() != nil {
 			t.Errorf("%s: the former lease: %v, its successor: %v", name, old.Err(), now.Err())
 		}
-		if err := now.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, now.Release(t.Context()))
 	}
 }
 
@@ -59,12 +58,8 @@ func TestRepeatedAcquireIsRenewed(t *testing.T) {
 		var leases []*Lease
 		for range 2 {
 			lease, err := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Minute, LeaseID: "job"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := lease.KeepAlive(0); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, lease.KeepAlive(0))
 			leases = append(leases, lease)
 		}
 		client.keeper.renew(leases)
@@ -86,9 +81,7 @@ func TestEndedLeaseIsKnownInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := (&answering{limits: driver.Limits{Batch: 10}}).client(t, nil)
 		long := mustTry(t, client, "long", 24*time.Hour)
-		if err := long.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, long.KeepAlive(0))
 		for range 3 {
 			long.mu.Lock()
 			due := long.renewAt - client.clock()
@@ -117,9 +110,7 @@ func TestEndedInBatch(t *testing.T) {
 		}
 		client := i.client(t, nil)
 		a, b := mustTry(t, client, "a", 10*time.Second), mustTry(t, client, "b", 20*time.Second)
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, a.Release(t.Context()))
 		client.keeper.send([]*Lease{a, b})
 		if b.failures != 0 || len(i.renewed) != 1 || i.renewed[0].Claim != b.claim {
 			t.Errorf("%d failures, %v; renewed %+v", b.failures, b.failed, i.renewed)

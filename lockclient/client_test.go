@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
@@ -65,9 +66,7 @@ func TestTryHold(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, err)
 	})
 }
 
@@ -78,26 +77,18 @@ func TestKeepAlive(t *testing.T) {
 		client, server := locktest.New(t, nil)
 		acquire := func() *lockclient.Lease {
 			lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return lease
 		}
 		lease := acquire()
 		if err := lease.KeepAlive(30 * time.Second); !errors.Is(err, guard.ErrInvalid) {
 			t.Errorf("half of the TTL: %v", err)
 		}
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(0))
 		time.Sleep(time.Hour)
-		if err := errors.Join(lease.Err(), lease.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, errors.Join(lease.Err(), lease.Release(t.Context())))
 		lease = acquire()
-		if err := lease.KeepAlive(10 * time.Second); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(10*time.Second))
 		server.Steal("r", "thief", time.Hour)
 		began := time.Now()
 		<-lease.Done()
@@ -112,9 +103,7 @@ func TestNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := locktest.New(t, &lockclient.Options{Namespace: "acme:eu"})
 		lease, err := client.TryAcquire(t.Context(), "jobs:close", &lockclient.AcquireOptions{TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		const full = "acme%3Aeu:jobs:close"
 		if claim, _, held := server.Holder(full); !held || claim != lease.Claim() || claim.Resource != full {
 			t.Errorf("held %v, %+v; the claim is %+v", held, claim, lease.Claim())
@@ -128,14 +117,10 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			client, err := lockclient.New(hangs{memory.NewServer().Issuer()}, "owner", &lockclient.Options{OpTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer client.Close(t.Context())
 			lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			if ends {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -15,32 +16,26 @@ import (
 // kept alive any more.
 func TestLeaseAfterClose(t *testing.T) {
 	for name, kept := range map[string]bool{"kept alive": true, "not kept": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				client := i.client(t, nil)
-				lease := mustTry(t, client, "r", time.Minute)
-				if kept {
-					if err := lease.KeepAlive(0); err != nil {
-						t.Fatal(err)
-					}
-				}
-				left := lease.Remaining()
-				if err := client.Close(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if err := lease.KeepAlive(0); !errors.Is(err, guard.ErrSetup) || !errors.Is(err, ErrClosed) {
-					t.Errorf("KeepAlive: %v", err)
-				}
-				began := time.Now()
-				select {
-				case <-lease.Done():
-				case <-time.After(time.Hour):
-				}
-				if took := time.Since(began); took != left || !errors.Is(lease.Err(), ErrLeaseLost) || i.renewals() != 0 {
-					t.Errorf("Done after %v of %v, %v, %d renewals", took, left, lease.Err(), i.renewals())
-				}
-			})
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			client := i.client(t, nil)
+			lease := mustTry(t, client, "r", time.Minute)
+			if kept {
+				testkit.Must(t, lease.KeepAlive(0))
+			}
+			left := lease.Remaining()
+			testkit.Must(t, client.Close(t.Context()))
+			if err := lease.KeepAlive(0); !errors.Is(err, guard.ErrSetup) || !errors.Is(err, ErrClosed) {
+				t.Errorf("KeepAlive: %v", err)
+			}
+			began := time.Now()
+			select {
+			case <-lease.Done():
+			case <-time.After(time.Hour):
+			}
+			if took := time.Since(began); took != left || !errors.Is(lease.Err(), ErrLeaseLost) || i.renewals() != 0 {
+				t.Errorf("Done after %v of %v, %v, %d renewals", took, left, lease.Err(), i.renewals())
+			}
 		})
 	}
 }
@@ -89,9 +84,7 @@ func TestReleaseDuringClose(t *testing.T) {
 		if err := lease.Release(t.Context()); err != nil || len(i.released) != 2 {
 			t.Errorf("%v after %d attempts", err, len(i.released))
 		}
-		if err := <-closed; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-closed)
 	})
 }
 
@@ -170,12 +163,8 @@ func TestReleaseAfterClose(t *testing.T) {
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
 	released, chosen := mustTry(t, client, "released", time.Hour), mustTry(t, client, "left", time.Hour)
-	if err := client.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := released.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, client.Close(t.Context()))
+	testkit.Check(t, released.Release(t.Context()))
 	for _, l := range []*Lease{released, chosen} {
 		var held bool
 		if err := pool.QueryRow(t.Context(), "SELECT lease_id IS NOT NULL FROM fencepost.leases WHERE resource = $1", l.Resource()).Scan(&held); err != nil || held != (l == chosen) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
@@ -37,9 +38,7 @@ func TestConformance(t *testing.T) {
 				c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 			}
 			own, err := pgxpool.NewWithConfig(t.Context(), c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			i := leasetest.Patient(guard.Must(pglock.New(own, o)))
 			t.Cleanup(func() { i.Close(); own.Close() })
 			return i
@@ -57,25 +56,19 @@ func TestConformance(t *testing.T) {
 			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
 				proxy := drivertest.NewProxy(t, network, address)
 				addr, err := net.ResolveTCPAddr("tcp", proxy.Addr())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				return issuer(t, addr), proxy
 			},
 			// The server's clock cannot be moved, so its leases are shortened.
 			Pass: func(d time.Duration) {
 				_, err := pool.Exec(t.Context(), `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
 					expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())
-				if err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, err)
 			},
 			TTL: time.Minute,
 			Purge: func(t testing.TB) {
 				operator, err := pgadmin.New(pool, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				time.Sleep(2 * time.Millisecond)
 				if _, err := operator.Purge(t.Context(), &lockadmin.PurgeOptions{OlderThan: time.Millisecond}); err != nil {
 					t.Fatal(err)

@@ -26,9 +26,7 @@ func TestRowLocked(t *testing.T) {
 	lease := mustTry(t, client, "r", time.Hour)
 	mustTry(t, client, "free", time.Hour).Release(t.Context())
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -56,9 +54,7 @@ func TestRowLocked(t *testing.T) {
 	if len(acquired) > 0 || len(released) > 0 {
 		t.Error("one of them did not wait")
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, tx.Rollback(t.Context()))
 	if err := <-acquired; err != nil {
 		t.Errorf("acquire: %v", err)
 	}
@@ -104,9 +100,7 @@ func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource LIKE 'locked %' FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -119,9 +113,7 @@ func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 	pgtest.Blocked(t, pool, "fencepost.release(", 2)
 	for range 5 {
 		time.Sleep(50 * time.Millisecond) // more of them would come by then
-		if err := healthy.Renew(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, healthy.Renew(t.Context()))
 		pgtest.Blocked(t, pool, "fencepost.release(", 2)
 	}
 	cancel()
@@ -138,9 +130,7 @@ func TestSpoiltLine(t *testing.T) {
 	client := newTestClient(t, pool, nil)
 	for _, id := range []string{"", "chosen"} {
 		lease, err := client.TryAcquire(t.Context(), "r"+id, &AcquireOptions{TTL: time.Hour, LeaseID: id})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s', waiters = ARRAY[repeat('x', 10000)], acquired_at = 'infinity' WHERE resource = $1", lease.Resource())
 		if _, err := client.TryAcquire(t.Context(), lease.Resource(), &AcquireOptions{TTL: time.Hour}); !errors.Is(err, ErrHeld) {
 			t.Errorf("another acquire: %v", err)

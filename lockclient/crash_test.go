@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -34,9 +35,7 @@ func TestServerKilled(t *testing.T) {
 	expectNoGoroutines(t)
 	server := forgetful(t)
 	pool := dial(t, server.URL(), func(c *pgxpool.Config) { c.MaxConns = 16 })
-	if err := pglock.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pglock.Migrate(t.Context(), pool))
 	client := newTuned(t, pool, pglock.Options{RenewConns: 8}, &Options{OpTimeout: 800 * time.Millisecond})
 	patient := newTestClient(t, pool, nil)
 	var last [4]guard.Token
@@ -56,14 +55,10 @@ func TestServerKilled(t *testing.T) {
 			holdBack(t, pool)
 		}
 		time.Sleep(time.Duration(30+rand.IntN(70)) * time.Millisecond)
-		if err := stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, stop())
 		gone.Store(true)
 		wg.Wait()
-		if err := server.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, server.Restart(t.Context()))
 		pool.Reset()
 		for i, a := range told {
 			resource := fmt.Sprintf("r%d", i)
@@ -86,9 +81,7 @@ func TestServerKilled(t *testing.T) {
 				t.Errorf("round %d, %s: token %v was granted, then %v", round, resource, a.token, next.Token())
 			}
 			last[i] = next.Token()
-			if err := next.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, next.Release(t.Context()))
 		}
 	}
 }
@@ -135,23 +128,17 @@ func TestKilledControl(t *testing.T) {
 	t.Parallel()
 	server := forgetful(t)
 	pool := dial(t, server.URL())
-	if err := pglock.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pglock.Migrate(t.Context(), pool))
 	alter(t, pool, "acquire", "IN ('off', 'local')", "IN ('none')")
 	mustExec(t, pool, "CHECKPOINT")
 	grant := func() (token int64) {
 		err := pool.QueryRow(t.Context(), grantSQL, grantArgs("r", input.NewLeaseID(), time.Microsecond)...).Scan(&token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return token
 	}
 	holdBack(t, pool)
 	before := grant()
-	if err := server.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, server.Kill())
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -167,14 +154,10 @@ func TestServerAway(t *testing.T) {
 	expectNoGoroutines(t)
 	server := forgetful(t)
 	pool := dial(t, server.URL())
-	if err := pglock.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pglock.Migrate(t.Context(), pool))
 	client := newTestClient(t, pool, nil)
 	lease := mustTry(t, client, "r", time.Hour)
-	if err := server.StopFast(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, server.StopFast())
 	pool.Reset()
 	_, acquired := client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour})
 	for what, err := range map[string]error{"acquire": acquired, "renew": lease.Renew(t.Context())} {
@@ -188,9 +171,7 @@ func TestServerAway(t *testing.T) {
 	if err := lease.Release(t.Context()); !errors.Is(err, guard.ErrUnavailable) || lease.Valid() {
 		t.Errorf("release: %v", err)
 	}
-	if err := server.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, server.Restart(t.Context()))
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, pool, "r").Live {
 		t.Errorf("release again: %v, row %+v", err, rowOf(t, pool, "r"))
 	}

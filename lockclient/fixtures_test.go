@@ -74,9 +74,7 @@ func newTuned(t testing.TB, pool *pgxpool.Pool, tuned pglock.Options, opts *Opti
 	}
 	tuned.Logger = o.Logger
 	c, err := New(leasetest.Patient(guard.Must(pglock.New(pool, &tuned))), "owner of "+t.Name()[:min(len(t.Name()), 80)], &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close(context.Background()) })
 	return c
 }
@@ -131,9 +129,7 @@ func simulate(t testing.TB, i driver.Issuer, opts *Options) *Client {
 	opts = new(pglease.Of(opts))
 	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	c, err := New(i, "o", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return c
 }
 
@@ -156,9 +152,7 @@ func (simulation) Release(context.Context, guard.Claim) (bool, error)        { r
 func alter(t testing.TB, pool *pgxpool.Pool, function, from, to string) {
 	t.Helper()
 	var body string
-	if err := pool.QueryRow(t.Context(), "SELECT pg_get_functiondef($1::regproc)", "fencepost."+function).Scan(&body); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pool.QueryRow(t.Context(), "SELECT pg_get_functiondef($1::regproc)", "fencepost."+function).Scan(&body))
 	altered := strings.Replace(body, from, to, 1)
 	if altered == body {
 		t.Fatalf("there is no %q to take out", from)
@@ -187,9 +181,7 @@ func waits(t testing.TB, c *Client, resource string, ttl time.Duration) <-chan *
 	got := make(chan *Lease, 1)
 	go func() {
 		lease, err := c.Acquire(context.Background(), resource, &AcquireOptions{TTL: ttl})
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, err)
 		got <- lease
 	}()
 	return got
@@ -203,18 +195,14 @@ func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
 	var marked bool
 	err := pool.QueryRow(context.Background(), `SELECT coalesce(wake_until > clock_timestamp(), false)
 		FROM fencepost.leases WHERE resource = $1`, resource).Scan(&marked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return marked
 }
 
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {
 	t.Helper()
 	lease, err := c.TryAcquire(t.Context(), resource, &AcquireOptions{TTL: ttl})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return lease
 }
 
@@ -233,9 +221,7 @@ func rowOf(t testing.TB, pool *pgxpool.Pool, resource string) row {
 	err := pool.QueryRow(context.Background(), `SELECT resource, owner, token, lease_id, acquired_at, expires_at,
 		lease_id IS NOT NULL AND expires_at > clock_timestamp() FROM fencepost.leases WHERE resource = $1`, resource).
 		Scan(&r.Resource, &r.Owner, &r.Token, &r.LeaseID, &r.AcquiredAt, &r.ExpiresAt, &r.Live)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r
 }
 
@@ -274,9 +260,7 @@ type child struct {
 func startChild(t testing.TB, name string, env ...string) *child {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c := &child{Cmd: exec.Command(exe)}
 	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
 	c.Stderr = os.Stderr
@@ -284,13 +268,9 @@ func startChild(t testing.TB, name string, env ...string) *child {
 		t.Fatal(err)
 	}
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c.out = bufio.NewScanner(out)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Start())
 	t.Cleanup(func() {
 		c.in.Close()
 		if c.ProcessState == nil {

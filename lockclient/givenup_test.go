@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -46,15 +47,11 @@ func TestStrayAttemptResurrectsNothing(t *testing.T) {
 		}
 		client.issuer = s
 		lease, err := client.TryAcquire(t.Context(), name, &AcquireOptions{TTL: time.Hour, LeaseID: test.given})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !test.lost {
 			*s.first = driver.Request{Resource: name, LeaseID: lease.ID(), Owner: lease.Owner(), TTL: time.Hour, Timeout: time.Minute}
 		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Release(t.Context()))
 		if _, err := s.Issuer.Acquire(t.Context(), *s.first); errors.Is(err, ErrLeaseIDSpent) != test.spent || s.first.LeaseID != lease.ID() {
 			t.Errorf("%s: the first attempt arrives: %v", name, err)
 		}

@@ -58,9 +58,7 @@ func TestHandOver(t *testing.T) {
 			granted <- err == nil
 		}()
 		testkit.Eventually(t, "the waiter's mark", func() bool { return rests(t, pool, t.Name()) })
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Release(t.Context()))
 		select {
 		case <-granted:
 			t.Error("granted without a notification")
@@ -104,9 +102,7 @@ func handOver(t *testing.T, pool *pgxpool.Pool, crowd, clients, handOvers int) {
 				enough := done >= handOvers
 				mu.Unlock()
 				time.Sleep(8 * time.Millisecond) // so that others wait by then
-				if err := lease.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, lease.Release(t.Context()))
 				if enough {
 					return
 				}
@@ -154,9 +150,7 @@ func TestKeptMessage(t *testing.T) {
 	})
 	// However slow the machine is.
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lease.Release(t.Context()))
 	mustExec(t, pool, "UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '1 hour' WHERE resource = 'r'")
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {

@@ -47,9 +47,7 @@ func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 	t.Parallel()
 	admin := migrated(t)
 	var database string
-	if err := admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
 	role := pgx.Identifier{"app_" + database}.Sanitize()
 	mustExec(t, admin, "CREATE ROLE "+role)
 	defer mustExec(t, admin, "DROP ROLE "+role)
@@ -58,9 +56,7 @@ func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 	mustSimple(t, admin, "SET SESSION AUTHORIZATION "+role+";"+offeredSQL+"SET SESSION AUTHORIZATION DEFAULT")
 	ran := func() (was bool) {
 		t.Helper()
-		if err := admin.QueryRow(t.Context(), "SELECT is_called FROM shared.ran").Scan(&was); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, admin.QueryRow(t.Context(), "SELECT is_called FROM shared.ran").Scan(&was))
 		mustExec(t, admin, "SELECT setval('shared.ran', 1, false)")
 		return was
 	}

@@ -79,15 +79,11 @@ func TestHoldInsideHold(t *testing.T) {
 				cancel()
 			}
 			lease, _ := guard.LeaseFrom(outer)
-			if err := lease.(*Lease).Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, lease.(*Lease).Release(t.Context()))
 			return client.Hold(context.WithoutCancel(ctx), "r", opts, none)
 		})
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, err)
 }
 
 // renewing20ms makes a lease be renewed soon but not be lost on a slow machine.

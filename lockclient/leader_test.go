@@ -17,9 +17,7 @@ import (
 // terms of a length, and returns how many there were and how long it all took.
 func terms(t *testing.T, length, limit time.Duration) (n int, took time.Duration, err error) {
 	client, err := lockclient.New(memory.NewServer().Issuer(), "worker", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close(context.Background())
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

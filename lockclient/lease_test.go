@@ -60,9 +60,7 @@ func TestRelease(t *testing.T) {
 	cancel()
 	lease := mustTry(t, client, "r", time.Hour)
 	for range 2 {
-		if err := lease.Release(ended); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Release(ended))
 	}
 	if err := lease.Err(); err != ErrReleased || lease.Valid() || rowOf(t, pool, "r").LeaseID != nil {
 		t.Errorf("Err %v, row %+v", err, rowOf(t, pool, "r"))
@@ -91,9 +89,7 @@ func TestLeaseConcurrently(t *testing.T) {
 					}
 				}
 				if i%5 == 0 {
-					if err := lease.Release(t.Context()); err != nil {
-						t.Error(err)
-					}
+					testkit.Check(t, lease.Release(t.Context()))
 				}
 			})
 		}
@@ -128,9 +124,7 @@ func TestPoolOfOne(t *testing.T) {
 		err := hold(t, events, func(*Client) {}, func(context.Context) {
 			testkit.Eventually(t, "renewals go on", func() bool { return events.Count(guard.OpRenew) >= 3 })
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, err)
 	})
 	t.Run("control", func(t *testing.T) {
 		var move func(time.Duration)

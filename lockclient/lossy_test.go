@@ -91,9 +91,7 @@ func lossy(t *testing.T, rounds int, wrap func(*pglease.Issuer) driver.Issuer) (
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // one request, one answer
 		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(pool.Close)
 		// The time that a busy machine takes for a new connection is no loss.
 		client := newTestClient(t, pool, nil)

@@ -119,13 +119,9 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 		others = append(others, mustTry(t, client, fmt.Sprint("other ", n), time.Hour))
 	}
 	free := mustTry(t, client, "free, and locked", time.Hour)
-	if err := free.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, free.Release(t.Context()))
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource LIKE '%locked' FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -155,9 +151,7 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 	var wg sync.WaitGroup
 	for n, l := range others {
 		wg.Go(func() {
-			if err := l.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, l.Release(t.Context()))
 			mustTry(t, client, fmt.Sprint("new ", n), time.Hour)
 		})
 	}
@@ -165,12 +159,8 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 	if len(stuck) > 0 {
 		t.Errorf("what waits for the locked row ended: %v", <-stuck)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(<-stuck, <-stuck); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, tx.Rollback(t.Context()))
+	testkit.Check(t, errors.Join(<-stuck, <-stuck))
 }
 
 // crowd is what many clients that pass one lease around measured.
@@ -227,9 +217,7 @@ func crowded(t *testing.T, processes, each int) crowd {
 		before += c.attempts.Load()
 	}
 	start := time.Now()
-	if err := first.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, first.Release(t.Context()))
 	wg.Wait()
 	took := time.Since(start)
 	for _, c := range counts {

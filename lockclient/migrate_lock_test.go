@@ -6,10 +6,10 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -22,9 +22,7 @@ import (
 func refusing(t *testing.T, code string) (*pgxpool.Pool, *atomic.Int64) {
 	t.Helper()
 	config, err := pgxpool.ParseConfig("postgres://u@127.0.0.1/d?sslmode=disable")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var asked atomic.Int64
 	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
 		client, server := net.Pipe()
@@ -51,9 +49,7 @@ func refusing(t *testing.T, code string) (*pgxpool.Pool, *atomic.Int64) {
 		return client, nil
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(pool.Close)
 	return pool, &asked
 }
@@ -75,25 +71,23 @@ func TestMigrateRepeats(t *testing.T) {
 		if test.code == "42501" {
 			want = guard.ErrSetup
 		}
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				pool, asked := refusing(t, test.code)
-				ctx := t.Context()
-				if test.within > 0 {
-					limited, cancel := context.WithTimeout(ctx, test.within)
-					defer cancel()
-					ctx = limited
-				}
-				began := time.Now()
-				err := pglock.Migrate(ctx, pool)
-				took := time.Since(began)
-				if pg := pglease.Error(err); !errors.Is(err, want) || pg == nil || pg.Code != test.code {
-					t.Errorf("got %v", err)
-				}
-				if n := asked.Load(); n < test.tries[0] || n > test.tries[1] || took < test.least || took > test.most {
-					t.Errorf("%d tries in %v", n, took)
-				}
-			})
+		testkit.Bubble(t, name, func(t *testing.T) {
+			pool, asked := refusing(t, test.code)
+			ctx := t.Context()
+			if test.within > 0 {
+				limited, cancel := context.WithTimeout(ctx, test.within)
+				defer cancel()
+				ctx = limited
+			}
+			began := time.Now()
+			err := pglock.Migrate(ctx, pool)
+			took := time.Since(began)
+			if pg := pglease.Error(err); !errors.Is(err, want) || pg == nil || pg.Code != test.code {
+				t.Errorf("got %v", err)
+			}
+			if n := asked.Load(); n < test.tries[0] || n > test.tries[1] || took < test.least || took > test.most {
+				t.Errorf("%d tries in %v", n, took)
+			}
 		})
 	}
 }

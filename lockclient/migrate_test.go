@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -49,9 +50,7 @@ func TestSchemaVersion(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			mustTry(t, client, "r", time.Minute)
 		})
 	}
@@ -123,9 +122,7 @@ func TestMigrateFails(t *testing.T) {
 func mustSimple(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Release()
 	if _, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
 		t.Fatal(err)

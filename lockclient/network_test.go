@@ -87,9 +87,7 @@ func open(t *testing.T, direct *pgxpool.Pool, client *Client, conns int) (most i
 		leases = append(leases, mustTry(t, client, fmt.Sprint("opens ", n), time.Hour))
 	}
 	tx, err := direct.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -132,9 +130,7 @@ func TestDroppedConnections(t *testing.T) {
 			client.issuer = impatient{client.issuer, &n}
 			n.drop()
 			before := lease.Remaining()
-			if err := lease.KeepAlive(20 * time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, lease.KeepAlive(20*time.Millisecond))
 			testkit.Eventually(t, "a renewal", func() bool { return lease.Remaining() > before })
 			if swallowed := n.swallowed.Load(); swallowed != 1 {
 				t.Errorf("%d renewals went into dropped connections, want 1", swallowed)

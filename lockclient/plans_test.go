@@ -34,9 +34,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 		all := func() {
 			t.Helper()
 			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer tx.Rollback(t.Context())
 			both, ids, tokens := []string{"few 1", "few 2"}, []string{"a", "b"}, []int64{2, 2}
 			for _, s := range []struct {
@@ -59,9 +57,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 			}
 			err = tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('fencepost.leases'::regclass) + pg_stat_get_xact_numscans('fencepost.spent'::regclass),
 				pg_stat_get_xact_tuples_fetched('fencepost.leases_pkey'::regclass)`).Scan(&n, &read)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 		all() // makes the plans
 		if control != "" && !joins {
@@ -101,9 +97,7 @@ func TestSpentIDsAreNotRead(t *testing.T) {
 		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id, until) SELECT 'r', 'old-' || i, now() FROM generate_series(1, 150) i")
 		mustSimple(t, pool, "VACUUM ANALYZE fencepost.spent")
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer tx.Rollback(t.Context())
 		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.spend('r', 'mine', 'x', '1000')"); err != nil {
 			t.Fatal(err)
@@ -111,9 +105,7 @@ func TestSpentIDsAreNotRead(t *testing.T) {
 		err = tx.QueryRow(t.Context(), `SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid)),
 			(SELECT count(*) FROM fencepost.spent WHERE lease_id LIKE 'old-%')
 			FROM pg_class WHERE oid = 'fencepost.spent'::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'fencepost.spent'::regclass)`).Scan(&rows, &left)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return rows, left
 	}
 	if rows, left := read(t, false); rows > 1000 || left != 50 {
@@ -134,9 +126,7 @@ func TestPollingWaiter(t *testing.T) {
 	calls := func(function string) (n int) {
 		err := pool.QueryRow(t.Context(), `SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions
 			WHERE schemaname = 'fencepost' AND funcname = $1`, function).Scan(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return n
 	}
 	mustTry(t, newTestClient(t, pool, nil), "r", time.Hour)
@@ -150,9 +140,7 @@ func TestPollingWaiter(t *testing.T) {
 	cancel()
 	<-over
 	time.Sleep(300 * time.Millisecond) // it would leave a queue by then
-	if err := client.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, client.Close(t.Context()))
 	pool.Reset() // sessions say what they called when they end
 	testkit.Eventually(t, "the counts of the sessions", func() bool { return calls("acquire") >= 12 })
 	if n := calls("unwatch") + calls("watch"); n != 0 {

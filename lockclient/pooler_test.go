@@ -66,9 +66,7 @@ func tryPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy)
 	text := fmt.Sprintf("[databases]\nfive = %s dbname=%s user=%s password=%s pool_size=5\n"+
 		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\nadmin_users = %s\npool_mode = transaction\n%s",
 		server, c.Database, c.User, c.Password, port, c.User, patience)
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(text), 0o644))
 	for dir := filepath.Dir(config); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		os.Chmod(dir, 0o755)
 	}
@@ -86,12 +84,8 @@ func tryPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy)
 	var log leasetest.Text
 	cmd.Stderr, cmd.Stdout = &log, &log
 	alive, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { alive.Close(); <-ended })
@@ -127,14 +121,10 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool) (listening, foreign int)
 	var txs []pgx.Tx
 	for range 5 {
 		tx, err := pooled.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer tx.Rollback(context.Background())
 		var n int
-		if err := tx.QueryRow(t.Context(), "SELECT least(1, count(*)) FROM pg_listening_channels()").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tx.QueryRow(t.Context(), "SELECT least(1, count(*)) FROM pg_listening_channels()").Scan(&n))
 		listening += n
 		txs = append(txs, tx)
 	}
@@ -143,9 +133,7 @@ func lookAt(t *testing.T, direct, pooled *pgxpool.Pool) (listening, foreign int)
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, tx := range txs {
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tx.Commit(t.Context()))
 		for { // those that came with COMMIT's answer, or before
 			n, err := tx.Conn().WaitForNotification(done)
 			if err != nil {
@@ -176,14 +164,10 @@ func TestPoolerNeverListens(t *testing.T) {
 				got := waits(t, client, "r", time.Hour)
 				testkit.Eventually(t, "the refusal", func() bool { return refused(client, "r") })
 				testkit.Eventually(t, "the failure to listen", func() bool { return poll || rec.Count("lock_listen_failed") > 0 })
-				if err := lease.Release(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, lease.Release(t.Context()))
 				(<-got).Release(t.Context())
 			}
-			if err := client.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, client.Close(t.Context()))
 			if listening, foreign := lookAt(t, direct, pooled); listening+foreign > 0 {
 				t.Errorf("after Close %d processes listened and %d foreign notifications came", listening, foreign)
 			}
@@ -227,9 +211,7 @@ func TestPoolerPauses(t *testing.T) {
 	config := pooled.Config().ConnConfig.Copy()
 	config.Database, config.DefaultQueryExecMode = "pgbouncer", pgx.QueryExecModeSimpleProtocol
 	admin, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer admin.Close(context.Background())
 	tell := func(command string) (rows int) {
 		t.Helper()
@@ -249,9 +231,7 @@ func TestPoolerPauses(t *testing.T) {
 	move := movable(client)
 	kept, short := mustTry(t, client, "kept", time.Hour), mustTry(t, client, "short", time.Minute)
 	for _, l := range []*Lease{kept, short} {
-		if err := l.KeepAlive(20 * time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.KeepAlive(20*time.Millisecond))
 	}
 	tell("PAUSE")
 	issuer.limit.Store(int64(20 * time.Millisecond))
@@ -282,9 +262,7 @@ func TestPoolerWithoutServer(t *testing.T) {
 	c := direct.Config().ConnConfig
 	network, backend := pgconn.NetworkAddress(c.Host, c.Port)
 	through, err := faultproxy.New(network, backend, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(through.Close)
 	client := newTestClient(t, behindPgBouncer(t, direct, through), nil)
 	issuer := client.issuer

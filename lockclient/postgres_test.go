@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -18,9 +19,7 @@ func TestPoolExhausted(t *testing.T) {
 	base := migrated(t)
 	pool := dial(t, base.Config().ConnString(), func(c *pgxpool.Config) { c.MaxConns = 1 })
 	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Release()
 	client := newTestClient(t, pool, &Options{OpTimeout: 50 * time.Millisecond})
 	_, err = client.TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour})

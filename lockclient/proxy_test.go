@@ -18,9 +18,7 @@ func warm(t *testing.T, c *Client) {
 	t.Helper()
 	for range 3 {
 		lease := mustTry(t, c, "warm", time.Hour)
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Renew(t.Context()))
 		if err := lease.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}

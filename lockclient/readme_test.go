@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestReadmeWithoutALock runs the README's alternatives to a lock, and each
@@ -14,9 +16,7 @@ import (
 func TestReadmeWithoutALock(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, section, _ := strings.Cut(string(readme), "\n## Is a unique constraint enough?\n")
 	_, block, _ := strings.Cut(section, "```sql\n")
 	block, _, there := strings.Cut(block, "```")
@@ -49,9 +49,7 @@ func TestReadmeWithoutALock(t *testing.T) {
 	for words, run := range map[string]func(){
 		"constraint": func() {
 			var there bool
-			if err := pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'btree_gist'").Scan(&there); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'btree_gist'").Scan(&there))
 			if !there {
 				t.Log("this server has no btree_gist: the constraint is not run")
 				return
@@ -87,13 +85,9 @@ func TestReadmeWithoutALock(t *testing.T) {
 			var taken [2]int64
 			for n := range taken {
 				tx, err := pool.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				defer tx.Rollback(t.Context())
-				if err := tx.QueryRow(t.Context(), sql["row lock"]).Scan(&taken[n]); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, tx.QueryRow(t.Context(), sql["row lock"]).Scan(&taken[n]))
 			}
 			if taken != [2]int64{1, 2} {
 				t.Errorf("jobs %v are taken", taken)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -24,17 +25,15 @@ func TestMarginIsAThird(t *testing.T) {
 		"not kept":      {left: 10*time.Second - 1, change: func(l *Lease) { l.every = 0 }},
 		"already ended": {left: 10*time.Second - 1, change: func(l *Lease) { l.end(ErrReleased) }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lease := mustTry(t, (&answering{}).client(t, nil), "r", 30*time.Second)
-				lease.every = time.Second
-				if test.change != nil {
-					test.change(lease)
-				}
-				if warn, left := lease.lowMargin(lease.deadline-test.left, true); warn != test.warns || left != test.left {
-					t.Errorf("warned: %t, %v left", warn, left)
-				}
-			})
+		testkit.Bubble(t, name, func(t *testing.T) {
+			lease := mustTry(t, (&answering{}).client(t, nil), "r", 30*time.Second)
+			lease.every = time.Second
+			if test.change != nil {
+				test.change(lease)
+			}
+			if warn, left := lease.lowMargin(lease.deadline-test.left, true); warn != test.warns || left != test.left {
+				t.Errorf("warned: %t, %v left", warn, left)
+			}
 		})
 	}
 }
@@ -43,28 +42,24 @@ func TestMarginIsAThird(t *testing.T) {
 // succeeded since.
 func TestLastRenewal(t *testing.T) {
 	for name, succeeds := range map[string]bool{"failed": false, "and succeeded since": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				lease := mustTry(t, i.client(t, nil), "r", time.Minute)
-				i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-					results[0].Err = guard.Unavailable("renew", renewals[0].Claim, errSimulated)
-				}
-				if err := lease.Renew(t.Context()); !errors.Is(err, errSimulated) {
-					t.Fatal(err)
-				}
-				if succeeds {
-					i.renew = nil
-					if err := lease.Renew(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-				}
-				time.Sleep(time.Minute)
-				var lost *LostError
-				if !errors.As(lease.Err(), &lost) || errors.Is(lost.LastRenewal, errSimulated) == succeeds {
-					t.Errorf("got %v", lease.Err())
-				}
-			})
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			lease := mustTry(t, i.client(t, nil), "r", time.Minute)
+			i.renew = func(_ context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+				results[0].Err = guard.Unavailable("renew", renewals[0].Claim, errSimulated)
+			}
+			if err := lease.Renew(t.Context()); !errors.Is(err, errSimulated) {
+				t.Fatal(err)
+			}
+			if succeeds {
+				i.renew = nil
+				testkit.Must(t, lease.Renew(t.Context()))
+			}
+			time.Sleep(time.Minute)
+			var lost *LostError
+			if !errors.As(lease.Err(), &lost) || errors.Is(lost.LastRenewal, errSimulated) == succeeds {
+				t.Errorf("got %v", lease.Err())
+			}
 		})
 	}
 }
@@ -74,9 +69,7 @@ func TestRenewEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := &answering{}
 		lease := mustTry(t, i.client(t, nil), "r", time.Minute)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Release(t.Context()))
 		if err := lease.Renew(t.Context()); !errors.Is(err, ErrReleased) || i.renewals() != 0 {
 			t.Errorf("got %v after %d renewals", err, i.renewals())
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
@@ -174,9 +175,7 @@ func TestRenewedByHand(t *testing.T) {
 		i := &answering{}
 		lease := mustTry(t, i.client(t, nil), "r", time.Minute)
 		time.Sleep(40 * time.Second)
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Renew(t.Context()))
 		time.Sleep(50 * time.Second)
 		if !lease.Valid() || len(i.renewed) != 1 {
 			t.Errorf("%v after %d renewals", lease.Err(), len(i.renewed))
@@ -203,9 +202,7 @@ func TestLossIsNotDelayed(t *testing.T) {
 		}}, nil)
 		defer client.Close(t.Context())
 		lease := mustTry(t, client, "r", ttl)
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(0))
 		for renewed := 0; renewed == 0; {
 			time.Sleep(time.Millisecond)
 			renewed = i.renewals()
@@ -259,9 +256,7 @@ func TestRenewsToTheLast(t *testing.T) {
 			results[0].Err = guard.Unavailable("renew", renewals[0].Claim, errSimulated)
 		}
 		lease = mustTry(t, i.client(t, nil), "r", time.Minute)
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(0))
 		<-lease.Done()
 		synctest.Wait()
 		if n := i.renewals(); least > 5*time.Millisecond || n > 500 {
@@ -286,22 +281,20 @@ func TestP6LostUnderAnOwnID(t *testing.T) {
 		"spent":            {0, ErrLeaseIDSpent, guard.ReasonOther, ErrLeaseIDSpent},
 		"held, much later": {time.Minute, held, guard.ReasonOther, ErrHeld},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i, lost := &answering{}, false
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if !lost {
-						lost = true
-						return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("simulated"))
-					}
-					time.Sleep(c.after)
-					return driver.Grant{}, c.err
+		testkit.Bubble(t, what, func(t *testing.T) {
+			i, lost := &answering{}, false
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if !lost {
+					lost = true
+					return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), errors.New("simulated"))
 				}
-				_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour, LeaseID: "mine"})
-				if guard.ReasonOf(err) != c.want || c.is != nil && !errors.Is(err, c.is) || c.want == guard.ReasonOutcomeUnknown && errors.Is(err, ErrHeld) {
-					t.Errorf("got %v", err)
-				}
-			})
+				time.Sleep(c.after)
+				return driver.Grant{}, c.err
+			}
+			_, err := i.client(t, nil).TryAcquire(t.Context(), "r", &AcquireOptions{TTL: time.Hour, LeaseID: "mine"})
+			if guard.ReasonOf(err) != c.want || c.is != nil && !errors.Is(err, c.is) || c.want == guard.ReasonOutcomeUnknown && errors.Is(err, ErrHeld) {
+				t.Errorf("got %v", err)
+			}
 		})
 	}
 }

@@ -45,9 +45,7 @@ func TestNoNewConnection(t *testing.T) {
 			if err := lease.Renew(t.Context()); err != nil || refused.Load() == 0 {
 				t.Errorf("after %d refused connections: %v", refused.Load(), err)
 			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, lease.Release(t.Context()))
 		})
 	}
 }
@@ -72,9 +70,7 @@ func TestReadOnlySession(t *testing.T) {
 	lease := mustTry(t, client, "r", time.Hour)
 	readOnly.Store(true) // for the first one of the client's own
 	conn, err := pgxpool.NewWithConfig(t.Context(), pool.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	if _, err := conn.Exec(t.Context(), "UPDATE fencepost.leases SET metadata = 'x'"); err == nil {
 		t.Error("the control, a statement in such a session, was not refused")
@@ -84,9 +80,7 @@ func TestReadOnlySession(t *testing.T) {
 	}
 	readOnly.Store(false)
 	for range 2 {
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, lease.Renew(t.Context()))
 	}
 	mustExec(t, pool, "SET default_transaction_read_only = on") // in the connection that grants
 	if _, err := client.TryAcquire(t.Context(), "s", &AcquireOptions{TTL: time.Hour}); err != nil {
@@ -134,9 +128,7 @@ func TestHooksSeeValues(t *testing.T) {
 		return
 	}
 	for _, lease := range leases {
-		if err := lease.KeepAlive(20 * time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(20*time.Millisecond))
 	}
 	testkit.Eventually(t, "they are renewed", func() bool { return events.Count(guard.OpRenew) > 100 })
 	waiting, cancel := context.WithCancel(ctx)
@@ -150,9 +142,7 @@ func TestHooksSeeValues(t *testing.T) {
 	<-over
 	for _, lease := range leases {
 		wg.Go(func() {
-			if err := lease.Release(ctx); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, lease.Release(ctx))
 		})
 	}
 	wg.Wait()

@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // P5, P4: over the simple protocol pgx 5.12.0 reports a lost answer as "conn
@@ -18,9 +20,7 @@ func TestLostAnswerOverSimpleProtocol(t *testing.T) {
 	config := behind.Config()
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(pool.Close)
 	c := newTestClient(t, pool, nil)
 	warm(t, c)

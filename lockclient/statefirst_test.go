@@ -49,48 +49,46 @@ func TestLossIsKnownWhileLoggerBlocks(t *testing.T) {
 	const holders, ttl = 20, 30 * time.Second
 	for _, logs := range []bool{true, false} {
 		for _, hangs := range []bool{true, false} {
-			t.Run(fmt.Sprintf("logs=%t/hangs=%t", logs, hangs), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := &stuck{gate: make(chan struct{})}
-					i := &answering{limits: driver.Limits{Batch: 100}}
-					i.renew = func(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
-						for n, r := range renewals {
-							results[n] = driver.Renewed{State: driver.Extended, From: i.clock()}
-							if s.on.Load() {
-								results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errSimulated)}
-							}
+			testkit.Bubble(t, fmt.Sprintf("logs=%t/hangs=%t", logs, hangs), func(t *testing.T) {
+				s := &stuck{gate: make(chan struct{})}
+				i := &answering{limits: driver.Limits{Batch: 100}}
+				i.renew = func(ctx context.Context, renewals []driver.Renewal, results []driver.Renewed) {
+					for n, r := range renewals {
+						results[n] = driver.Renewed{State: driver.Extended, From: i.clock()}
+						if s.on.Load() {
+							results[n] = driver.Renewed{Err: guard.Unavailable("renew", r.Claim, errSimulated)}
 						}
-						if s.on.Load() && hangs {
+					}
+					if s.on.Load() && hangs {
+						<-ctx.Done()
+					}
+				}
+				client := i.client(t, s.options(logs))
+				var lost atomic.Int64
+				var wg sync.WaitGroup
+				for n := range holders {
+					wg.Go(func() {
+						client.Hold(context.Background(), fmt.Sprint("r", n), &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
 							<-ctx.Done()
-						}
-					}
-					client := i.client(t, s.options(logs))
-					var lost atomic.Int64
-					var wg sync.WaitGroup
-					for n := range holders {
-						wg.Go(func() {
-							client.Hold(context.Background(), fmt.Sprint("r", n), &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
-								<-ctx.Done()
-								if errors.Is(context.Cause(ctx), ErrLeaseLost) {
-									lost.Add(1)
-								}
-								return nil
-							})
+							if errors.Is(context.Cause(ctx), ErrLeaseLost) {
+								lost.Add(1)
+							}
+							return nil
 						})
-					}
-					time.Sleep(time.Minute) // they are renewed
-					if n := lost.Load(); n != 0 {
-						t.Errorf("%d of %d were lost before", n, holders)
-					}
-					s.on.Store(true)
-					time.Sleep(ttl)
-					if n := lost.Load(); n != holders || s.hits.Load() == 0 {
-						t.Errorf("%d of %d holders know of their loss by the deadline; blocked %d times", n, holders, s.hits.Load())
-					}
-					s.on.Store(false)
-					close(s.gate)
-					wg.Wait()
-				})
+					})
+				}
+				time.Sleep(time.Minute) // they are renewed
+				if n := lost.Load(); n != 0 {
+					t.Errorf("%d of %d were lost before", n, holders)
+				}
+				s.on.Store(true)
+				time.Sleep(ttl)
+				if n := lost.Load(); n != holders || s.hits.Load() == 0 {
+					t.Errorf("%d of %d holders know of their loss by the deadline; blocked %d times", n, holders, s.hits.Load())
+				}
+				s.on.Store(false)
+				close(s.gate)
+				wg.Wait()
 			})
 		}
 	}
@@ -117,9 +115,7 @@ func TestExtendedWhileLoggerBlocks(t *testing.T) {
 		var leases []*Lease
 		for n := range 20 {
 			lease := mustTry(t, client, fmt.Sprint("r", n), 30*time.Second)
-			if err := lease.KeepAlive(0); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, lease.KeepAlive(0))
 			leases = append(leases, lease)
 		}
 		time.Sleep(time.Minute)
@@ -127,9 +123,7 @@ func TestExtendedWhileLoggerBlocks(t *testing.T) {
 		slow.Store(true)
 		time.Sleep(10 * time.Minute)
 		for _, l := range leases {
-			if err := l.Err(); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, l.Err())
 		}
 		if s.hits.Load() == 0 {
 			t.Error("nothing blocked: the test shows nothing")
@@ -137,9 +131,7 @@ func TestExtendedWhileLoggerBlocks(t *testing.T) {
 		s.on.Store(false)
 		close(s.gate)
 		for _, l := range leases {
-			if err := l.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, l.Release(t.Context()))
 		}
 	})
 }
@@ -158,9 +150,7 @@ func TestCallsWhileLoggerBlocks(t *testing.T) {
 		synctest.Wait() // its first event is no longer in the queue
 		for n := range report.Most {
 			lease := mustTry(t, client, fmt.Sprint("r", n), time.Minute)
-			if err := errors.Join(lease.Renew(t.Context()), lease.Release(t.Context())); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, errors.Join(lease.Renew(t.Context()), lease.Release(t.Context())))
 		}
 		if took := time.Since(began); took != 0 {
 			t.Errorf("the calls took %v", took)
@@ -207,9 +197,7 @@ func TestRenewedAfterItsEnd(t *testing.T) {
 		<-hold
 		results[0] = driver.Renewed{State: driver.Extended, From: driver.Now()}
 	}
-	if err := lease.KeepAlive(20 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lease.KeepAlive(20*time.Millisecond))
 	testkit.Eventually(t, "a renewal", func() bool { return i.renewals() > 0 })
 	k.mu.Lock() // which what follows the renewal waits for
 	close(hold)
@@ -284,9 +272,7 @@ func TestDefaultOptions(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, err)
 			}
 		})
 	}
@@ -301,9 +287,7 @@ func TestP8CallersDeadline(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			for _, acquire := range []func(context.Context, string, *AcquireOptions) (*Lease, error){client.TryAcquire, client.Acquire} {
 				lease, err := acquire(ctx, "r", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				lease.Release(t.Context())
 				if got := i.acquired[len(i.acquired)-1].Timeout; got != want {
 					t.Errorf("with %v left the issuer is given %v, want %v", limit, got, want)
@@ -356,42 +340,40 @@ func TestWaitGoesOn(t *testing.T) {
 		"lost":    {guard.OutcomeUnknown("acquire", guard.Claim{}, errSimulated), false},
 		"setup":   {guard.Setup("acquire", guard.Claim{}, errSimulated), true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				rec := &recorder{}
-				i := &answering{}
-				began := time.Now()
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if time.Since(began) > time.Minute {
-						return driver.Grant{Token: 7, From: i.clock()}, nil
-					}
-					return driver.Grant{}, test.err
+		testkit.Bubble(t, name, func(t *testing.T) {
+			rec := &recorder{}
+			i := &answering{}
+			began := time.Now()
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if time.Since(began) > time.Minute {
+					return driver.Grant{Token: 7, From: i.clock()}, nil
 				}
-				client := i.client(t, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
-				lease, err := client.Acquire(t.Context(), "r", nil)
-				if test.ends {
-					if !errors.Is(err, guard.ErrSetup) || time.Since(began) > time.Second {
-						t.Errorf("after %v: %v", time.Since(began), err)
-					}
-					return
+				return driver.Grant{}, test.err
+			}
+			client := i.client(t, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+			lease, err := client.Acquire(t.Context(), "r", nil)
+			if test.ends {
+				if !errors.Is(err, guard.ErrSetup) || time.Since(began) > time.Second {
+					t.Errorf("after %v: %v", time.Since(began), err)
 				}
-				if err != nil || lease.Token() != 7 {
-					t.Fatal(err)
-				}
-				if asked, _, _ := i.counts(); name == "refused" && (asked < 50 || asked > 150) {
-					t.Errorf("asked %d times in a minute", asked)
-				}
-				synctest.Wait()
-				if n := rec.Count("lock_acquire_retried"); n != 1 {
-					t.Errorf("logged %d times", n)
-				}
-				limited, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) { return driver.Grant{}, test.err }
-				if _, err := client.Acquire(limited, "s", nil); !errors.Is(err, context.DeadlineExceeded) || guard.ReasonOf(err) != guard.ReasonOf(test.err) {
-					t.Errorf("ended: %v", err)
-				}
-			})
+				return
+			}
+			if err != nil || lease.Token() != 7 {
+				t.Fatal(err)
+			}
+			if asked, _, _ := i.counts(); name == "refused" && (asked < 50 || asked > 150) {
+				t.Errorf("asked %d times in a minute", asked)
+			}
+			synctest.Wait()
+			if n := rec.Count("lock_acquire_retried"); n != 1 {
+				t.Errorf("logged %d times", n)
+			}
+			limited, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			i.acquire = func(context.Context, driver.Request) (driver.Grant, error) { return driver.Grant{}, test.err }
+			if _, err := client.Acquire(limited, "s", nil); !errors.Is(err, context.DeadlineExceeded) || guard.ReasonOf(err) != guard.ReasonOf(test.err) {
+				t.Errorf("ended: %v", err)
+			}
 		})
 	}
 }
@@ -405,9 +387,7 @@ func TestFailedRenewalsSlowDown(t *testing.T) {
 			results[0].Err = guard.Unavailable("renew", renewals[0].Claim, errSimulated)
 		}
 		lease := mustTry(t, i.client(t, nil), "r", 24*time.Hour)
-		if err := lease.KeepAlive(0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.KeepAlive(0))
 		time.Sleep(9 * time.Hour)
 		before := i.renewals()
 		time.Sleep(time.Hour)

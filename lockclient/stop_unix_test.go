@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,9 +56,7 @@ func TestStoppedProcess(t *testing.T) {
 			}
 			before[resource] = guard.Token(token)
 		}
-		if err := holder.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, holder.Process.Signal(syscall.SIGSTOP))
 	}
 	if held == 0 {
 		t.Error("none was held before it was stopped")
@@ -76,9 +75,7 @@ func TestStoppedProcess(t *testing.T) {
 	}
 	wg.Wait()
 	for _, holder := range crew {
-		if err := holder.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, holder.Process.Signal(syscall.SIGCONT))
 	}
 	no := 0
 	for _, holder := range crew {

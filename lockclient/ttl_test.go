@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func TestTTLRule(t *testing.T) {
@@ -50,42 +52,38 @@ func TestMarginLow(t *testing.T) {
 		"slow":        {[]fate{hungBefore, resetAfter, prompt, prompt, hungBefore, hungBefore, hungBefore}, 1},
 		"slow twice":  {[]fate{hungBefore, hungBefore, hungBefore, prompt, prompt, hungBefore, hungBefore, hungBefore}, 2},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const ttl = 30 * time.Second
-				server := &simulated{rng: rand.New(rand.NewPCG(1, 1)), ttl: ttl, simulation: simulation{drifting(0)}}
-				server.sentAt = func(sent, _ time.Duration) time.Duration { return sent }
-				server.fate = func(n int) fate {
-					if n < len(test.fates) {
-						return test.fates[n]
-					}
-					return prompt
+		testkit.Bubble(t, name, func(t *testing.T) {
+			const ttl = 30 * time.Second
+			server := &simulated{rng: rand.New(rand.NewPCG(1, 1)), ttl: ttl, simulation: simulation{drifting(0)}}
+			server.sentAt = func(sent, _ time.Duration) time.Duration { return sent }
+			server.fate = func(n int) fate {
+				if n < len(test.fates) {
+					return test.fates[n]
 				}
-				rec := &recorder{}
-				client := simulate(t, server, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
-				defer client.Close(context.Background())
-				err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
-					time.Sleep(10 * ttl)
-					return context.Cause(ctx)
-				})
-				if err != nil {
-					t.Error(err)
-				}
-				synctest.Wait()
-				_, lines := rec.Take(t)
-				warned := 0
-				for _, line := range lines {
-					if line["msg"] == "lock_margin_low" {
-						warned++
-						if left := line["remainingSeconds"].(float64); left <= 0 || left >= ttl.Seconds()/3 {
-							t.Errorf("told %v", line)
-						}
-					}
-				}
-				if warned != test.warns {
-					t.Errorf("warned %d times, want %d", warned, test.warns)
-				}
+				return prompt
+			}
+			rec := &recorder{}
+			client := simulate(t, server, &Options{Logger: slog.New(slog.NewJSONHandler(rec, nil))})
+			defer client.Close(context.Background())
+			err := client.Hold(t.Context(), "r", &AcquireOptions{TTL: ttl}, func(ctx context.Context) error {
+				time.Sleep(10 * ttl)
+				return context.Cause(ctx)
 			})
+			testkit.Check(t, err)
+			synctest.Wait()
+			_, lines := rec.Take(t)
+			warned := 0
+			for _, line := range lines {
+				if line["msg"] == "lock_margin_low" {
+					warned++
+					if left := line["remainingSeconds"].(float64); left <= 0 || left >= ttl.Seconds()/3 {
+						t.Errorf("told %v", line)
+					}
+				}
+			}
+			if warned != test.warns {
+				t.Errorf("warned %d times, want %d", warned, test.warns)
+			}
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -47,15 +48,11 @@ func TestNoTokenTwice(t *testing.T) {
 			c.MaxConns = 4
 			c.ConnConfig.RuntimeParams["application_name"] = "contend"
 		}), nil)), "o", &Options{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { client.Close(context.Background()) })
 		for range goroutines / clients {
 			holders.Go(func() {
-				if err := take(client, &taken, &refused, leases); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, take(client, &taken, &refused, leases))
 			})
 		}
 	}

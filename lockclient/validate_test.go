@@ -207,9 +207,7 @@ func FuzzResource(f *testing.F) {
 		if r := rowOf(t, pool, resource); r.Resource != resource || r.Token != int64(lease.Token()) {
 			t.Errorf("%q is stored as %+v", resource, r)
 		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, lease.Release(t.Context()))
 	})
 }
 
@@ -217,9 +215,7 @@ func FuzzResource(f *testing.F) {
 // has room for it.
 func TestWhereabouts(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	here := "host " + host + ", process " + strconv.Itoa(os.Getpid())
 	for _, test := range []struct {
 		room       int

@@ -21,9 +21,7 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duratio
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
 		WHERE resource = $1 RETURNING expires_at`, resource, d.Microseconds()).Scan(&expires)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return expires
 }
 
@@ -50,9 +48,7 @@ func TestAcquireCancelledAnytime(t *testing.T) {
 		switch {
 		case err == nil:
 			granted++
-			if err := lease.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, lease.Release(t.Context()))
 		case errors.Is(err, guard.ErrOutcomeUnknown):
 			unknown++
 			var failed *guard.FailedError

@@ -71,38 +71,36 @@ func TestOwnLeaseIDInLine(t *testing.T) {
 			return driver.Grant{}, heldBy7(r)
 		}, want: context.Canceled, waits: true, told: 3},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := refuses(&answering{})
-				refuse := i.acquire
-				i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
-					if r.LeaseID == "mine" {
-						return test.answer(i, r)
-					}
-					return refuse(ctx, r)
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := refuses(&answering{})
+			refuse := i.acquire
+			i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+				if r.LeaseID == "mine" {
+					return test.answer(i, r)
 				}
-				var seen leasetest.Tally
-				client := i.client(t, &Options{Observer: &seen})
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				acquires(ctx, client, "first")
-				over := acquires(ctx, client, "mine")
-				if waits := len(over) == 0; waits != test.waits {
-					t.Fatalf("it waits: %t", waits)
-				}
-				other := acquires(ctx, client, "")
-				if want := []string{"first", "mine"}; len(other) > 0 || !slices.Equal(i.askedBy(), want) {
-					t.Errorf("%q have asked, want %q: a caller without a lease ID waits for its turn", i.askedBy(), want)
-				}
-				if told := seen.Failed(guard.OpContend); told != test.told {
-					t.Errorf("%d were told who has the lease", told)
-				}
-				cancel()
-				if err := <-over; !errors.Is(err, test.want) {
-					t.Errorf("got %v", err)
-				}
-				<-other
-			})
+				return refuse(ctx, r)
+			}
+			var seen leasetest.Tally
+			client := i.client(t, &Options{Observer: &seen})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			acquires(ctx, client, "first")
+			over := acquires(ctx, client, "mine")
+			if waits := len(over) == 0; waits != test.waits {
+				t.Fatalf("it waits: %t", waits)
+			}
+			other := acquires(ctx, client, "")
+			if want := []string{"first", "mine"}; len(other) > 0 || !slices.Equal(i.askedBy(), want) {
+				t.Errorf("%q have asked, want %q: a caller without a lease ID waits for its turn", i.askedBy(), want)
+			}
+			if told := seen.Failed(guard.OpContend); told != test.told {
+				t.Errorf("%d were told who has the lease", told)
+			}
+			cancel()
+			if err := <-over; !errors.Is(err, test.want) {
+				t.Errorf("got %v", err)
+			}
+			<-other
 		})
 	}
 }
@@ -133,37 +131,35 @@ func TestTurns(t *testing.T) {
 			}
 		}, []string{"1", "1", "2", "3"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := refuses(&answering{})
-				client := i.client(t, nil)
-				first, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				all, end := context.WithCancel(t.Context())
-				defer end()
-				over := acquires(first, client, "")
-				for range 2 {
-					over := acquires(all, client, "")
-					defer func() { end(); <-over }()
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := refuses(&answering{})
+			client := i.client(t, nil)
+			first, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			all, end := context.WithCancel(t.Context())
+			defer end()
+			over := acquires(first, client, "")
+			for range 2 {
+				over := acquires(all, client, "")
+				defer func() { end(); <-over }()
+			}
+			wake := i.wake // before another watch replaces it
+			test.end(i, cancel)
+			wake() // the first one asks again
+			synctest.Wait()
+			if len(over) != 1 {
+				t.Error("the first one waits")
+			}
+			names, asked := map[string]string{}, []string(nil)
+			for _, id := range i.askedBy() {
+				if names[id] == "" {
+					names[id] = string(rune('1' + len(names)))
 				}
-				wake := i.wake // before another watch replaces it
-				test.end(i, cancel)
-				wake() // the first one asks again
-				synctest.Wait()
-				if len(over) != 1 {
-					t.Error("the first one waits")
-				}
-				names, asked := map[string]string{}, []string(nil)
-				for _, id := range i.askedBy() {
-					if names[id] == "" {
-						names[id] = string(rune('1' + len(names)))
-					}
-					asked = append(asked, names[id])
-				}
-				if !slices.Equal(asked, test.asks) {
-					t.Errorf("%q have asked, want %q", asked, test.asks)
-				}
-			})
+				asked = append(asked, names[id])
+			}
+			if !slices.Equal(asked, test.asks) {
+				t.Errorf("%q have asked, want %q", asked, test.asks)
+			}
 		})
 	}
 }
@@ -179,58 +175,56 @@ func TestEndsInLine(t *testing.T) {
 		"cancelled, after a word": {true, false},
 		"closed, after a word":    {true, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				answer := make(chan struct{})
-				i := refuses(&answering{})
-				refuse := i.acquire
-				i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
-					<-answer
-					return refuse(ctx, r)
-				}
-				client := i.client(t, nil)
-				acquires(t.Context(), client, "")
-				ctx, cancel := context.WithCancelCause(t.Context())
-				defer cancel(nil)
-				over := acquires(ctx, client, "")
-				if test.told {
-					close(answer)
-				}
-				synctest.Wait()
-				if test.closes {
-					go client.Close(context.Background())
-				} else {
-					cancel(errSimulated)
-				}
-				synctest.Wait()
-				if len(over) != 1 {
-					t.Error("it waits for its turn")
-				}
-				err := <-over
-				var held *HeldError
-				if told := errors.As(err, &held) && held.Token == 7; told != test.told {
-					t.Errorf("the holder is named %t: %v", told, err)
-				}
-				switch {
-				case test.closes:
-					failure(t, err, guard.ErrSetup, "r", ErrClosed)
-				case test.told:
-					if !errors.Is(err, errSimulated) || errors.Is(err, guard.ErrUnavailable) {
-						t.Errorf("got %v", err)
-					}
-				default:
-					failure(t, err, guard.ErrUnavailable, "r", errSimulated)
-				}
-				if strings.Contains(err.Error(), "before that") != (test.closes && test.told) {
+		testkit.Bubble(t, name, func(t *testing.T) {
+			answer := make(chan struct{})
+			i := refuses(&answering{})
+			refuse := i.acquire
+			i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+				<-answer
+				return refuse(ctx, r)
+			}
+			client := i.client(t, nil)
+			acquires(t.Context(), client, "")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			over := acquires(ctx, client, "")
+			if test.told {
+				close(answer)
+			}
+			synctest.Wait()
+			if test.closes {
+				go client.Close(context.Background())
+			} else {
+				cancel(errSimulated)
+			}
+			synctest.Wait()
+			if len(over) != 1 {
+				t.Error("it waits for its turn")
+			}
+			err := <-over
+			var held *HeldError
+			if told := errors.As(err, &held) && held.Token == 7; told != test.told {
+				t.Errorf("the holder is named %t: %v", told, err)
+			}
+			switch {
+			case test.closes:
+				failure(t, err, guard.ErrSetup, "r", ErrClosed)
+			case test.told:
+				if !errors.Is(err, errSimulated) || errors.Is(err, guard.ErrUnavailable) {
 					t.Errorf("got %v", err)
 				}
-				if acquired, _, _ := i.counts(); acquired != 1 {
-					t.Errorf("asked %d times", acquired)
-				}
-				if !test.told {
-					close(answer)
-				}
-			})
+			default:
+				failure(t, err, guard.ErrUnavailable, "r", errSimulated)
+			}
+			if strings.Contains(err.Error(), "before that") != (test.closes && test.told) {
+				t.Errorf("got %v", err)
+			}
+			if acquired, _, _ := i.counts(); acquired != 1 {
+				t.Errorf("asked %d times", acquired)
+			}
+			if !test.told {
+				close(answer)
+			}
 		})
 	}
 }
@@ -248,38 +242,36 @@ func TestAsksAgainAtOnce(t *testing.T) {
 		"thirteen times":      {strings.Repeat("F", 13), 4},
 		"a holder in between": {strings.Repeat("F", 9) + "H" + strings.Repeat("F", 9), 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := refuses(&answering{})
-				refuse := i.acquire
-				left := test.watches
-				i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
-					if left != "" {
-						return refuse(ctx, r)
-					}
-					return driver.Grant{Token: 8, From: i.clock()}, nil
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := refuses(&answering{})
+			refuse := i.acquire
+			left := test.watches
+			i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+				if left != "" {
+					return refuse(ctx, r)
 				}
-				i.watch = func(_ context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
-					free := left[0] == 'F'
-					if left = left[1:]; free {
-						return driver.Watching{}, nil
-					}
-					wake()
-					return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: time.Hour}}, nil
+				return driver.Grant{Token: 8, From: i.clock()}, nil
+			}
+			i.watch = func(_ context.Context, w driver.Watch, wake func()) (driver.Watching, error) {
+				free := left[0] == 'F'
+				if left = left[1:]; free {
+					return driver.Watching{}, nil
 				}
-				client := i.client(t, nil)
-				began := time.Now()
-				if _, err := client.Acquire(t.Context(), "r", minute); err != nil {
-					t.Fatal(err)
-				}
-				// The first pauses are 10 to 68 ms long.
-				if took := time.Since(began); took < time.Duration(test.pauses)*10*time.Millisecond || took > time.Duration(test.pauses)*68*time.Millisecond {
-					t.Errorf("took %v", took)
-				}
-				if i.stopped != len(test.watches) {
-					t.Errorf("%d of %d watches were stopped", i.stopped, len(test.watches))
-				}
-			})
+				wake()
+				return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: time.Hour}}, nil
+			}
+			client := i.client(t, nil)
+			began := time.Now()
+			if _, err := client.Acquire(t.Context(), "r", minute); err != nil {
+				t.Fatal(err)
+			}
+			// The first pauses are 10 to 68 ms long.
+			if took := time.Since(began); took < time.Duration(test.pauses)*10*time.Millisecond || took > time.Duration(test.pauses)*68*time.Millisecond {
+				t.Errorf("took %v", took)
+			}
+			if i.stopped != len(test.watches) {
+				t.Errorf("%d of %d watches were stopped", i.stopped, len(test.watches))
+			}
 		})
 	}
 }
@@ -297,40 +289,38 @@ func TestWaiterLooksAgain(t *testing.T) {
 		"poll":        {10 * time.Second, time.Hour, 16 * time.Second, 20 * time.Second, 10 * time.Second},
 		"runs out":    {0, 400 * time.Millisecond, 600 * time.Millisecond, 700 * time.Millisecond, 400 * time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{limits: driver.Limits{Poll: test.poll}}
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if len(i.askedBy()) == 1 {
-						return driver.Grant{}, &HeldError{Resource: "r", Token: 7, Remaining: test.remaining}
-					}
-					return driver.Grant{Token: 8, From: i.clock()}, nil
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{limits: driver.Limits{Poll: test.poll}}
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if len(i.askedBy()) == 1 {
+					return driver.Grant{}, &HeldError{Resource: "r", Token: 7, Remaining: test.remaining}
 				}
-				i.watch = func(_ context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
-					if _, watches, _ := i.counts(); watches == 3 {
-						return driver.Watching{}, nil
-					}
-					return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: test.remaining - 100*time.Millisecond}}, nil
+				return driver.Grant{Token: 8, From: i.clock()}, nil
+			}
+			i.watch = func(_ context.Context, w driver.Watch, _ func()) (driver.Watching, error) {
+				if _, watches, _ := i.counts(); watches == 3 {
+					return driver.Watching{}, nil
 				}
-				var seen leasetest.Tally
-				client := i.client(t, &Options{Observer: &seen})
-				began := time.Now()
-				if _, err := client.Acquire(t.Context(), "r", minute); err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(began); took < test.least || took > test.most {
-					t.Errorf("granted after %v", took)
-				}
-				if len(i.acquired) != 2 || len(i.watched) != 3 || i.stopped != 3 {
-					t.Errorf("%d acquires, %d watches, %d of them stopped", len(i.acquired), len(i.watched), i.stopped)
-				}
-				if want := (driver.Watch{Resource: "r", LeaseID: i.acquired[0].LeaseID, Wait: test.wait}); i.watched[0] != want {
-					t.Errorf("watched %+v", i.watched[0])
-				}
-				if n := seen.Failed(guard.OpContend); n != 1 {
-					t.Errorf("contended %d times", n)
-				}
-			})
+				return driver.Watching{Held: &HeldError{Resource: "r", Token: 7, Remaining: test.remaining - 100*time.Millisecond}}, nil
+			}
+			var seen leasetest.Tally
+			client := i.client(t, &Options{Observer: &seen})
+			began := time.Now()
+			if _, err := client.Acquire(t.Context(), "r", minute); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took < test.least || took > test.most {
+				t.Errorf("granted after %v", took)
+			}
+			if len(i.acquired) != 2 || len(i.watched) != 3 || i.stopped != 3 {
+				t.Errorf("%d acquires, %d watches, %d of them stopped", len(i.acquired), len(i.watched), i.stopped)
+			}
+			if want := (driver.Watch{Resource: "r", LeaseID: i.acquired[0].LeaseID, Wait: test.wait}); i.watched[0] != want {
+				t.Errorf("watched %+v", i.watched[0])
+			}
+			if n := seen.Failed(guard.OpContend); n != 1 {
+				t.Errorf("contended %d times", n)
+			}
 		})
 	}
 }
@@ -339,26 +329,24 @@ func TestWaiterLooksAgain(t *testing.T) {
 // passing, the error names the last known holder; if none is known, the failure.
 func TestEndsAfterTrouble(t *testing.T) {
 	for name, known := range map[string]bool{"a holder is known": true, "none is known": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
-					if len(i.askedBy()) == 1 && known {
-						return driver.Grant{}, heldBy7(r)
-					}
-					return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrBusy)
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			i.acquire = func(_ context.Context, r driver.Request) (driver.Grant, error) {
+				if len(i.askedBy()) == 1 && known {
+					return driver.Grant{}, heldBy7(r)
 				}
-				client := i.client(t, nil)
-				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errSimulated)
-				defer cancel()
-				_, err := client.Acquire(ctx, "r", minute)
-				if !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) != known || errors.Is(err, driver.ErrBusy) == known {
-					t.Errorf("got %v", err)
-				}
-				if acquires, _, _ := i.counts(); acquires < 3 {
-					t.Errorf("it asked %d times", acquires)
-				}
-			})
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrBusy)
+			}
+			client := i.client(t, nil)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errSimulated)
+			defer cancel()
+			_, err := client.Acquire(ctx, "r", minute)
+			if !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) != known || errors.Is(err, driver.ErrBusy) == known {
+				t.Errorf("got %v", err)
+			}
+			if acquires, _, _ := i.counts(); acquires < 3 {
+				t.Errorf("it asked %d times", acquires)
+			}
 		})
 	}
 }
@@ -375,33 +363,31 @@ func TestEndsInFlight(t *testing.T) {
 		"none is known":                         {false, false, guard.ErrUnavailable},
 		"a holder is known, the outcome is not": {true, true, guard.ErrOutcomeUnknown},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
-					if len(i.askedBy()) == 1 && test.known {
-						return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Millisecond}
-					}
-					<-ctx.Done()
-					if test.lost {
-						return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), context.Cause(ctx))
-					}
-					return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), context.Cause(ctx))
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			i.acquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+				if len(i.askedBy()) == 1 && test.known {
+					return driver.Grant{}, &HeldError{Resource: r.Resource, Token: 7, Remaining: time.Millisecond}
 				}
-				ctx, cancel := context.WithCancelCause(t.Context())
-				over := acquires(ctx, i.client(t, nil), "")
-				time.Sleep(time.Second)
-				cancel(errSimulated)
-				err := <-over
-				for _, reason := range []error{ErrHeld, guard.ErrUnavailable, guard.ErrOutcomeUnknown} {
-					if errors.Is(err, reason) != (reason == test.want) {
-						t.Errorf("want %v, got %v", test.want, err)
-					}
+				<-ctx.Done()
+				if test.lost {
+					return driver.Grant{}, guard.OutcomeUnknown("acquire", r.Claim(), context.Cause(ctx))
 				}
-				if !errors.Is(err, errSimulated) {
-					t.Errorf("got %v", err)
+				return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), context.Cause(ctx))
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			over := acquires(ctx, i.client(t, nil), "")
+			time.Sleep(time.Second)
+			cancel(errSimulated)
+			err := <-over
+			for _, reason := range []error{ErrHeld, guard.ErrUnavailable, guard.ErrOutcomeUnknown} {
+				if errors.Is(err, reason) != (reason == test.want) {
+					t.Errorf("want %v, got %v", test.want, err)
 				}
-			})
+			}
+			if !errors.Is(err, errSimulated) {
+				t.Errorf("got %v", err)
+			}
 		})
 	}
 }
@@ -414,22 +400,20 @@ func TestFailsAfterRefusal(t *testing.T) {
 		"outcome unknown": guard.OutcomeUnknown("acquire", guard.Claim{Resource: "r"}, errSimulated),
 		"spent":           ErrLeaseIDSpent,
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				i := &answering{}
-				i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
-					if len(i.acquired) == 1 {
-						return driver.Grant{}, &HeldError{Resource: "r", Owner: "another", LeaseID: "x", Token: 1, Remaining: time.Minute}
-					}
-					return driver.Grant{}, last
+		testkit.Bubble(t, name, func(t *testing.T) {
+			i := &answering{}
+			i.acquire = func(context.Context, driver.Request) (driver.Grant, error) {
+				if len(i.acquired) == 1 {
+					return driver.Grant{}, &HeldError{Resource: "r", Owner: "another", LeaseID: "x", Token: 1, Remaining: time.Minute}
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				_, err := i.client(t, nil).Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute, LeaseID: "mine"})
-				if !errors.Is(err, last) && !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "another") {
-					t.Errorf("got %v", err)
-				}
-			})
+				return driver.Grant{}, last
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := i.client(t, nil).Acquire(ctx, "r", &AcquireOptions{TTL: time.Minute, LeaseID: "mine"})
+			if !errors.Is(err, last) && !errors.Is(err, errSimulated) || errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "another") {
+				t.Errorf("got %v", err)
+			}
 		})
 	}
 }

@@ -186,7 +186,7 @@ func TestTimingControl(t *testing.T) {
 // timings returns the places, by file and function, at which a package's tests sleep or set
 // a short limit on the real clock. A function that only bubbles call is part of them.
 func timings(files *token.FileSet, of []*ast.File) map[string][]string {
-	c := clockwork{wrappers: map[string]bool{"synctest.Test": true}, values: map[string]ast.Expr{}}
+	c := clockwork{wrappers: map[string]bool{"synctest.Test": true, "testkit.Bubble": true}, values: map[string]ast.Expr{}}
 	for _, file := range of {
 		for _, decl := range file.Decls {
 			switch decl := decl.(type) {

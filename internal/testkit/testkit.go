@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -41,6 +42,28 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 		t.Fatalf("waited %v for %s", Patience, what)
 		return *new(T)
 	}
+}
+
+// Must ends the test if err is not nil. It must run in the test's own goroutine.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Check fails the test if err is not nil, and lets it go on.
+func Check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Bubble runs f as a subtest in a bubble of its own.
+func Bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
 // Logger returns a logger whose lines are shown under the test, if it fails. What is logged

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -194,9 +195,7 @@ func TestReadyWithin(t *testing.T) {
 			if got := record(h, "GET", "/readyz", "", ""); got.Code != c.status {
 				t.Errorf("%+v: %d %s", c, got.Code, got.Body)
 			}
-			if err := h.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, h.Close(t.Context()))
 		}
 	})
 }

@@ -31,9 +31,7 @@ func raw(t testing.TB, base, token, head, body string) response {
 	t.Helper()
 	address := strings.TrimPrefix(base, "http://")
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	text := strings.NewReplacer("%HOST%", address, "%TOKEN%", token).Replace(strings.TrimSpace(head))
 	if body != "" {
@@ -41,9 +39,7 @@ func raw(t testing.TB, base, token, head, body string) response {
 	}
 	io.WriteString(conn, strings.ReplaceAll(text, "\n", "\r\n")+"\r\n\r\n"+body)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer resp.Body.Close()
 	return read(t, resp)
 }
@@ -262,9 +258,7 @@ func TestByIDOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	pool := leasetest.Migrated(t)
 	operator, err := pgadmin.New(pool, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var logged leasetest.Text
 	var urls []string
 	for range 2 {

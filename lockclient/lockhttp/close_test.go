@@ -68,9 +68,7 @@ func TestRequestsDuringClose(t *testing.T) {
 			})
 		}
 		testkit.Eventually(t, "a request that is carried out", func() bool { return carriedOut.Load() > 0 })
-		if err := h.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, h.Close(t.Context()))
 		issuer.closed.Store(true)
 		before := refused.Load()
 		testkit.Eventually(t, "requests after it was closed", func() bool { return refused.Load() >= before+8 })
@@ -139,9 +137,7 @@ func TestCloseBetweenTwo(t *testing.T) {
 		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
 			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
 		}
-		if err := <-closed; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-closed)
 		if request.method == "POST" && raised.Load() != 1 {
 			t.Error("the invalidated claim was not raised")
 		}

@@ -51,9 +51,7 @@ func serve(t testing.TB, issuer driver.Issuer, who lockhttp.Authenticate, opts *
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
-		if err := handler.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, handler.Close(ctx))
 		server.Close()
 	})
 	return server, handler
@@ -113,15 +111,11 @@ func TestConformanceOnPostgreSQL(t *testing.T) {
 		h.Pass = func(d time.Duration) {
 			_, err := pool.Exec(t.Context(), `UPDATE fencepost.leases SET acquired_at = acquired_at - $1::bigint * interval '1 microsecond',
 				expires_at = expires_at - $1::bigint * interval '1 microsecond' WHERE resource <> ''`, d.Microseconds())
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 		}
 		h.Purge = func(t testing.TB) {
 			operator, err := pgadmin.New(pool, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			time.Sleep(2 * time.Millisecond)
 			if _, err := operator.Purge(t.Context(), &lockadmin.PurgeOptions{OlderThan: time.Millisecond}); err != nil {
 				t.Fatal(err)

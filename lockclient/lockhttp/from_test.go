@@ -88,21 +88,15 @@ func TestDatedBackIsRenewed(t *testing.T) {
 	t.Parallel()
 	web, _ := serve(t, ticking{&early{memory.NewServer().Issuer(), 200 * time.Millisecond}}, everybody, nil)
 	client, err := lockclient.New(connect(t, web.URL), "o", &lockclient.Options{Logger: testkit.Logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close(context.Background())
 	lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for range 3 {
 		if left := lease.Remaining(); left > time.Minute-200*time.Millisecond {
 			t.Errorf("another %v", left)
 		}
-		if err := lease.Renew(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, lease.Renew(t.Context()))
 	}
 	if ttl := lease.TTL(); ttl != time.Minute {
 		t.Errorf("the TTL is %v", ttl)
@@ -118,9 +112,7 @@ func TestNothingLeft(t *testing.T) {
 	web, handler := serve(t, issuer, everybody, nil)
 	client := connect(t, web.URL)
 	g, err := client.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	issuer.by = time.Minute
 	var renewed [1]driver.Renewed
 	client.Renew(t.Context(), []driver.Renewal{{Claim: guard.Claim{Resource: "r", LeaseID: "L", Token: g.Token}, TTL: time.Minute}}, renewed[:])
@@ -131,9 +123,7 @@ func TestNothingLeft(t *testing.T) {
 	if got.status != 500 || got.problem() != "outcome_unknown" {
 		t.Errorf("%s", got.text)
 	}
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 	if h := server.Holder("s"); h != nil { // nobody knows its lease ID
 		t.Errorf("held by %+v", h)
 	}

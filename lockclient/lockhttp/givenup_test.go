@@ -75,9 +75,7 @@ func TestP8ClientGoes(t *testing.T) {
 		}
 		testkit.Eventually(t, "the release of what nobody got, or the grant", func() bool { return server.Last("r") == 1 && (leaseID != "") == (server.Holder("r") != nil) })
 		// It is still so when everything has ended.
-		if err := handler.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, handler.Close(t.Context()))
 		if leaseID == "" {
 			if h := server.Holder("r"); h != nil {
 				t.Errorf("held by %+v", h)
@@ -111,9 +109,7 @@ func answersLate(t *testing.T) {
 	}
 	<-asked
 	close(answer)
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 	if h := server.Holder("r"); h != nil {
 		t.Errorf("held by %+v", h)
 	}
@@ -210,9 +206,7 @@ func TestP8ReleasesAreBounded(t *testing.T) {
 			t.Errorf("held by %+v", held)
 		}
 		acquire("acme", "", 500)
-		if err := h.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, h.Close(t.Context()))
 	})
 }
 
@@ -247,9 +241,7 @@ func issuerAway(t *testing.T) {
 	handler := open(t, stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: timeout})
 	defer func() {
 		close(forever)
-		if err := handler.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, handler.Close(t.Context()))
 	}()
 	var wg sync.WaitGroup
 	for n, c := range []struct {
@@ -430,9 +422,7 @@ func waitEnds(t *testing.T) {
 	waiting(2)
 	cancel()
 	waiting(1)
-	if err := h.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, h.Close(t.Context()))
 	wg.Wait()
 	if server.Last("r") != 1 {
 		t.Errorf("the last token is %v", server.Last("r"))

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
 
@@ -36,9 +37,7 @@ func (r response) str(name string) string {
 func ask(t testing.TB, base, token, method, path, body string) response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
 	}
@@ -51,9 +50,7 @@ func ask(t testing.TB, base, token, method, path, body string) response {
 func send(t testing.TB, r *http.Request) response {
 	t.Helper()
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer resp.Body.Close()
 	return read(t, resp)
 }
@@ -61,9 +58,7 @@ func send(t testing.TB, r *http.Request) response {
 func read(t testing.TB, resp *http.Response) response {
 	t.Helper()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := response{status: resp.StatusCode, header: resp.Header, text: string(text)}
 	_ = json.Unmarshal(text, &got.body) // not every answer is JSON
 	return got

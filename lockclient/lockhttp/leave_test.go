@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -54,40 +55,36 @@ func TestWatchesEnd(t *testing.T) {
 	for name, path := range map[string]string{
 		"a waiter": "/v1/watch?resource=r&leaseId=L", "an onlooker": "/v1/watch?resource=r",
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server := memory.NewServer()
-				server.Steal("r", "holder", time.Hour)
-				issuer := &distant{counting: counting{Issuer: server.Issuer()}}
-				h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
-				for _, leaves := range []string{"before the answer", "at the answer", "later"} {
-					ctx, cancel := context.WithCancel(t.Context())
-					issuer.answered = nil
-					switch leaves {
-					case "before the answer":
-						time.AfterFunc(trip/2, cancel)
-					case "at the answer":
-						issuer.answered = cancel
-					case "later":
-						time.AfterFunc(time.Second, cancel)
-					}
-					h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", path, nil))
-					cancel()
-					time.Sleep(time.Second)
-					if n := issuer.watching.Load(); n != 0 {
-						t.Errorf("left %s: %d watches at the issuer go on", leaves, n)
-					}
-				}
+		testkit.Bubble(t, name, func(t *testing.T) {
+			server := memory.NewServer()
+			server.Steal("r", "holder", time.Hour)
+			issuer := &distant{counting: counting{Issuer: server.Issuer()}}
+			h := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
+			for _, leaves := range []string{"before the answer", "at the answer", "later"} {
+				ctx, cancel := context.WithCancel(t.Context())
 				issuer.answered = nil
-				h.ServeHTTP(deaf{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+				switch leaves {
+				case "before the answer":
+					time.AfterFunc(trip/2, cancel)
+				case "at the answer":
+					issuer.answered = cancel
+				case "later":
+					time.AfterFunc(time.Second, cancel)
+				}
+				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", path, nil))
+				cancel()
 				time.Sleep(time.Second)
 				if n := issuer.watching.Load(); n != 0 {
-					t.Errorf("left before it was told anything: %d watches at the issuer go on", n)
+					t.Errorf("left %s: %d watches at the issuer go on", leaves, n)
 				}
-				if err := h.Close(t.Context()); err != nil {
-					t.Error(err)
-				}
-			})
+			}
+			issuer.answered = nil
+			h.ServeHTTP(deaf{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+			time.Sleep(time.Second)
+			if n := issuer.watching.Load(); n != 0 {
+				t.Errorf("left before it was told anything: %d watches at the issuer go on", n)
+			}
+			testkit.Check(t, h.Close(t.Context()))
 		})
 	}
 }
@@ -126,9 +123,7 @@ func TestSentAndGone(t *testing.T) {
 				}
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		send := func(method, path, body string, patience time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -147,8 +142,6 @@ func TestSentAndGone(t *testing.T) {
 				t.Errorf("the browser went away during %s: the mark is not raised", what)
 			}
 		}
-		if err := h.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, h.Close(t.Context()))
 	})
 }

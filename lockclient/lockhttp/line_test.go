@@ -105,9 +105,7 @@ func clientsInLine(t *testing.T, runOut bool) {
 	var wg sync.WaitGroup
 	for n := range clients {
 		c, err := lockclient.New(connect(), fmt.Sprint("worker-", n), &lockclient.Options{Logger: testkit.Logger(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		wg.Go(func() {
 			defer c.Close(context.WithoutCancel(t.Context()))
 			for range rounds {
@@ -120,9 +118,7 @@ func clientsInLine(t *testing.T, runOut bool) {
 					server.Expire("r")
 					continue
 				}
-				if err := lease.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, lease.Release(t.Context()))
 			}
 		})
 	}
@@ -219,83 +215,75 @@ func TestIssuerFailsTheQueue(t *testing.T) {
 	waits := func(h *lockhttp.Server, seconds int) int {
 		return record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r","ttlSeconds":60,"waitSeconds":%d}`, seconds)).Code
 	}
-	t.Run("no response", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			_, issuer, h := start(t)
-			var wg sync.WaitGroup
-			for n := range 20 { // Go clients stand before the others
-				wg.Go(func() { record(h, "GET", fmt.Sprintf("/v1/watch?resource=r&leaseId=w%d", n), "", "") })
-				time.Sleep(time.Millisecond)
-			}
-			for range 30 {
-				wg.Go(func() {
-					began := time.Now()
-					if code := waits(h, 50); code != 500 || time.Since(began) > 15*time.Second {
-						t.Errorf("%d after %v", code, time.Since(began))
-					}
-				})
-			}
-			time.Sleep(time.Second)
-			issuer.down.Store(true)
-			wg.Wait()
-			h.Close(context.Background())
-		})
-	})
-	t.Run("one failure", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			server, issuer, h := start(t)
-			var wg sync.WaitGroup
-			var failed atomic.Int64
-			for range 200 {
-				wg.Go(func() {
-					if waits(h, 20) == 500 {
-						failed.Add(1)
-					}
-				})
-			}
-			time.Sleep(3 * time.Second)
-			issuer.most.Store(0)
-			issuer.once.Store(true)
-			server.Expire("r")
-			server.Steal("r", "holder", time.Hour)
-			wg.Wait()
-			if failed.Load() != 1 || issuer.most.Load() > 3 {
-				t.Errorf("%d of 200 failed, and %d asked at once", failed.Load(), issuer.most.Load())
-			}
-			h.Close(context.Background())
-		})
-	})
-	t.Run("busy", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			_, issuer, h := start(t)
-			issuer.busy.Store(true)
-			if code := waits(h, 10); code != 503 || issuer.acquires.Load() > 250 {
-				t.Errorf("%d after %d attempts in ten seconds", code, issuer.acquires.Load())
-			}
-			h.Close(context.Background())
-		})
-	})
-	t.Run("overtaken", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			_, issuer, h := start(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			watch := func(ctx context.Context) {
-				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/v1/watch?resource=r&leaseId=w", nil))
-			}
-			go watch(ctx)
+	testkit.Bubble(t, "no response", func(t *testing.T) {
+		_, issuer, h := start(t)
+		var wg sync.WaitGroup
+		for n := range 20 { // Go clients stand before the others
+			wg.Go(func() { record(h, "GET", fmt.Sprintf("/v1/watch?resource=r&leaseId=w%d", n), "", "") })
 			time.Sleep(time.Millisecond)
-			var wg sync.WaitGroup
-			wg.Go(func() { waits(h, 30) })
-			time.Sleep(time.Millisecond)
-			cancel()
-			time.Sleep(time.Millisecond)
-			wg.Go(func() { watch(t.Context()) }) // it has its first place again
-			time.Sleep(5 * time.Second)
-			if n := issuer.watching.Load(); n != 1 {
-				t.Errorf("%d watches at the issuer, the first alone needs one", n)
-			}
-			wg.Wait()
-			h.Close(context.Background())
-		})
+		}
+		for range 30 {
+			wg.Go(func() {
+				began := time.Now()
+				if code := waits(h, 50); code != 500 || time.Since(began) > 15*time.Second {
+					t.Errorf("%d after %v", code, time.Since(began))
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		issuer.down.Store(true)
+		wg.Wait()
+		h.Close(context.Background())
+	})
+	testkit.Bubble(t, "one failure", func(t *testing.T) {
+		server, issuer, h := start(t)
+		var wg sync.WaitGroup
+		var failed atomic.Int64
+		for range 200 {
+			wg.Go(func() {
+				if waits(h, 20) == 500 {
+					failed.Add(1)
+				}
+			})
+		}
+		time.Sleep(3 * time.Second)
+		issuer.most.Store(0)
+		issuer.once.Store(true)
+		server.Expire("r")
+		server.Steal("r", "holder", time.Hour)
+		wg.Wait()
+		if failed.Load() != 1 || issuer.most.Load() > 3 {
+			t.Errorf("%d of 200 failed, and %d asked at once", failed.Load(), issuer.most.Load())
+		}
+		h.Close(context.Background())
+	})
+	testkit.Bubble(t, "busy", func(t *testing.T) {
+		_, issuer, h := start(t)
+		issuer.busy.Store(true)
+		if code := waits(h, 10); code != 503 || issuer.acquires.Load() > 250 {
+			t.Errorf("%d after %d attempts in ten seconds", code, issuer.acquires.Load())
+		}
+		h.Close(context.Background())
+	})
+	testkit.Bubble(t, "overtaken", func(t *testing.T) {
+		_, issuer, h := start(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		watch := func(ctx context.Context) {
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/v1/watch?resource=r&leaseId=w", nil))
+		}
+		go watch(ctx)
+		time.Sleep(time.Millisecond)
+		var wg sync.WaitGroup
+		wg.Go(func() { waits(h, 30) })
+		time.Sleep(time.Millisecond)
+		cancel()
+		time.Sleep(time.Millisecond)
+		wg.Go(func() { watch(t.Context()) }) // it has its first place again
+		time.Sleep(5 * time.Second)
+		if n := issuer.watching.Load(); n != 1 {
+			t.Errorf("%d watches at the issuer, the first alone needs one", n)
+		}
+		wg.Wait()
+		h.Close(context.Background())
 	})
 }

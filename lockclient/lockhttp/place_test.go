@@ -43,9 +43,7 @@ func keepsPlace(t *testing.T, again func(stop, watch func())) {
 	_, connect := serveInBubble(t, issuer)
 	holder := connect()
 	g, err := holder.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "held", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var mu sync.Mutex
 	var woken []string
 	clients := map[string]driver.Issuer{"1": connect(), "2": connect(), "3": connect()}
@@ -62,9 +60,7 @@ func keepsPlace(t *testing.T, again func(stop, watch func())) {
 				woken = append(woken, id)
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		stops[id] = func() { stopped.Do(func() { close(over) }); w.Stop() }
 	}
 	for _, id := range []string{"1", "2", "3"} {
@@ -108,9 +104,7 @@ func TestOneQueue(t *testing.T) {
 		for n := range 8 {
 			if n%2 == 0 {
 				c, err := lockclient.New(connect(), "worker", &lockclient.Options{Logger: testkit.Logger(t)})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				wg.Go(func() {
 					defer c.Close(context.Background())
 					lease, err := c.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
@@ -119,9 +113,7 @@ func TestOneQueue(t *testing.T) {
 						return
 					}
 					granted(n)
-					if err := lease.Release(t.Context()); err != nil {
-						t.Error(err)
-					}
+					testkit.Check(t, lease.Release(t.Context()))
 				})
 			} else {
 				wg.Go(func() {
@@ -152,9 +144,7 @@ func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, conn
 	server, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
 	go server.Serve(listener)
 	t.Cleanup(func() {
-		if err := h.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, h.Close(context.Background()))
 		server.Close()
 	})
 	return h, func() driver.Issuer {
@@ -163,9 +153,7 @@ func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, conn
 			listener.conns <- far
 			return near, nil
 		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { i.Close() })
 		return i
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -58,9 +59,7 @@ func TestNobodyWaitsForReports(t *testing.T) {
 			t.Errorf("raised %d times", raised)
 		}
 		close(c.until)
-		if err := h.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, h.Close(t.Context()))
 
 		until := make(chan struct{})
 		who := func(id *lockhttp.Identity, err error) (*lockhttp.Identity, error) { id.Audience = "a"; return id, err }

@@ -32,24 +32,16 @@ func TestRestarts(t *testing.T) {
 	clients, restarts := longtest.ByLength(8, 64), longtest.ByLength(1, 8)
 	const resources = 16
 	server, err := pgtest.Start(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer server.Stop()
 	config, err := pgxpool.ParseConfig(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	config.MaxConns = 8
 	config.ConnConfig.RuntimeParams["application_name"] = "lockserver"
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer pool.Close()
-	if err := pglock.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pglock.Migrate(t.Context(), pool))
 	issuer := leasetest.Patient(guard.Must(pglock.New(pool, nil)))
 	web, handler := serve(t, issuer, everybody, nil)
 
@@ -112,30 +104,22 @@ func TestRestarts(t *testing.T) {
 	for range restarts {
 		before := pairs.Load()
 		testkit.Eventually(t, "a hundred pairs", func() bool { return pairs.Load() >= before+100 })
-		if err := server.StopImmediate(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, server.StopImmediate())
 		missed := failures.Load()
 		testkit.Eventually(t, "a failure", func() bool { return failures.Load() > missed })
-		if err := server.Restart(context.WithoutCancel(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, server.Restart(context.WithoutCancel(t.Context())))
 	}
 	before := pairs.Load()
 	testkit.Eventually(t, "a hundred pairs", func() bool { return pairs.Load() >= before+100 })
 	cancel()
 	wg.Wait()
 	t.Logf("%d pairs, %d failures", pairs.Load(), failures.Load())
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 	issuer.Close()
 	pool.Close()
 	web.CloseClientConnections()
 	conn, err := pgx.Connect(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close(t.Context())
 	testkit.Eventually(t, "the end of the connections", func() bool {
 		var left int

@@ -58,9 +58,7 @@ func TestSigned(t *testing.T) {
 	if got = ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","ttlSeconds":60}`); got.status != 500 || got.problem() != "outcome_unknown" || got.body["token"] != nil {
 		t.Errorf("%+v", got)
 	}
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 	if server.Last("unsigned") != 1 || server.Holder("unsigned") != nil {
 		t.Errorf("held by %+v", server.Holder("unsigned"))
 	}
@@ -94,14 +92,10 @@ func TestProofOfClient(t *testing.T) {
 	web, _ := serve(t, memory.NewServer().Issuer(), who, &lockhttp.Options{Signer: sign})
 	issuer := connect(t, web.URL).(*lockhttp.Issuer)
 	locks, err := lockclient.New(issuer, "worker-a", &lockclient.Options{Logger: testkit.Logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer locks.Close(t.Context())
 	lease, err := locks.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	claim := lease.Claim()
 	prove := func(claim guard.Claim) (until time.Time) {
 		t.Helper()
@@ -135,9 +129,7 @@ func TestProofOfClient(t *testing.T) {
 		missing(what, issuer, other)
 	}
 	missing("another client", connect(t, web.URL).(*lockhttp.Issuer), claim)
-	if err := lease.Release(context.WithoutCancel(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lease.Release(context.WithoutCancel(t.Context())))
 	prove(claim) // a late holder presents it, and the resource says that it is stale
 
 	plain, _ := serve(t, memory.NewServer().Issuer(), who, nil)

@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 )
@@ -58,48 +58,46 @@ func TestSlowClients(t *testing.T) {
 		"reads no events":         {"GET /v1/watch?resource=acme:billing-close:1 HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer acme-1\r\n\r\n", 0},
 		"reads no refusal at all": {"GET /v1/locks HTTP/1.1\r\nHost: h\r\n\r\n", 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := open(t, memory.NewServer().Issuer(), people, &lockhttp.Options{Timeout: usual})
-				closed := make(chan struct{})
-				server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Second, ConnState: func(_ net.Conn, state http.ConnState) {
-					if state == http.StateClosed {
-						close(closed)
+		testkit.Bubble(t, name, func(t *testing.T) {
+			h := open(t, memory.NewServer().Issuer(), people, &lockhttp.Options{Timeout: usual})
+			closed := make(chan struct{})
+			server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Second, ConnState: func(_ net.Conn, state http.ConnState) {
+				if state == http.StateClosed {
+					close(closed)
+				}
+			}}
+			listener := &pipes{make(chan net.Conn), make(chan struct{})}
+			go server.Serve(listener)
+			near, far := net.Pipe()
+			listener.conns <- far
+			if _, err := io.WriteString(near, c.request); err != nil {
+				t.Fatal(err)
+			}
+			answered := make(chan string, 1)
+			if c.status != 0 { // a client that does not send may still read
+				go func() {
+					resp, err := http.ReadResponse(bufio.NewReader(near), nil)
+					if err != nil {
+						answered <- err.Error()
+						return
 					}
-				}}
-				listener := &pipes{make(chan net.Conn), make(chan struct{})}
-				go server.Serve(listener)
-				near, far := net.Pipe()
-				listener.conns <- far
-				if _, err := io.WriteString(near, c.request); err != nil {
-					t.Fatal(err)
+					io.Copy(io.Discard, resp.Body)
+					answered <- fmt.Sprint(resp.StatusCode)
+				}()
+			}
+			select {
+			case <-closed:
+			case <-time.After(bound):
+				t.Errorf("after %v the connection is still kept", bound)
+			}
+			near.Close()
+			if c.status != 0 {
+				if got := <-answered; got != fmt.Sprint(c.status) {
+					t.Errorf("the answer is %s, want %d", got, c.status)
 				}
-				answered := make(chan string, 1)
-				if c.status != 0 { // a client that does not send may still read
-					go func() {
-						resp, err := http.ReadResponse(bufio.NewReader(near), nil)
-						if err != nil {
-							answered <- err.Error()
-							return
-						}
-						io.Copy(io.Discard, resp.Body)
-						answered <- fmt.Sprint(resp.StatusCode)
-					}()
-				}
-				select {
-				case <-closed:
-				case <-time.After(bound):
-					t.Errorf("after %v the connection is still kept", bound)
-				}
-				near.Close()
-				if c.status != 0 {
-					if got := <-answered; got != fmt.Sprint(c.status) {
-						t.Errorf("the answer is %s, want %d", got, c.status)
-					}
-				}
-				server.Close()
-				h.Close(t.Context())
-			})
+			}
+			server.Close()
+			h.Close(t.Context())
 		})
 	}
 }

@@ -33,14 +33,10 @@ func postgres(t testing.TB, conns int32) (driver.Issuer, *pgadmin.Operator, *pgx
 	config.MaxConns = conns
 	config.ConnConfig.RuntimeParams["application_name"] = "lockserver"
 	own, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	issuer := leasetest.Patient(guard.Must(pglock.New(own, &pglock.Options{RenewConns: 1})))
 	operator, err := pgadmin.New(own, &pgadmin.Options{OpTimeout: testkit.Patience, Logger: testkit.Logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { issuer.Close(); own.Close() })
 	return issuer, operator, pool
 }
@@ -272,9 +268,7 @@ func TestWatchTells(t *testing.T) {
 		}
 	}
 	last := watch("acme-2", `"holder":null`)
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 	if rest, err := io.ReadAll(last); strings.Contains(string(rest), "wake") || err != nil {
 		t.Errorf("after the end of the server: %q %v", rest, err)
 	}
@@ -338,9 +332,7 @@ func TestWaitersCostOneConnection(t *testing.T) {
 		t.Errorf("%d connections", all)
 	}
 	cancel()
-	if err := handler.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, handler.Close(t.Context()))
 }
 
 // discard is a ResponseWriter for an answer that nobody reads.

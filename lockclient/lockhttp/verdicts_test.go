@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
@@ -78,9 +79,7 @@ func TestWhyOfClient(t *testing.T) {
 		for _, resource := range []string{"renewed", "released"} {
 			request := driver.Request{Resource: resource, LeaseID: "L", Owner: "o", TTL: time.Minute, Timeout: time.Minute}
 			g, err := client.Acquire(t.Context(), request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			claim := guard.Claim{Resource: resource, Token: g.Token, LeaseID: "L"}
 			if err := why(claim); err != nil {
 				t.Errorf("%s, %s: while it runs: %v", what, resource, err)
@@ -151,9 +150,7 @@ func TestHeldForDecades(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	watching, err := client.Watch(t.Context(), driver.Watch{Resource: "r"}, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	watching.Stop()
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver/memory"
 )
@@ -14,15 +15,9 @@ import (
 func TestNothingStaysBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, err := lockclient.New(memory.NewServer().Issuer(), "owner", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, err)
+		testkit.Check(t, lease.Release(t.Context()))
 	})
 }

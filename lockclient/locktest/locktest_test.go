@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
@@ -22,9 +23,7 @@ func TestServer(t *testing.T) {
 		client, server := New(t, nil)
 		before := server.Now()
 		lease, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		server.Advance(59 * time.Minute)
 		if !lease.Valid() || server.Now().Sub(before) < 59*time.Minute {
 			t.Error("over too early")
@@ -39,9 +38,7 @@ func TestServer(t *testing.T) {
 		client, server := New(t, nil)
 		other := server.Client(t, "other", nil)
 		first, err := client.TryAcquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		time.AfterFunc(20*time.Millisecond, func() { server.Advance(time.Hour) })
 		next, err := other.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: time.Hour})
 		if err != nil || next.Token() != 2 || first.Valid() || server.Last("r") != 2 {

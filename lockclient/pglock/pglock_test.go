@@ -8,15 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestNewInvalid: each option is refused with its field, value and problem, and the
 // defaults are what the documentation says.
 func TestNewInvalid(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), "postgres://localhost:1/none") // which is never connected
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer pool.Close()
 	for _, test := range []struct {
 		field, value string

@@ -17,16 +17,12 @@ import (
 // Close might already have waited for.
 func TestCloseBesideAnExpiry(t *testing.T) {
 	i, err := New([]string{"127.0.0.1:1"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := &session{i: i, done: make(chan struct{}), up: make(chan struct{})}
 	s.conn, _, err = zk.Connect(i.servers, sessionFor, zk.WithLogger(s), zk.WithDialer(func(string, string, time.Duration) (net.Conn, error) {
 		return nil, errors.New("nobody is there")
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	i.latest = s
 	s.end()
 	i.Close()
@@ -44,16 +40,12 @@ func TestCloseBesideAnExpiry(t *testing.T) {
 // kept, and so is the highest token of a grant.
 func TestP3BaseOnlyGrows(t *testing.T) {
 	i, err := New([]string{"127.0.0.1:1"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, value := range []int64{5, 7, 6} {
 		i.learn(base{value: value})
 	}
 	for _, token := range []guard.Token{15, 17, 16} {
-		if err := i.forward(14, token); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, i.forward(14, token))
 	}
 	if seen, known := i.known(); known.value != 7 || seen != 17 {
 		t.Errorf("the base is %d and the token %v, want 7 and 17", known.value, seen)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestDrain: Drain waits for what has begun, and nothing begins from the moment at
@@ -31,9 +33,7 @@ func TestDrain(t *testing.T) {
 			if c.Begin() || c.Go(func() {}) {
 				t.Error("something begins after the last")
 			}
-			if err := errors.Join(<-drained, <-drained, c.Drain(t.Context())); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, errors.Join(<-drained, <-drained, c.Drain(t.Context())))
 		})
 	}
 }

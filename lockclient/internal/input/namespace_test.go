@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // pieces are what hostile names are made of.
@@ -67,17 +68,11 @@ func TestNamespaceJoinsAsJoinResource(t *testing.T) {
 	for range 1000 {
 		ns, a, b := hostile(rng), hostile(rng), hostile(rng)
 		n, err := NewNamespace("Options.Namespace", ns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		name, err := guard.JoinResource(a, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		want, err := guard.JoinResource(ns, a, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got, err := n.Resource(name); err != nil || got != want {
 			t.Fatalf("%q, %v, want %q", got, err, want)
 		}

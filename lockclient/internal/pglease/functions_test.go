@@ -66,9 +66,7 @@ func newFunctionTests(t *testing.T) *functionTests {
 		f.heard = append(f.heard, n.Channel+": "+n.Payload)
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	for _, name := range []string{"", ".p", ".q", ".s", ".u", ".v"} {
 		if _, err := conn.Exec(t.Context(), `LISTEN "fencepost.leases`+name+`"`); err != nil {

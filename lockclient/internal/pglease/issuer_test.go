@@ -41,9 +41,7 @@ func TestAcquiresBesideALockedRow(t *testing.T) {
 	i := newIssuer(t, pool, nil)
 	release(t, i, acquire(t, i, "locked", "a"))
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -53,18 +51,12 @@ func TestAcquiresBesideALockedRow(t *testing.T) {
 	go func() { _, err := i.Acquire(context.Background(), ask("locked", "b")); waits <- err }()
 	go func() { _, err := i.Acquire(context.Background(), ask("free", "b")); free <- err }()
 	<-sent
-	if err := <-free; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-free)
 	if len(waits) > 0 {
 		t.Errorf("the other did not wait: %v", <-waits)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-waits; err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, tx.Rollback(t.Context()))
+	testkit.Check(t, <-waits)
 }
 
 // TestServerClockUnknown: an acquire that is late only because the server's clock
@@ -211,9 +203,7 @@ func TestWatchReads(t *testing.T) {
 	})
 	for id, want := range map[string]error{"": nil, "b": guard.ErrOutcomeUnknown} {
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := tx.Exec(t.Context(), "LOCK TABLE fencepost.leases IN ACCESS EXCLUSIVE MODE"); err != nil {
 			t.Fatal(err)
 		}
@@ -226,9 +216,7 @@ func TestWatchReads(t *testing.T) {
 			got <- err
 		}()
 		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS w(pid)", pgtest.Blocked(t, pool, "fencepost.watch(", 1))
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tx.Rollback(t.Context()))
 		if err := <-got; !errors.Is(err, want) {
 			t.Errorf("lease ID %q: %v", id, err)
 		}
@@ -274,9 +262,7 @@ func TestWatchWithoutAMark(t *testing.T) {
 	acquire(t, i, "r", "a")
 	watch := func(leaseID string) *driver.HeldError {
 		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: leaseID, Wait: testkit.Patience}, func() {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		w.Stop()
 		return w.Held
 	}

@@ -44,9 +44,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 			issuers[n].Close()
 		} else {
 			client, err := lockclient.New(patientIssuer{issuers[n]}, fmt.Sprint("process ", n), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer client.Close(context.Background())
 			crew[n], got[n] = client, make(chan outcome, 1)
 			go func() {
@@ -83,9 +81,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 		if now := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(now, line) {
 			t.Errorf("process %d was granted, and the line is %q, want %q", n, now, line)
 		}
-		if err := o.lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, o.lease.Release(t.Context()))
 	}
 }
 
@@ -186,9 +182,7 @@ func TestBackDuringUnwatch(t *testing.T) {
 	first := watch(func() {})
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
 		t.Fatal(err)
@@ -197,9 +191,7 @@ func TestBackDuringUnwatch(t *testing.T) {
 	pgtest.Blocked(t, pool, "fencepost.unwatch(", 1) // it is about to be taken out
 	var back wakes
 	second := watch(back.wake)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, tx.Rollback(t.Context()))
 	testkit.Eventually(t, "it is woken", back.woken)
 	defer watch(func() {}).Stop()
 	second.Stop()

@@ -37,9 +37,7 @@ func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpo
 	config := base.Config()
 	change(config)
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -51,9 +49,7 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	}
 	s := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Logger: logger}
 	i, err := pglease.NewIssuer(s, 2, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { i.Close() })
 	return i
 }
@@ -61,9 +57,7 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 // value reads one value.
 func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {
 	t.Helper()
-	if err := pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pool.QueryRow(context.Background(), sql, args...).Scan(&v))
 	return v
 }
 
@@ -80,9 +74,7 @@ func ask(resource, id string) driver.Request {
 func acquire(t *testing.T, i *pglease.Issuer, resource, id string) guard.Claim {
 	t.Helper()
 	g, err := i.Acquire(t.Context(), ask(resource, id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
 }
 

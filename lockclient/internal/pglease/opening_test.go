@@ -88,18 +88,14 @@ func TestWatchWhileOpening(t *testing.T) {
 		i, g := begin(t)
 		got := waits(i)
 		g.result <- nil
-		if err := <-got; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-got)
 		// The connection breaks, and the watch waits for the next one too.
 		pids := listenerPIDs(t, pool)
 		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM unnest($1::integer[]) AS p(pid)", pids)
 		testkit.Eventually(t, "that is noticed", func() bool { return !i.Listening() })
 		got = waits(i)
 		g.result <- nil
-		if err := <-got; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-got)
 	})
 	t.Run("failed", func(t *testing.T) {
 		i, g := begin(t)
@@ -115,9 +111,7 @@ func TestWatchWhileOpening(t *testing.T) {
 		}
 		g.result <- nil
 		testkit.Eventually(t, "it listens", i.Listening)
-		if err := watch(t.Context(), i, 0); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, watch(t.Context(), i, 0))
 	})
 }
 
@@ -145,9 +139,7 @@ func TestReleaseWithoutConnecting(t *testing.T) {
 		want := int64(1)
 		if taken {
 			conn, err := pool.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer conn.Release()
 			want = 2
 		}

@@ -29,14 +29,10 @@ import (
 func TestCancelledStandbyWait(t *testing.T) {
 	t.Parallel()
 	server, err := pgtest.Start(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { server.Stop() })
 	pool := leasetest.Dial(t, server.URL(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_min_messages"] = "error" })
-	if err := pglock.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pglock.Migrate(t.Context(), pool))
 	i := newIssuer(t, pool, nil)
 	before := acquire(t, i, "before", "mine")
 	operator := &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Operator: true}
@@ -106,9 +102,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 		t.Errorf("the same lease ID finds token %v instead of %d", again.Token, granted)
 	}
 	operator = &pglease.Server{Pool: pool, OpTimeout: testkit.Patience, LockTimeout: testkit.Patience / 2, Grace: pause.Grace, Operator: true}
-	if err := operator.On(t.Context(), pool, testkit.Patience, raise); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, operator.On(t.Context(), pool, testkit.Patience, raise))
 }
 
 // TestAnySession: settings of a session change no answer: the format of times with
@@ -141,9 +135,7 @@ func TestAnySession(t *testing.T) {
 	i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "200" }), nil)
 	held := acquire(t, newIssuer(t, base, nil), "held", "mine") // whose sessions have no timeout
 	tx, err := base.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer tx.Rollback(context.Background())
 	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'held' FOR UPDATE"); err != nil {
 		t.Fatal(err)

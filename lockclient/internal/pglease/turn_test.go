@@ -3,9 +3,9 @@ package pglease
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -29,34 +29,32 @@ func TestTurnInLine(t *testing.T) {
 		"control: the lease was taken":           {[]string{r + " dead " + me}, true, never},
 		"control: another resource":              {[]string{Topic("s") + " " + me}, false, never},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				looked := 0
-				l := newListener(&Issuer{process: me}, true)
-				l.held = func(context.Context, driver.Watch) (*driver.HeldError, error) {
-					looked++
-					if test.held {
-						return &driver.HeldError{Resource: "r"}, nil
-					}
-					return nil, nil
+		testkit.Bubble(t, name, func(t *testing.T) {
+			looked := 0
+			l := newListener(&Issuer{process: me}, true)
+			l.held = func(context.Context, driver.Watch) (*driver.HeldError, error) {
+				looked++
+				if test.held {
+					return &driver.HeldError{Resource: "r"}, nil
 				}
-				began, woken := time.Now(), never
-				s := l.subscribe(t.Context(), "r", "waiter's", func() {
-					if woken == never {
-						woken = time.Since(began)
-					}
-				})
-				for _, payload := range test.payloads {
-					l.heard(payload)
+				return nil, nil
+			}
+			began, woken := time.Now(), never
+			s := l.subscribe(t.Context(), "r", "waiter's", func() {
+				if woken == never {
+					woken = time.Since(began)
 				}
-				time.Sleep(time.Minute)
-				l.wg.Wait()
-				if woken != test.woken || looked > 1 {
-					t.Errorf("woken after %v, want %v (-1 is never); it looked %d times", woken, test.woken, looked)
-				}
-				l.unsubscribe(s)
-				l.close()
 			})
+			for _, payload := range test.payloads {
+				l.heard(payload)
+			}
+			time.Sleep(time.Minute)
+			l.wg.Wait()
+			if woken != test.woken || looked > 1 {
+				t.Errorf("woken after %v, want %v (-1 is never); it looked %d times", woken, test.woken, looked)
+			}
+			l.unsubscribe(s)
+			l.close()
 		})
 	}
 }

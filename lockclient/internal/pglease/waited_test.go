@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
@@ -24,22 +25,16 @@ func TestGrantAfterAWait(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := pglock.Migrate(t.Context(), pool); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, pglock.Migrate(t.Context(), pool))
 		var acquire string
-		if err := pool.QueryRow(t.Context(), "SELECT pg_get_functiondef('fencepost.acquire'::regproc)").Scan(&acquire); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, pool.QueryRow(t.Context(), "SELECT pg_get_functiondef('fencepost.acquire'::regproc)").Scan(&acquire))
 		if !strings.Contains(acquire, asBuilt) && !strings.Contains(acquire, early) {
 			t.Fatal("the function has another condition")
 		}
 		exec(strings.Replace(acquire, asBuilt, over, 1))
 		exec("INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
 		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer tx.Rollback(context.Background())
 		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
 			t.Fatal(err)
@@ -50,9 +45,7 @@ func TestGrantAfterAWait(t *testing.T) {
 			err := pool.QueryRow(context.Background(), `SELECT count(*) FILTER (WHERE o_granted)
 				FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, NULL, 'fencepost.leases'::regclass::oid::bigint)`, []string{"r"}, []string{"late"}, []string{"o"}, []string{""}, []int64{60e6},
 				[]time.Time{time.Now().Add(time.Hour)}, []bool{false}, "process", "60000").Scan(&granted)
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			got <- granted
 		}()
 		pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
@@ -61,9 +54,7 @@ func TestGrantAfterAWait(t *testing.T) {
 			t.Fatal(err)
 		}
 		exec("SELECT pg_sleep(0.03)")
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, tx.Commit(t.Context()))
 		return <-got == 1
 	}
 	t.Run("as built", func(t *testing.T) {

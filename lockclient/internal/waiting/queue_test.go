@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // turns says which places may ask.
@@ -117,35 +119,33 @@ func TestPlacesAreBounded(t *testing.T) {
 func TestCall(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]bool{"it asks": true, "it does not": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var all Queues
-				first, _ := all.Join("r", Name{"s", "1"})
-				second, _ := all.Join("r", Name{"s", "2"})
-				if second.Call() || !first.Call() {
-					t.Error("only the first is called")
-				}
-				if mine, others := all.Reserved("r", Name{"s", "1"}), all.Reserved("r", Name{"t", "1"}); mine != 0 || others <= 0 || others > CallFor {
-					t.Errorf("reserved for %v of its own time and %v of the others'", mine, others)
-				}
-				first.Away() // its request for a call has ended, and it keeps its turn
-				if got := turns(second); got != "false " {
-					t.Error("the next has its turn while the first is called")
-				}
-				if asks {
-					all.Asked("r", Name{"s", "2"})
-					all.Asked("r", Name{"s", "1"})
-				} else {
-					time.Sleep(CallFor)
-					synctest.Wait()
-				}
-				if got := turns(second); got != "true " || all.Reserved("r", Name{"t", "1"}) != 0 || all.Count("r") != 1 {
-					t.Errorf("turns %s, %d in the queue", got, all.Count("r"))
-				}
-				second.Leave(false)
-				time.Sleep(placeFor)
+		testkit.Bubble(t, name, func(t *testing.T) {
+			var all Queues
+			first, _ := all.Join("r", Name{"s", "1"})
+			second, _ := all.Join("r", Name{"s", "2"})
+			if second.Call() || !first.Call() {
+				t.Error("only the first is called")
+			}
+			if mine, others := all.Reserved("r", Name{"s", "1"}), all.Reserved("r", Name{"t", "1"}); mine != 0 || others <= 0 || others > CallFor {
+				t.Errorf("reserved for %v of its own time and %v of the others'", mine, others)
+			}
+			first.Away() // its request for a call has ended, and it keeps its turn
+			if got := turns(second); got != "false " {
+				t.Error("the next has its turn while the first is called")
+			}
+			if asks {
+				all.Asked("r", Name{"s", "2"})
+				all.Asked("r", Name{"s", "1"})
+			} else {
+				time.Sleep(CallFor)
 				synctest.Wait()
-			})
+			}
+			if got := turns(second); got != "true " || all.Reserved("r", Name{"t", "1"}) != 0 || all.Count("r") != 1 {
+				t.Errorf("turns %s, %d in the queue", got, all.Count("r"))
+			}
+			second.Leave(false)
+			time.Sleep(placeFor)
+			synctest.Wait()
 		})
 	}
 }
@@ -240,41 +240,39 @@ func TestFail(t *testing.T) {
 func TestBackWhileAnotherIsCalled(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]bool{"it asks": true, "it has died": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var all Queues
-				back, _ := all.Join("r", Name{"s", "back"})
-				called, _ := all.Join("r", Name{"s", "called"})
-				last, _ := all.Join("r", Name{})
-				back.Away()
-				if !called.Call() {
-					t.Fatal("the second is not called while the first is away")
-				}
-				called.Away()
-				back, first := all.Join("r", Name{"s", "back"})
-				if first || back.Call() {
-					t.Error("two are called at once")
-				}
-				if asks {
-					all.Asked("r", Name{"s", "called"})
-				} else {
-					time.Sleep(CallFor)
-					synctest.Wait()
-				}
-				if got := turns(back, last); got != "true false " || !back.Call() {
-					t.Errorf("turns %s", got)
-				}
-				all.Asked("r", Name{"s", "back"})
-				if got := turns(last); got != "true " || all.Count("r") != 1 {
-					t.Errorf("turn %s, %d in the queue", got, all.Count("r"))
-				}
-				last.Leave(false)
-				time.Sleep(placeFor + CallFor)
+		testkit.Bubble(t, name, func(t *testing.T) {
+			var all Queues
+			back, _ := all.Join("r", Name{"s", "back"})
+			called, _ := all.Join("r", Name{"s", "called"})
+			last, _ := all.Join("r", Name{})
+			back.Away()
+			if !called.Call() {
+				t.Fatal("the second is not called while the first is away")
+			}
+			called.Away()
+			back, first := all.Join("r", Name{"s", "back"})
+			if first || back.Call() {
+				t.Error("two are called at once")
+			}
+			if asks {
+				all.Asked("r", Name{"s", "called"})
+			} else {
+				time.Sleep(CallFor)
 				synctest.Wait()
-				if len(all.by) != 0 {
-					t.Errorf("%d queues are left", len(all.by))
-				}
-			})
+			}
+			if got := turns(back, last); got != "true false " || !back.Call() {
+				t.Errorf("turns %s", got)
+			}
+			all.Asked("r", Name{"s", "back"})
+			if got := turns(last); got != "true " || all.Count("r") != 1 {
+				t.Errorf("turn %s, %d in the queue", got, all.Count("r"))
+			}
+			last.Leave(false)
+			time.Sleep(placeFor + CallFor)
+			synctest.Wait()
+			if len(all.by) != 0 {
+				t.Errorf("%d queues are left", len(all.by))
+			}
 		})
 	}
 }

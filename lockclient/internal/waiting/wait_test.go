@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 )
 
@@ -44,30 +45,28 @@ func TestNaps(t *testing.T) {
 			{Busy, 0, 15 * time.Millisecond, 30 * time.Millisecond},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var all Queues
-				var asked []time.Time
-				over, held := all.Wait(t.Context(), &Waiter{Resource: "r", Nap: nap, Watch: blind, Ask: func(context.Context) (Verdict, *driver.HeldError) {
-					n := len(asked)
-					asked = append(asked, time.Now())
-					switch {
-					case n == len(tries):
-						return Over, nil
-					case tries[n].verdict == Refused:
-						return Refused, &driver.HeldError{Resource: "r", Remaining: tries[n].remaining}
-					}
-					return tries[n].verdict, nil
-				}})
-				if !over || held != nil || len(asked) != len(tries)+1 {
-					t.Fatalf("over: %t, held %v, asked %d times", over, held, len(asked))
+		testkit.Bubble(t, name, func(t *testing.T) {
+			var all Queues
+			var asked []time.Time
+			over, held := all.Wait(t.Context(), &Waiter{Resource: "r", Nap: nap, Watch: blind, Ask: func(context.Context) (Verdict, *driver.HeldError) {
+				n := len(asked)
+				asked = append(asked, time.Now())
+				switch {
+				case n == len(tries):
+					return Over, nil
+				case tries[n].verdict == Refused:
+					return Refused, &driver.HeldError{Resource: "r", Remaining: tries[n].remaining}
 				}
-				for n, c := range tries {
-					if d := asked[n+1].Sub(asked[n]); d < c.least || d > c.most {
-						t.Errorf("the pause after try %d is %v, want %v to %v", n+1, d, c.least, c.most)
-					}
+				return tries[n].verdict, nil
+			}})
+			if !over || held != nil || len(asked) != len(tries)+1 {
+				t.Fatalf("over: %t, held %v, asked %d times", over, held, len(asked))
+			}
+			for n, c := range tries {
+				if d := asked[n+1].Sub(asked[n]); d < c.least || d > c.most {
+					t.Errorf("the pause after try %d is %v, want %v to %v", n+1, d, c.least, c.most)
 				}
-			})
+			}
 		})
 	}
 }
