@@ -16,9 +16,10 @@
 //		})
 //	}
 //
-// [Run] does both: each [Case] on the issuer as it is, then each [Mutant] of it,
-// which at least one case must report. So a harness that proves nothing, such as
-// one whose network does not hold requests, fails too.
+// [Run] does both: each case on the issuer as it is, then the case that must report it on
+// each broken form of it. So a harness that proves nothing, such as
+// one whose network does not hold requests, fails too. cases.go has the cases, broken.go
+// the broken issuers.
 //
 // # Compatibility
 //
@@ -81,50 +82,43 @@ type Network interface {
 	Deliver()
 }
 
-// Case is one promise.
-type Case struct {
-	// Name says what is promised; Promise is its number in the design, such as
-	// "P8", or empty.
-	Name, Promise string
-	// Check returns what is wrong.
-	Check func(ctx context.Context, t testing.TB, h Harness) error
-}
-
-// Run checks every case on the issuer, and that every mutant of it is caught.
+// Run checks every case on the issuer, and that every broken form of it is caught.
 func Run(t *testing.T, start func(t *testing.T) Harness) {
 	h := start(t)
 	if h.Issuer == nil || h.Network == nil {
 		t.Fatal("drivertest: Harness.Issuer and Harness.Network are required")
 	}
-	for _, c := range Cases() {
-		t.Run(strings.TrimSpace(c.Promise+" "+c.Name), func(t *testing.T) {
+	if h.TTL == 0 {
+		h.TTL = 10 * time.Second
+	}
+	if h.Pass == nil {
+		h.Pass = time.Sleep
+	}
+	byName := map[string]testCase{}
+	for _, c := range cases {
+		byName[c.name] = c
+		t.Run(strings.TrimSpace(c.promise+" "+c.name), func(t *testing.T) {
 			if h.Parallel {
 				t.Parallel()
 			}
-			if err := check(t, c, h); err != nil {
+			if err := c.of(t, h); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	hasShorter := h.withDefaults().shorter(h.Issuer(t)) > 0
-	for _, m := range Mutants() {
-		if m.NeedsPurge && h.Purge == nil || m.NeedsTimeout && h.SessionBound || m.NeedsShorter && !hasShorter {
+	hasShorter := h.shorter(h.Issuer(t)) > 0
+	for _, b := range faults {
+		if b.needs == purges && h.Purge == nil || b.needs == timeouts && h.SessionBound || b.needs == shorterTTLs && !hasShorter {
 			continue
 		}
-		t.Run("broken: "+m.Name, func(t *testing.T) {
+		t.Run("broken: "+b.name, func(t *testing.T) {
 			if h.Parallel {
 				t.Parallel()
 			}
-			for _, c := range Cases() {
-				if c.Name != m.CaughtBy {
-					continue
-				}
-				err := check(t, c, m.of(h))
-				if err == nil {
-					t.Errorf("%q does not report it", c.Name)
-				} else {
-					t.Logf("reported: %v", err)
-				}
+			if err := byName[b.caughtBy].of(t, b.in(h)); err == nil {
+				t.Errorf("%q does not report it", b.caughtBy)
+			} else {
+				t.Logf("reported: %v", err)
 			}
 		})
 	}
@@ -133,22 +127,47 @@ func Run(t *testing.T, start func(t *testing.T) Harness) {
 // limit ends a case that hangs.
 const limit = 3 * time.Minute
 
-func (h Harness) withDefaults() Harness {
-	if h.TTL == 0 {
-		h.TTL = 10 * time.Second
-	}
-	if h.Pass == nil {
-		h.Pass = time.Sleep
-	}
-	return h
+// testCase is one promise: what is promised, its number in the design, such as "P8", or empty,
+// and what ends with [run.must] if it is broken.
+type testCase struct {
+	name, promise string
+	check         func(x *run)
 }
 
-func check(t *testing.T, c Case, h Harness) error {
-	h = h.withDefaults()
+// of returns what is wrong with the harness's issuer.
+func (c testCase) of(t *testing.T, h Harness) (err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	return c.Check(ctx, t, h)
+	defer func() {
+		if p := recover(); p != nil {
+			found, ok := p.(finding)
+			if !ok {
+				panic(p)
+			}
+			err = found.error
+		}
+	}()
+	c.check(&run{h, ctx, t})
+	return nil
 }
+
+// run is what a case works with. Its methods end the case, on its own goroutine, at the first
+// thing that is wrong.
+type run struct {
+	Harness
+	ctx context.Context
+	t   testing.TB
+}
+
+type finding struct{ error }
+
+func (x *run) must(ok bool, format string, args ...any) {
+	if !ok {
+		panic(finding{fmt.Errorf(format, args...)})
+	}
+}
+
+func (x *run) issuer() driver.Issuer { return x.Issuer(x.t) }
 
 // numbers makes names that no earlier case used.
 var numbers atomic.Int64
@@ -179,66 +198,72 @@ func (h Harness) shorter(i driver.Issuer) time.Duration {
 // metadata is that of every lease, where the engine stores it.
 const metadata = "a test"
 
-func (h Harness) acquire(ctx context.Context, i driver.Issuer, resource, leaseID string) (guard.Claim, error) {
-	ask := h.ask(resource, leaseID)
+// acquire is granted the resource under the lease ID.
+func (x *run) acquire(i driver.Issuer, resource, leaseID string) guard.Claim {
+	ask := x.ask(resource, leaseID)
 	if i.Limits().MetadataBytes > 0 {
 		ask.Metadata = metadata
 	}
-	g, err := i.Acquire(ctx, ask)
-	if err != nil {
-		return guard.Claim{}, fmt.Errorf("acquire of %s under %s: %w", resource, leaseID, err)
-	}
-	if !g.Token.Valid() || g.From == 0 || g.TTL < 0 || g.TTL > h.TTL {
-		return guard.Claim{}, fmt.Errorf("the grant is %+v", g)
-	}
-	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: leaseID}, nil
+	g, err := i.Acquire(x.ctx, ask)
+	x.must(err == nil, "acquire of %s under %s: %w", resource, leaseID, err)
+	x.must(g.Token.Valid() && g.From != 0 && g.TTL >= 0 && g.TTL <= x.TTL, "the grant is %+v", g)
+	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: leaseID}
 }
 
-func (h Harness) renew(ctx context.Context, i driver.Issuer, claims ...guard.Claim) []driver.Renewed {
+func (x *run) acquireNew(i driver.Issuer, kind string) guard.Claim {
+	return x.acquire(i, name(kind), name("id"))
+}
+
+func (x *run) renew(i driver.Issuer, claims ...guard.Claim) []driver.Renewed {
 	renewals, results := make([]driver.Renewal, len(claims)), make([]driver.Renewed, len(claims))
 	for n, claim := range claims {
-		renewals[n] = driver.Renewal{Claim: claim, TTL: h.TTL}
+		renewals[n] = driver.Renewal{Claim: claim, TTL: x.TTL}
 	}
-	i.Renew(ctx, renewals, results)
+	i.Renew(x.ctx, renewals, results)
 	return results
 }
 
-// held returns what is wrong unless the claim's lease is the one that runs.
-func (h Harness) held(ctx context.Context, i driver.Issuer, claim guard.Claim) error {
-	_, err := i.Acquire(ctx, h.ask(claim.Resource, name("other")))
+// renewed renews one lease, which has that outcome.
+func (x *run) renewed(i driver.Issuer, claim guard.Claim, want driver.RenewState) driver.Renewed {
+	got := x.renew(i, claim)[0]
+	x.must(got.State == want && got.Err == nil && (want == driver.Over || got.From != 0 && got.TTL >= 0 && got.TTL <= x.TTL),
+		"a renewal of %+v, which should have the state %d: %+v", claim, want, got)
+	return got
+}
+
+// release frees the lease of the claim, or says that it is over.
+func (x *run) release(i driver.Issuer, claim guard.Claim, want bool) {
+	freed, err := i.Release(x.ctx, claim)
+	x.must(err == nil, "a release of %+v: %w", claim, err)
+	x.must(freed == want, "a release of %+v says freed: %v", claim, freed)
+}
+
+// holds returns what is wrong unless the claim's lease is the one that runs.
+func (x *run) holds(i driver.Issuer, claim guard.Claim) error {
+	_, err := i.Acquire(x.ctx, x.ask(claim.Resource, name("other")))
 	var held *driver.HeldError
 	if !errors.As(err, &held) {
 		return fmt.Errorf("%s should be held under token %v; acquire says %v", claim.Resource, claim.Token, err)
 	}
-	return that(held.Token == claim.Token && held.LeaseID == claim.LeaseID, "held by %+v instead of %+v", held, claim)
+	if held.Token != claim.Token || held.LeaseID != claim.LeaseID {
+		return fmt.Errorf("held by %+v instead of %+v", held, claim)
+	}
+	return nil
 }
 
-// free returns what is wrong unless nobody has the lease.
-func (h Harness) free(ctx context.Context, i driver.Issuer, resource string) error {
-	w, err := i.Watch(ctx, driver.Watch{Resource: resource}, func() {})
+func (x *run) held(i driver.Issuer, claim guard.Claim) {
+	err := x.holds(i, claim)
+	x.must(err == nil, "%w", err)
+}
+
+// free says that nobody has the lease.
+func (x *run) free(i driver.Issuer, resource string) {
+	w, err := i.Watch(x.ctx, driver.Watch{Resource: resource}, func() {})
 	if err == nil {
 		w.Stop()
-		if w.Held != nil && w.Held.Remaining > 0 {
-			return fmt.Errorf("%s should be free and is held under %s, token %v", resource, w.Held.LeaseID, w.Held.Token)
-		}
+		x.must(w.Held == nil || w.Held.Remaining <= 0, "%s should be free, and the watch says %+v", resource, w.Held)
 	}
-	claim, err := h.acquire(ctx, i, resource, name("probe"))
-	if err != nil {
-		return fmt.Errorf("should be free: %w", err)
-	}
-	_, err = i.Release(ctx, claim)
-	return err
-}
-
-func that(ok bool, format string, args ...any) error {
-	if ok {
-		return nil
-	}
-	return fmt.Errorf(format, args...)
-}
-
-func want(err, target error) error {
-	return that(errors.Is(err, target), "got %v, want %v", err, target)
+	i.Release(x.ctx, x.acquire(i, resource, name("probe")))
 }
 
 func now(i driver.Issuer) time.Duration {
