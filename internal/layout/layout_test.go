@@ -52,8 +52,6 @@ var allowed = map[string][]string{
 	"lockclient/pglock":              {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"lockclient/redislock":           {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/pattern"},
 	"lockclient/locktest":            {"guard", "lockclient", "lockclient/driver/memory"},
-	"internal/explore":               {"guard"},
-	"internal/mutants":               {"internal/pgtest"},
 	"internal/migrate":               {"guard", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"internal/faultproxy":            {},
 	"internal/pgerr":                 {"guard", "github.com/jackc/pgx/v5"},

@@ -182,12 +182,12 @@ func (m mistake) changed(root string) (map[string]string, error) {
 		if _, ok := content[name]; !ok {
 			original, err := os.ReadFile(name)
 			if err != nil {
-				return nil, fmt.Errorf("mistake %q in internal/mutants/mistakes.go: %w", m.name, err)
+				return nil, fmt.Errorf("mistake %q in internal/suites/mutants/mistakes.go: %w", m.name, err)
 			}
 			content[name] = string(original)
 		}
 		if n := strings.Count(content[name], e.old); n != 1 {
-			return nil, fmt.Errorf("%s has the text that mistake %q replaces %d times, not once; change that entry of internal/mutants/mistakes.go with the code. The text is\n    %s", e.file, m.name, n, strings.ReplaceAll(e.old, "\n", "\n    "))
+			return nil, fmt.Errorf("%s has the text that mistake %q replaces %d times, not once; change that entry of internal/suites/mutants/mistakes.go with the code. The text is\n    %s", e.file, m.name, n, strings.ReplaceAll(e.old, "\n", "\n    "))
 		}
 		content[name] = strings.Replace(content[name], e.old, e.new, 1)
 	}

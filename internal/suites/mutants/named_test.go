@@ -13,7 +13,7 @@ import (
 // TestEditsApply: every mistake's text is in the sources exactly once, the test that
 // must catch it exists, and the names are unique.
 func TestEditsApply(t *testing.T) {
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func TestEditsApply(t *testing.T) {
 			t.Error(err)
 		}
 		if text := testText(t, filepath.Join(root, m.by.pkg)); !strings.Contains(text, "\nfunc "+strings.Trim(m.by.tests, "^$")+"(") {
-			t.Errorf("mistake %q in internal/mutants/mistakes.go: %s has no test %s", m.name, m.by.pkg, m.by.tests)
+			t.Errorf("mistake %q in internal/suites/mutants/mistakes.go: %s has no test %s", m.name, m.by.pkg, m.by.tests)
 		}
 	}
 	if len(mistakes) < 15 {

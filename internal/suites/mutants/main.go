@@ -18,7 +18,8 @@ import (
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	root, err := goCommand(ctx, ".", "list", "-m", "-f", "{{.Dir}}")
+	// This module replaces Fencepost's own by the checkout.
+	root, err := goCommand(ctx, ".", "list", "-m", "-f", "{{.Dir}}", "github.com/fencepost-go/fencepost")
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "mutants: go list -m: %v: %s\n", err, root)
 		os.Exit(2)

@@ -3,8 +3,8 @@
 // leases that expire, messages that are lost or late, servers that crash. It
 // calls guard.Decide for each comparison. All of it is test code.
 //
-//	go test -v ./internal/explore
-//	go test -v -run /tx-savepoint ./internal/explore
+//	go -C internal/suites test -v ./explore
+//	go -C internal/suites test -v -run /tx-savepoint ./explore
 //
 // A protocol as it is built reaches no state that violates a promise, and
 // reaches the states that make this meaningful (goals). Each mutant, which
