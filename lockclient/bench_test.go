@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -91,4 +92,37 @@ func benchmarkPair(b *testing.B, pool *pgxpool.Pool, client *Client, clients int
 	b.ReportMetric(float64(pairs.Microseconds())/float64(n)*float64(clients), "µs/pair")
 	b.ReportMetric(float64(n)/pairs.Seconds(), "pairs/s")
 	b.ReportMetric(plain.Seconds()/pairs.Seconds(), "updates/pair")
+}
+
+func TestDeadline(t *testing.T) {
+	for _, test := range []struct{ sent, ttl, want time.Duration }{
+		{0, time.Second, 999 * time.Millisecond},
+		{5, 1000, 1004},
+		{5, 1001, 1004}, // the margin is rounded up
+		{time.Hour, MaxTTL, time.Hour + MaxTTL - 86400*time.Millisecond},
+	} {
+		if got := deadline(test.sent, test.ttl); got != test.want {
+			t.Errorf("sent %d, TTL %d: %d, want %d", test.sent, test.ttl, got, test.want)
+		}
+	}
+}
+
+func BenchmarkValid(b *testing.B) {
+	client := simulate(b, simulation{driver.Now}, nil)
+	defer client.Close(context.Background())
+	lease := newLease(b.Context(), client, new(request), guard.Claim{Resource: "r"}, driver.Grant{AcquiredAt: time.Now()}, MaxTTL, client.clock()+MaxTTL, client.clock())
+	for b.Loop() {
+		if !lease.Valid() {
+			b.Fatal("not valid")
+		}
+	}
+}
+
+// TestAskingAllocatesNothing: asking a lease whether it is valid allocates nothing.
+func TestAskingAllocatesNothing(t *testing.T) {
+	c := simulate(t, simulation{func() time.Duration { return 1 }}, nil)
+	l := &Lease{client: c, ttl: time.Second, deadline: time.Hour, place: -1}
+	if n := testing.AllocsPerRun(100, func() { l.Valid(); l.Err(); l.Remaining() }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
 }

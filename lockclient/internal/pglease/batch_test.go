@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -11,8 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pause"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // carryOut answers each operation with its question.
@@ -275,4 +281,155 @@ func TestGivesUpInFlight(t *testing.T) {
 	}
 	close(gate)
 	b.close()
+}
+
+// TestTurnInLine: a process that is not named first looks after the lease has
+// been kept for those before it, and is woken if it is still free then and nobody
+// has come. The controls are not woken.
+func TestTurnInLine(t *testing.T) {
+	const me, never = "me", time.Duration(-1)
+	r := Topic("r")
+	for name, test := range map[string]struct {
+		payloads []string
+		held     bool
+		woken    time.Duration
+	}{
+		"nobody is named":                        {[]string{r + " "}, false, 0},
+		"named first":                            {[]string{r + " " + me + " other"}, false, 0},
+		"second":                                 {[]string{r + " dead " + me}, false, keepFor},
+		"third":                                  {[]string{r + " dead gone " + me}, false, 2 * keepFor},
+		"second, then first":                     {[]string{r + " dead " + me, r + " " + me}, false, 0},
+		"released again, and later in the queue": {[]string{r + " dead " + me, r + " one two three four five " + me}, false, 5 * keepFor},
+		"control: the lease was taken":           {[]string{r + " dead " + me}, true, never},
+		"control: another resource":              {[]string{Topic("s") + " " + me}, false, never},
+	} {
+		testkit.Bubble(t, name, func(t *testing.T) {
+			looked := 0
+			l := newListener(&Issuer{process: me}, true)
+			l.held = func(context.Context, driver.Watch) (*driver.HeldError, error) {
+				looked++
+				if test.held {
+					return &driver.HeldError{Resource: "r"}, nil
+				}
+				return nil, nil
+			}
+			began, woken := time.Now(), never
+			s := l.subscribe(t.Context(), "r", "waiter's", func() {
+				if woken == never {
+					woken = time.Since(began)
+				}
+			})
+			for _, payload := range test.payloads {
+				l.heard(payload)
+			}
+			time.Sleep(time.Minute)
+			l.wg.Wait()
+			if woken != test.woken || looked > 1 {
+				t.Errorf("woken after %v, want %v (-1 is never); it looked %d times", woken, test.woken, looked)
+			}
+			l.unsubscribe(s)
+			l.close()
+		})
+	}
+}
+
+type safeError struct{}
+
+func (safeError) Error() string     { return "safe" }
+func (safeError) SafeToRetry() bool { return true }
+
+// TestFailure is the table of what an error proves.
+func TestFailure(t *testing.T) {
+	pg := func(severity, code string) error {
+		return &pgconn.PgError{Severity: severity, SeverityUnlocalized: severity, Code: code}
+	}
+	_, refused := pgx.Connect(t.Context(), "postgres://127.0.0.1:1/none?sslmode=disable")
+	var connect *pgconn.ConnectError
+	if !errors.As(refused, &connect) {
+		t.Fatal(refused)
+	}
+	for _, test := range []struct {
+		name    string
+		err     error
+		unknown bool
+	}{
+		{"serialization failure", pg("ERROR", "40001"), false},
+		{"deadlock", pg("ERROR", "40P01"), false},
+		{"lock timeout", pg("ERROR", "55P03"), false},
+		{"statement timeout", pg("ERROR", "57014"), false},
+		{"out of memory", pg("ERROR", "53200"), false},
+		{"read-only", pg("ERROR", "25006"), false},
+		{"no table", pg("ERROR", "42P01"), false},
+		{"no right", pg("ERROR", "42501"), false},
+		{"localized", &pgconn.PgError{Severity: "FEHLER", SeverityUnlocalized: "ERROR", Code: "55P03"}, false},
+		{"old server", &pgconn.PgError{Severity: "ERROR", Code: "55P03"}, false},
+		{"wrapped", fmt.Errorf("x: %w", pg("ERROR", "55P03")), false},
+		{"connection refused", refused, false},
+		{"nothing sent", safeError{}, false},
+		{"waiting for a connection", Harmless(context.DeadlineExceeded), false},
+		{"refused and then broken", Harmless(io.ErrUnexpectedEOF), false},
+
+		{"administrator", pg("FATAL", "57P01"), true},
+		{"crash", pg("FATAL", "57P02"), true},
+		{"administrator, not fatal", pg("ERROR", "57P01"), true},
+		{"idle in transaction", pg("FATAL", "25P03"), true},
+		{"panic", pg("PANIC", "XX000"), true},
+		{"pooler lost its server", pg("ERROR", "08006"), true},
+		{"resolution unknown", pg("ERROR", "08007"), true},
+		{"completion unknown", pg("ERROR", "40003"), true},
+		{"system error", pg("ERROR", "58030"), true},
+		{"internal error", pg("ERROR", "XX000"), true},
+		{"localized fatal", &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "55P03"}, true},
+		{"closed", io.ErrUnexpectedEOF, true},
+		{"no answer in time", context.DeadlineExceeded, true},
+		{"unreadable answer", errors.New("cannot scan"), true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want := guard.ReasonUnavailable
+			if test.name == "no table" || test.name == "no right" {
+				want = guard.ReasonSetup
+			}
+			if test.unknown {
+				want = guard.ReasonOutcomeUnknown
+			}
+			claim := guard.Claim{Resource: "r", LeaseID: "id"}
+			err := Failure("acquire", claim, test.err)
+			var failed *guard.FailedError
+			if guard.ReasonOf(err) != want || !errors.Is(err, test.err) || !errors.As(err, &failed) || failed.Claim != claim {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if Failure("acquire", guard.Claim{}, nil) != nil {
+		t.Error("success is a failure")
+	}
+}
+
+// TestServerTime: what is known of the server's clock is a lower bound that each
+// answer may raise, and that a clock that was set back lowers. A slow first answer
+// moves no deadline late. (P8)
+func TestServerTime(t *testing.T) {
+	var s serverTime
+	if _, known := s.at(0); known {
+		t.Error("it is known before an answer")
+	}
+	now := driver.Now()
+	for _, step := range []struct {
+		what       string
+		clock, gap time.Duration // the server's clock against the holder's, and how long the answer took
+		want       time.Duration
+	}{
+		{"first", time.Hour, time.Second, time.Hour - time.Second},
+		{"sooner answered", time.Hour, time.Millisecond, time.Hour - time.Millisecond},
+		{"later answered", time.Hour, time.Minute, time.Hour - time.Millisecond},
+		{"set back", 0, time.Millisecond, -time.Millisecond},
+		{"set forward", 2 * time.Hour, time.Second, 2*time.Hour - time.Second},
+	} {
+		sent := driver.Now()
+		s.learn(time.Unix(0, int64(sent+step.clock)), sent, sent+step.gap)
+		at, known := s.at(now)
+		if got := time.Duration(at.UnixNano()) - now; !known || got != step.want {
+			t.Errorf("%s: the server is %v ahead at least, want %v", step.what, got, step.want)
+		}
+	}
 }

@@ -9,11 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/pglock"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // functionCase is one call of a function of the schema. In its texts T is the
@@ -244,4 +246,273 @@ func (f *functionTests) check(t *testing.T, cases []functionCase) {
 			}
 		})
 	}
+}
+
+// acquireOf asks for r under the lease ID mine, for a minute.
+func acquireOf(until, waiting string) string {
+	return "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{" + until + "}', '{" + waiting + "}', 'p', '5000', NULL, LEASES)"
+}
+
+// leaseRow inserts the row of a resource.
+func leaseRow(resource, values string) string {
+	return "INSERT INTO fencepost.leases (resource, token, lease_id, owner, acquired_at, expires_at) VALUES ('" + resource + "', " + values + ");"
+}
+
+var (
+	asks    = acquireOf("T+1h", "f")
+	hasty   = strings.Replace(asks, "5000", "20", 1) // lock_timeout
+	waiting = acquireOf("T+1h", "t")
+)
+
+const (
+	others     = "5, 'theirs', 'x', 'T-1m', "
+	mine       = "5, 'mine', 'o', 'T-1m', "
+	free       = "5, NULL, 'x', 'T-1m', "
+	ended      = "FL001 fencepost: the attempt ended while it waited for its row"
+	grantOf6   = "acquired_at=T granted=true now=T"
+	grantedRow = "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o"
+	rowOf6     = grantedRow + " resource=r token=6"
+)
+
+var acquireCases = []functionCase{
+	{name: "no row", call: asks,
+		answer:   "acquired_at=T granted=true now=T resource=r spent=false token=1",
+		after:    "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=1",
+		settings: "5s on"},
+	{name: "no row, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'"), call: asks,
+		answer: "acquired_at=T granted=true now=T resource=r spent=false token=42"},
+	{name: "free", before: leaseRow("r", free+"'T+5h'"), call: asks, answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6},
+	{name: "free, above the floor", before: leaseRow("", "41, NULL, '', '-infinity', '-infinity'") + leaseRow("r", free+"'T-1s'"), call: asks,
+		answer: grantOf6 + " resource=r spent=false token=42"},
+	{name: "ran out", before: leaseRow("r", others+"'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=true resource=r spent=false token=6", after: grantedRow + " reclaimed=true resource=r token=6"},
+	{name: "held", before: leaseRow("r", others+"'T+1µs'"), call: asks,
+		answer: "expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5",
+		after:  "acquired_at=T-1m0s expires_at=T+1µs lease_id=theirs owner=x resource=r token=5"},
+	{name: "own, longer", before: leaseRow("r", mine+"'T+1µs'"), call: asks,
+		answer: "acquired_at=T-1m0s granted=true now=T reclaimed=false resource=r spent=false token=5",
+		after:  "acquired_at=T-1m0s expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=false resource=r token=5"},
+	{name: "own, not shorter", before: leaseRow("r", mine+"'T+2h'"), call: asks,
+		answer: "acquired_at=T-1m0s granted=true now=T reclaimed=false resource=r spent=false token=5",
+		after:  "acquired_at=T-1m0s expires_at=T+2h0m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=false resource=r token=5"},
+	{name: "own, ran out", before: leaseRow("r", mine+"'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=false resource=r spent=false token=6", after: grantedRow + " reclaimed=false resource=r token=6"},
+	{name: "own ID of another owner", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1µs'"), call: asks,
+		answer: "expires_at=T+1µs granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
+	{name: "own ID of another owner, ran out", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T'"), call: asks,
+		answer: grantOf6 + " reclaimed=false resource=r spent=false token=6"},
+	// A refusal does not wait for the row.
+	{name: "held and locked", before: leaseRow("r", others+"'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "expires_at=T+1s granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "own ID of another owner, locked", before: leaseRow("r", "5, 'mine', 'x', 'T-1m', 'T+1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "expires_at=T+1s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=1000000 resource=r spent=false token=5"},
+	{name: "free and locked", before: leaseRow("r", free+"'T-1s'"), locked: "SELECT FROM fencepost.leases FOR UPDATE", call: hasty,
+		answer: "55P03 canceling statement due to lock timeout"},
+	{name: "in time", call: acquireOf("T+1µs", "f"),
+		answer: "acquired_at=T granted=true now=T resource=r spent=false token=1"},
+	{name: "late", call: acquireOf("T", "f"), answer: "granted=false now=T reclaimed=false resource=r spent=false", after: "-"},
+	{name: "another table", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', NULL, LEASES + 1)", answer: "-", after: "-"},
+	{name: "another server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', 'T', LEASES)", answer: "-", after: "-"},
+	{name: "this server", call: "SELECT * FROM fencepost.acquire('{r}', '{mine}', '{o}', '{m}', '{60000000}', '{T+1h}', '{f}', 'p', '5000', pg_postmaster_start_time(), LEASES)",
+		answer: "acquired_at=T granted=true now=T resource=r spent=false token=1"},
+	{name: "isolation", isolation: pgx.RepeatableRead, call: asks, answer: refusedLevel},
+	{name: "several, in the order of the resources",
+		before: leaseRow("c", others+"'T+1s'"),
+		call:   "SELECT o_resource, o_granted FROM fencepost.acquire('{b,a,c}', '{i,j,k}', '{o,o,o}', '{m,m,m}', '{1,1,1}', '{T+1h,T+1h,T+1h}', '{f,f,f}', 'p', '5000', NULL, LEASES) AS a WHERE a.o_granted",
+		answer: `granted=true resource=a
+			granted=true resource=b`},
+	// Why a late attempt is refused depends on the row alone.
+	{name: "reasons",
+		before: leaseRow("a", others+"'T+1µs'") + leaseRow("b", others+"'T'") + leaseRow("c", mine+"'T+1h'") +
+			leaseRow("d", "5, 'mine', 'x', 'T-1m', 'T+1h'") + leaseRow("e", "5, 'mine', 'x', 'T-1m', 'T'") +
+			leaseRow("f", free+"'T-99999µs'") + leaseRow("g", free+"'T-100ms'") + leaseRow("h", free+"'T'") + leaseRow("i", free+"'T'") + leaseRow("k", others+"'T-1ms'") +
+			"UPDATE fencepost.leases SET kept_for = 'q' WHERE resource IN ('f', 'g', 'k'); UPDATE fencepost.leases SET kept_for = 'p' WHERE resource = 'h'",
+		call: `SELECT o_resource, o_token, o_remaining, o_lease_id, o_owner FROM fencepost.acquire('{a,b,c,d,e,f,g,h,i,k}', array_fill('mine'::text, '{10}'), array_fill('o'::text, '{10}'),
+			array_fill(''::text, '{10}'), array_fill(1::bigint, '{10}'), array_fill('T'::timestamptz, '{10}'), array_fill(false, '{10}'), 'p', '5000', NULL, LEASES) ORDER BY 1`,
+		answer: `lease_id=theirs owner=x remaining=1 resource=a token=5
+			resource=b
+			resource=c
+			lease_id=mine owner=x remaining=3600000000 resource=d token=5
+			resource=e
+			owner=x remaining=-99999 resource=f token=5
+			resource=g
+			resource=h
+			resource=i
+			resource=k`},
+	// A released lease is kept for one process.
+	{name: "kept", before: leaseRow("r", free+"'T-99999µs'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: "expires_at=T-99.999ms granted=false now=T owner=x reclaimed=false remaining=-99999 resource=r spent=false token=5"},
+	{name: "kept, long enough", before: leaseRow("r", free+"'T-100ms'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6},
+	{name: "kept, who asks does not wait", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: asks,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6},
+	{name: "kept for who asks", before: leaseRow("r", free+"'T'") + "UPDATE fencepost.leases SET kept_for = 'p'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6},
+	{name: "kept for nobody", before: leaseRow("r", free+"'T'"), call: waiting, answer: grantOf6 + " resource=r spent=false token=6"},
+	{name: "kept, then ran out", before: leaseRow("r", others+"'T'") + "UPDATE fencepost.leases SET kept_for = 'q'", call: waiting,
+		answer: grantOf6 + " reclaimed=true resource=r spent=false token=6"},
+	// Who leaves the line.
+	{name: "line: all before it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=["u"]`},
+	{name: "line: it alone", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it was kept for it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'p', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it ran out", before: leaseRow("r", others+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: waiting,
+		answer: grantOf6 + " reclaimed=true resource=r spent=false token=6", after: grantedRow + " reclaimed=true resource=r token=6" + ` waiters=["s", "u"]`},
+	{name: "line: the only one", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{p}'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=[]`},
+	{name: "line: it is not in it", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,u}'", call: waiting,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "u"]`},
+	{name: "line: it does not wait", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET kept_for = 'q', waiters = '{s,p,u}'", call: asks,
+		answer: grantOf6 + " resource=r spent=false token=6", after: rowOf6 + ` waiters=["s", "p", "u"]`},
+	{name: "line: one of two waits", before: leaseRow("a", free+"'T-1s'") + leaseRow("b", free+"'T-1s'") + "UPDATE fencepost.leases SET waiters = '{s,p}'",
+		call: "SELECT o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,t}', 'p', '5000', NULL, LEASES)",
+		answer: `token=6
+			token=6`,
+		after: `acquired_at=T expires_at=T+1µs lease_id=i metadata=m not_after=T+1h0m0s owner=o resource=a token=6 waiters=["s", "p"]
+			acquired_at=T expires_at=T+1µs lease_id=j metadata=m not_after=T+1h0m0s owner=o resource=b token=6 waiters=["s"]`},
+	// Abandoned lease IDs.
+	{name: "spent", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T+1µs'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1µs')", call: asks,
+		answer: "granted=false now=T reclaimed=false resource=r spent=true", after: `acquired_at=T-1m0s expires_at=T-1s owner=x resource=r spent_until=T+1µs token=5
+			spent r mine T+1µs`},
+	{name: "spent, but no longer", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1h')", call: asks,
+		answer: grantOf6 + " resource=r spent=false token=6"},
+	{name: "spent, others", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'theirs', 'T+1h'), ('q', 'mine', 'T+1h')", call: asks,
+		answer: grantOf6 + " resource=r spent=false token=6"},
+	{name: "spent, others, and late", before: "INSERT INTO fencepost.spent VALUES ('r', 'theirs', 'T+1h'), ('q', 'mine', 'T+1h'), ('r', 'mine', 'T')", call: acquireOf("T", "f"),
+		answer: "granted=false now=T reclaimed=false resource=r spent=false"},
+	// What changed while the call waited for the row.
+	{name: "meanwhile granted", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', owner = 'o', expires_at = 'T+1h'", call: asks,
+		answer: "expires_at=T+1h0m0s granted=false lease_id=theirs now=T owner=o reclaimed=false remaining=3600000000 resource=r spent=false token=6"},
+	{name: "meanwhile granted to another owner", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'mine', expires_at = 'T+1h'", call: asks,
+		answer: "expires_at=T+1h0m0s granted=false lease_id=mine now=T owner=x reclaimed=false remaining=3600000000 resource=r spent=false token=6"},
+	{name: "meanwhile granted to another owner, and over", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'mine', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+2s'", call: asks,
+		answer: "acquired_at=T+2s granted=true now=T+2s reclaimed=false resource=r spent=false token=7",
+		after:  "acquired_at=T+2s expires_at=T+1m2s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=false resource=r token=7"},
+	{name: "meanwhile granted to others, and over", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET token = 6, lease_id = 'theirs', owner = 'o', acquired_at = 'T', expires_at = 'T+1s'; UPDATE clock SET t = 'T+1s'", call: asks,
+		answer: "acquired_at=T+1s granted=true now=T+1s reclaimed=true resource=r spent=false token=7",
+		after:  "acquired_at=T+1s expires_at=T+1m1s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=true resource=r token=7"},
+	// A waiter has set its mark, so that the conditions are checked again.
+	{name: "meanwhile marked, own", before: leaseRow("r", mine+"'T+1s'"), meanwhile: "UPDATE fencepost.leases SET wake_until = 'T+5s'; UPDATE clock SET t = 'T+999999µs'", call: asks,
+		answer: "acquired_at=T-1m0s granted=true now=T+999.999ms reclaimed=false resource=r spent=false token=5"},
+	{name: "meanwhile marked, own, and over", before: leaseRow("r", mine+"'T+1s'"), meanwhile: "UPDATE fencepost.leases SET wake_until = 'T+5s'; UPDATE clock SET t = 'T+1s'", call: asks,
+		answer: "granted=false now=T+1s reclaimed=false resource=r spent=false",
+		after:  "acquired_at=T-1m0s expires_at=T+1s lease_id=mine owner=o resource=r token=5 wake_until=T+5s"},
+	{name: "meanwhile marked, own, over before", before: leaseRow("r", mine+"'T'"), meanwhile: "UPDATE fencepost.leases SET wake_until = 'T+5s'; UPDATE clock SET t = 'T+1s'", call: asks,
+		answer: "acquired_at=T+1s granted=true now=T+1s reclaimed=false resource=r spent=false token=6"},
+	{name: "meanwhile late", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6; UPDATE clock SET t = 'T+1h'", call: asks,
+		answer: "granted=false now=T+1h0m0s reclaimed=false resource=r spent=false",
+		after:  "acquired_at=T-1m0s expires_at=T-1s owner=x resource=r token=6"},
+	{name: "meanwhile spent", before: leaseRow("r", free+"'T-1s'"),
+		meanwhile: "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T+1h')", call: asks,
+		answer: "granted=false now=T reclaimed=false resource=r spent=true"},
+	{name: "meanwhile late, and only locked", before: leaseRow("r", free+"'T-1s'"), meanwhile: "SELECT FROM fencepost.leases FOR UPDATE; UPDATE clock SET t = 'T+1h'", call: asks,
+		answer: ended, after: "acquired_at=T-1m0s expires_at=T-1s owner=x resource=r token=5"},
+	{name: "meanwhile in time, and only locked", before: leaseRow("r", free+"'T-1s'"), meanwhile: "SELECT FROM fencepost.leases FOR UPDATE; UPDATE clock SET t = 'T+59s'", call: asks,
+		answer: "acquired_at=T granted=true now=T+59s resource=r spent=false token=6",
+		after:  "acquired_at=T expires_at=T+1m0s lease_id=mine metadata=m not_after=T+1h0m0s owner=o resource=r token=6"},
+	{name: "spent, others, and it itself too long ago", before: leaseRow("r", free+"'T-1s'") + "UPDATE fencepost.leases SET spent_until = 'T+1h'; INSERT INTO fencepost.spent VALUES ('r', 'mine', 'T')", call: asks,
+		answer: grantOf6 + " resource=r spent=false token=6"},
+	{name: "meanwhile late, and created", meanwhile: leaseRow("r", free+"'T'") + "UPDATE clock SET t = 'T+1h'", call: asks,
+		answer: "granted=false now=T+1h0m0s reclaimed=false resource=r spent=false"},
+	{name: "one of two late", before: leaseRow("a", free+"'T-1s'"),
+		answer: `granted=true resource=a
+			granted=false resource=a
+			granted=false resource=b`,
+		call: "SELECT o_resource, o_granted FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T}', '{f,f}', 'p', '5000', NULL, LEASES)"},
+	{name: "meanwhile kept", before: leaseRow("r", free+"'T-1s'"), meanwhile: "UPDATE fencepost.leases SET token = 6, expires_at = 'T-1µs', kept_for = 'q'", call: waiting,
+		answer: "expires_at=T-1µs granted=false now=T owner=x reclaimed=false remaining=-1 resource=r spent=false token=6"},
+	{name: "meanwhile created", meanwhile: leaseRow("r", others+"'T+1µs'"), call: asks,
+		answer: "expires_at=T+1µs granted=false lease_id=theirs now=T owner=x reclaimed=false remaining=1 resource=r spent=false token=5"},
+	{name: "meanwhile created and free", meanwhile: leaseRow("r", free+"'T'"), call: asks, answer: grantOf6 + " resource=r spent=false token=6"},
+	{name: "meanwhile created by its own first attempt", meanwhile: leaseRow("r", mine+"'T+1m'"), call: asks,
+		answer: "acquired_at=T-1m0s granted=true now=T reclaimed=false resource=r spent=false token=5"},
+	{name: "meanwhile one of two created", meanwhile: leaseRow("a", free+"'T'"),
+		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,f}', 'p', '5000', NULL, LEASES)",
+		answer: `granted=true resource=b token=1
+			granted=true resource=a token=6
+			granted=true resource=b token=1`},
+	// The floor was raised under the table's lock, and the own lease ran out.
+	{name: "meanwhile the floor was raised", before: leaseRow("r", mine+"'T+1s'"),
+		meanwhile: "LOCK TABLE fencepost.leases IN SHARE ROW EXCLUSIVE MODE; INSERT INTO fencepost.leases (resource, token) VALUES ('', 41); UPDATE clock SET t = 'T+1s'", call: asks,
+		answer: "acquired_at=T+1s granted=true now=T+1s reclaimed=false resource=r spent=false token=42",
+		after: `token=41
+			acquired_at=T+1s expires_at=T+1m1s lease_id=mine metadata=m not_after=T+1h0m0s owner=o reclaimed=false resource=r token=42`},
+	{name: "no row, beside one that is held and being renewed", before: leaseRow("b", others+"'T+1s'"), locked: "UPDATE fencepost.leases SET expires_at = 'T+2s'",
+		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b}', '{i,j}', '{o,o}', '{m,m}', '{1,1}', '{T+1h,T+1h}', '{f,f}', 'p', '20', NULL, LEASES)",
+		answer: `granted=true resource=a token=1
+			granted=false resource=a
+			granted=false resource=b token=5`},
+	{name: "some with a row", before: leaseRow("a", free+"'T-1s'") + leaseRow("c", others+"'T+1s'"),
+		call: "SELECT o_resource, o_granted, o_token FROM fencepost.acquire('{a,b,c}', '{i,j,k}', '{o,o,o}', '{m,m,m}', '{1,1,1}', '{T+1h,T+1h,T+1h}', '{f,f,f}', 'p', '5000', NULL, LEASES)",
+		answer: `granted=true resource=a token=6
+			granted=true resource=b token=1
+			granted=false resource=a
+			granted=false resource=b
+			granted=false resource=c token=5`},
+}
+
+// TestAcquireFunction: what fencepost.acquire answers and writes in each state of
+// the row, to the microsecond.
+func TestAcquireFunction(t *testing.T) { newFunctionTests(t).check(t, acquireCases) }
+
+// TestGrantAfterAWait: whether a lease is over is decided by the clock after the
+// wait for its row. Here the lease is granted and ends while the statement waits,
+// so the start time of its transaction is before both.
+func TestGrantAfterAWait(t *testing.T) {
+	t.Parallel()
+	const asBuilt, early = "THEN u.now ELSE clock_timestamp() END)\n      AND u.not_after", "THEN u.now ELSE now() END)\n      AND u.not_after"
+	granted := func(t *testing.T, over string) bool {
+		pool := pgtest.Pool(t)
+		exec := func(sql string) {
+			t.Helper()
+			if _, err := pool.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		testkit.Must(t, pglock.Migrate(t.Context(), pool))
+		var acquire string
+		testkit.Must(t, pool.QueryRow(t.Context(), "SELECT pg_get_functiondef('fencepost.acquire'::regproc)").Scan(&acquire))
+		if !strings.Contains(acquire, asBuilt) && !strings.Contains(acquire, early) {
+			t.Fatal("the function has another condition")
+		}
+		exec(strings.Replace(acquire, asBuilt, over, 1))
+		exec("INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
+		tx, err := pool.Begin(t.Context())
+		testkit.Must(t, err)
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan int64, 1)
+		go func() {
+			var granted int64
+			err := pool.QueryRow(context.Background(), `SELECT count(*) FILTER (WHERE o_granted)
+				FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, NULL, 'fencepost.leases'::regclass::oid::bigint)`, []string{"r"}, []string{"late"}, []string{"o"}, []string{""}, []int64{60e6},
+				[]time.Time{time.Now().Add(time.Hour)}, []bool{false}, "process", "60000").Scan(&granted)
+			testkit.Check(t, err)
+			got <- granted
+		}()
+		pgtest.Blocked(t, pool, "fencepost.acquire(", 1)
+		if _, err := tx.Exec(t.Context(), `UPDATE fencepost.leases SET token = 2, lease_id = 'short', acquired_at = clock_timestamp(),
+			expires_at = clock_timestamp() + interval '20 milliseconds' WHERE resource = 'r'`); err != nil {
+			t.Fatal(err)
+		}
+		exec("SELECT pg_sleep(0.03)")
+		testkit.Must(t, tx.Commit(t.Context()))
+		return <-got == 1
+	}
+	t.Run("as built", func(t *testing.T) {
+		if !granted(t, asBuilt) {
+			t.Error("a lease that ended during the wait was not granted")
+		}
+	})
+	t.Run("control", func(t *testing.T) {
+		if granted(t, early) {
+			t.Error("the control was granted: the schedule shows nothing")
+		}
+	})
 }
