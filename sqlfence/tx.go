@@ -20,16 +20,19 @@ const (
 	enterCall         = "fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	enterSnapshotCall = "fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	// enteredSQL presents all claims to the triggers of guarded tables (as fencepost.claims
-	// reads them), and makes the
-	// transaction's ID its marker: a setting that ends with the transaction, however that
-	// ends, by COMMIT AND CHAIN too. It returns the ID, which pg_xact_status knows, and when
-	// on what server: after a crash or a failover the same ID may be another transaction.
+	// reads them), and returns the transaction's ID, which pg_xact_status knows, and when on
+	// what server: after a crash or a failover the same ID may be another transaction.
 	enteredSQL = ", pg_catalog.set_config('fencepost.claims', pg_catalog.concat(pg_catalog.pg_current_xact_id(), ' ', $6::pg_catalog.text), true)" +
-		", pg_catalog.set_config('fencepost.transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, true)" +
+		", pg_catalog.pg_current_xact_id()::pg_catalog.text" +
 		", pg_catalog.concat_ws('/', " + timelineSQL + ", " + microsOf + "pg_catalog.now()" + asMicros + ")"
-	// markedSQL reports whether the open transaction is the one that was entered.
-	markedSQL   = "SELECT " + isMarkedSQL
-	isMarkedSQL = "coalesce(pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text, false)"
+	setMarkerSQL = ", fencepost.set_marker('fencepost_transaction')"
+	// markerSQL fails with noMarker if the open transaction is not the one that was entered:
+	// the marker is a cursor, which ends with its transaction, however that ends, by COMMIT AND
+	// CHAIN too. To close it needs no plan, and so costs a sixth of any SELECT.
+	markerSQL = "CLOSE fencepost_transaction"
+	noMarker  = "34000" // invalid_cursor_name
+	// markedSQL asks the same without an error.
+	markedSQL = "SELECT EXISTS (SELECT FROM pg_catalog.pg_cursors WHERE name OPERATOR(pg_catalog.=) 'fencepost_transaction')"
 	// timelineSQL is the WAL's timeline, the first eight digits of a file's name (PostgreSQL
 	// documentation, 30.5).
 	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
@@ -169,7 +172,7 @@ func (d *DB[Tx]) mayBegin(ctx context.Context, call string, claim guard.Claim) e
 func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel) (*transaction[Tx], error) {
 	t := &transaction[Tx]{claims: claims}
 	err := d.raising(ctx, claims, level, func() (err error) {
-		t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, &t.id)...)
+		t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, true, &t.id)...)
 		return err
 	})
 	return t, err
@@ -204,8 +207,8 @@ func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, level sql.Is
 }
 
 // enterStatements returns the statements that enter under claims. The first refuses an
-// unfit session; the last marks the transaction and reads its ID.
-func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel, id *transactionID) []statement {
+// unfit session; the last reads the transaction's ID, and sets the marker for its COMMIT.
+func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel, marked bool, id *transactionID) []statement {
 	call, ignored := enterCall, new(any)
 	if level != sql.LevelReadCommitted {
 		call = enterSnapshotCall
@@ -223,6 +226,10 @@ func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel,
 			s.dest = []any{ignored, ignored, &id.xid, &id.server}
 			if i == 0 {
 				s.dest = append([]any{ignored}, s.dest...)
+			}
+			if marked {
+				s.sql += setMarkerSQL
+				s.dest = append(s.dest, ignored)
 			}
 		}
 		statements[i] = s
@@ -255,7 +262,7 @@ func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], 
 
 // conn refuses to wait for a connection that only the caller can give back.
 func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
-	if d.backend.single() && sqlkit.InTx(ctx, d.backend.pool()) {
+	if sqlkit.InTx(ctx, d.backend.pool()) && d.backend.single() { // to ask a pool takes its lock
 		return nil, sqlkit.ErrOnly
 	}
 	return d.backend.conn(ctx)
@@ -379,7 +386,7 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 				t.release()
 			}
 		}()
-		p = t.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, &t.id)[0], query, args)
+		p = t.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, false, &t.id)[0], query, args)
 		if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
 			return p.err
 		}

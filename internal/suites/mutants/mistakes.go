@@ -257,7 +257,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "COMMIT without the marker on database/sql", wrong: "a callback that ended its transaction gets a success",
-		edits: []edit{{"sqlfence/std.go", "err == nil && !seen:", "false:"}},
+		edits: []edit{{"sqlfence/std.go", "pgerr.State(err) == noMarker:", "false:"}},
 		by:    unitTest("sqlfence", "^TestDriversCallbackEnds$"),
 	},
 	{
