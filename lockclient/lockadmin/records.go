@@ -1,7 +1,6 @@
 package lockadmin
 
 import (
-	"cmp"
 	"encoding/json"
 	"time"
 
@@ -94,7 +93,7 @@ func (l *LeaseInfo) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	*l = LeaseInfo{
-		Resource: in.Resource, State: in.State, Owner: in.Owner, Metadata: in.Metadata, LeaseID: in.LeaseID, Token: cmp.Or(in.Token, guard.Token(in.Number)),
+		Resource: in.Resource, State: in.State, Owner: in.Owner, Metadata: in.Metadata, LeaseID: in.LeaseID, Token: in.Twice.Either(),
 		CreatedAt: in.CreatedAt, ExpiresAt: in.ExpiresAt, HeldFor: time.Duration(in.HeldFor), Remaining: time.Duration(in.Remaining),
 		Awaited: in.Awaited, Waiters: in.Waiting,
 	}
@@ -165,7 +164,7 @@ func (r *AuditRecord) UnmarshalJSON(text []byte) error {
 	}
 	*r = AuditRecord{
 		ID: in.ID, At: in.At, Action: in.Action, Resource: in.Resource, Actor: in.Actor, Reason: in.Reason, DatabaseUser: in.DatabaseUser,
-		RequestID: in.RequestID, Token: cmp.Or(in.Token, guard.Token(in.Number)), Cut: in.Cut,
+		RequestID: in.RequestID, Token: in.Twice.Either(), Cut: in.Cut,
 	}
 	return nil
 }
@@ -188,23 +187,32 @@ type ForceUnlocked struct {
 	Repeated bool
 }
 
-// unlockedJSON is the JSON form of a ForceUnlocked.
+// unlockedJSON is the JSON form of a ForceUnlocked. leaseId is the lease that was cut, as
+// everywhere; the claim to raise is an object of its own, so that nobody mixes the two.
 type unlockedJSON struct {
-	Resource string `json:"resource"`
-	LeaseID  string `json:"leaseId"`
-	wire.Twice
-	Raised   bool      `json:"raised"`
-	Cut      LeaseInfo `json:"cut"`
-	AuditID  int64     `json:"auditId"`
-	At       time.Time `json:"createdAt"`
-	Repeated bool      `json:"repeated,omitempty"`
+	Resource    string    `json:"resource"`
+	LeaseID     string    `json:"leaseId,omitempty"`
+	Invalidated claimJSON `json:"invalidated"`
+	Raised      bool      `json:"raised"`
+	Cut         LeaseInfo `json:"cut"`
+	AuditID     int64     `json:"auditId"`
+	At          time.Time `json:"createdAt"`
+	Repeated    bool      `json:"repeated,omitempty"`
 }
 
-// MarshalJSON writes the one form: the claim's members are the object's own.
+// claimJSON is the JSON form of a claim.
+type claimJSON struct {
+	Resource string `json:"resource"`
+	wire.Twice
+	LeaseID string `json:"leaseId"`
+}
+
+// MarshalJSON writes the one form.
 func (u ForceUnlocked) MarshalJSON() ([]byte, error) {
 	return json.Marshal(unlockedJSON{
-		Resource: u.Invalidated.Resource, LeaseID: u.Invalidated.LeaseID, Twice: wire.TwiceOf(u.Invalidated.Token),
-		Raised: u.Raised, Cut: u.Cut, AuditID: u.AuditID, At: u.At, Repeated: u.Repeated,
+		Resource: u.Invalidated.Resource, LeaseID: u.Cut.LeaseID,
+		Invalidated: claimJSON{u.Invalidated.Resource, wire.TwiceOf(u.Invalidated.Token), u.Invalidated.LeaseID},
+		Raised:      u.Raised, Cut: u.Cut, AuditID: u.AuditID, At: u.At, Repeated: u.Repeated,
 	})
 }
 
@@ -214,8 +222,9 @@ func (u *ForceUnlocked) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &in); err != nil {
 		return err
 	}
+	claim := in.Invalidated
 	*u = ForceUnlocked{
-		Invalidated: guard.Claim{Resource: in.Resource, Token: cmp.Or(in.Token, guard.Token(in.Number)), LeaseID: in.LeaseID},
+		Invalidated: guard.Claim{Resource: claim.Resource, Token: claim.Twice.Either(), LeaseID: claim.LeaseID},
 		Raised:      in.Raised, Cut: in.Cut, AuditID: in.AuditID, At: in.At, Repeated: in.Repeated,
 	}
 	return nil
@@ -247,6 +256,28 @@ type Epoch struct {
 	Hidden string `json:"hidden,omitempty"`
 }
 
+type plainEpoch Epoch
+
+// epochJSON is the JSON form of an Epoch: its Floor is written as every token is.
+type epochJSON struct {
+	plainEpoch
+	Floor wire.Twice `json:"floor,omitzero"`
+}
+
+// MarshalJSON writes the one form.
+func (e Epoch) MarshalJSON() ([]byte, error) {
+	return json.Marshal(epochJSON{plainEpoch(e), wire.TwiceOf(e.Floor)})
+}
+
+// UnmarshalJSON reads the one form.
+func (e *Epoch) UnmarshalJSON(text []byte) error {
+	var in epochJSON
+	err := json.Unmarshal(text, &in)
+	*e = Epoch(in.plainEpoch)
+	e.Floor = in.Floor.Either()
+	return err
+}
+
 // Purged is what a purge did.
 type Purged struct {
 	// Count is how many rows were deleted.
@@ -256,6 +287,28 @@ type Purged struct {
 	Floor guard.Token `json:"floor"`
 	// Blocked is how often a batch was postponed because a lock was in the way.
 	Blocked int `json:"blocked"`
+}
+
+type plainPurged Purged
+
+// purgedJSON is the JSON form of a Purged: its Floor is written as every token is.
+type purgedJSON struct {
+	plainPurged
+	Floor wire.Twice `json:"floor,omitzero"`
+}
+
+// MarshalJSON writes the one form.
+func (p Purged) MarshalJSON() ([]byte, error) {
+	return json.Marshal(purgedJSON{plainPurged(p), wire.TwiceOf(p.Floor)})
+}
+
+// UnmarshalJSON reads the one form.
+func (p *Purged) UnmarshalJSON(text []byte) error {
+	var in purgedJSON
+	err := json.Unmarshal(text, &in)
+	*p = Purged(in.plainPurged)
+	p.Floor = in.Floor.Either()
+	return err
 }
 
 // Severity says how bad a [Finding] is.

@@ -3,6 +3,7 @@ package lockhttp
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"iter"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pattern"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
@@ -24,7 +26,7 @@ var _ lockadmin.Admin = (*Admin)(nil)
 
 // NewAdmin returns the operators' calls of the lock server at baseURL; the arguments are
 // [NewIssuer]'s. It sees and does what the identity may: without Identity.Operator no token
-// and no lease ID, and no force unlock. It sends nothing.
+// and no lease ID, and it changes nothing. It sends nothing.
 //
 // The error is a [*guard.InvalidError].
 func NewAdmin(baseURL string, httpClient *http.Client) (*Admin, error) {
@@ -182,33 +184,91 @@ func (a *Admin) ForceUnlock(ctx context.Context, resource, actor, reason string,
 	return done, err
 }
 
-func noRequest(op string) error {
-	return &lockadmin.UnsupportedError{Op: op, Engine: "the lock server", Why: "it has no request for it; ask its issuer"}
+// Advance asks the server to raise its issuer above a token of the resource. It does not say
+// whose lease is in the way: the error's facts are what the server shows of it afterwards.
+func (a *Admin) Advance(ctx context.Context, resource string, above guard.Token) (guard.Token, error) {
+	claim := guard.Claim{Resource: resource, Token: above}
+	if err := cmp.Or(guard.ValidateResource(resource), advanceable(above)); err != nil {
+		return guard.NoToken, err
+	}
+	reached, err := a.reach(ctx, "advance", claim, "/v1/resources/"+url.PathEscape(resource)+"/advance")
+	if held, is := errors.AsType[*driver.HeldError](err); is {
+		if now, asking := a.Get(ctx, resource); asking == nil && now.State == lockadmin.StateHeld {
+			held.Token, held.LeaseID, held.Owner, held.Metadata = now.Token, now.LeaseID, now.Owner, now.Metadata
+			held.ExpiresAt, held.Remaining = now.ExpiresAt, now.Remaining
+		}
+	}
+	return reached, err
 }
 
-// Advance is not supported.
-func (a *Admin) Advance(context.Context, string, guard.Token) (guard.Token, error) {
-	return guard.NoToken, noRequest("advance")
+// AdvanceFloor is Advance for every resource. It needs Identity.AllResources, as Epoch,
+// RaiseEpoch and Purge do.
+func (a *Admin) AdvanceFloor(ctx context.Context, above guard.Token) (guard.Token, error) {
+	if err := advanceable(above); err != nil {
+		return guard.NoToken, err
+	}
+	return a.reach(ctx, "advance floor", guard.Claim{Token: above}, "/v1/advance")
 }
 
-// AdvanceFloor is not supported.
-func (a *Admin) AdvanceFloor(context.Context, guard.Token) (guard.Token, error) {
-	return guard.NoToken, noRequest("advance floor")
+func advanceable(above guard.Token) error {
+	if above > lockadmin.MaxAdvance {
+		return guard.Invalid("token", above.String(), "must be at most "+lockadmin.MaxAdvance.String())
+	}
+	return above.Validate()
 }
 
-// Epoch is not supported.
-func (a *Admin) Epoch(context.Context) (lockadmin.Epoch, error) {
-	return lockadmin.Epoch{}, noRequest("epoch")
+// reach sends an advance.
+func (a *Admin) reach(ctx context.Context, op string, claim guard.Claim, path string) (guard.Token, error) {
+	var done reachedBody
+	err := a.do(ctx, op, claim, http.MethodPost, path, map[string]any{"fencingToken": claim.Token}, &done)
+	reached := done.Above.Either()
+	if err == nil && (done.Resource != claim.Resource || reached < claim.Token) {
+		return guard.NoToken, foreign(op, claim)
+	}
+	return reached, renamed(err, "token")
 }
 
-// RaiseEpoch is not supported.
-func (a *Admin) RaiseEpoch(context.Context) (lockadmin.Epoch, error) {
-	return lockadmin.Epoch{}, noRequest("raise epoch")
+// Epoch asks for the epoch of the server's issuer.
+func (a *Admin) Epoch(ctx context.Context) (epoch lockadmin.Epoch, err error) {
+	err = a.do(ctx, "epoch", guard.Claim{}, http.MethodGet, "/v1/epoch", nil, &epoch)
+	return epoch, readOnly(err)
 }
 
-// Purge is not supported.
-func (a *Admin) Purge(context.Context, *lockadmin.PurgeOptions) (lockadmin.Purged, error) {
-	return lockadmin.Purged{}, noRequest("purge")
+// RaiseEpoch asks the server to raise its issuer's epoch.
+func (a *Admin) RaiseEpoch(ctx context.Context) (epoch lockadmin.Epoch, err error) {
+	err = a.do(ctx, "raise epoch", guard.Claim{}, http.MethodPost, "/v1/epoch/raise", map[string]any{}, &epoch)
+	return epoch, err
+}
+
+// Purge asks the server to purge, again as long as it deletes something and is not through:
+// one request lasts as long as the server's MaxWait at most.
+func (a *Admin) Purge(ctx context.Context, opts *lockadmin.PurgeOptions) (total lockadmin.Purged, err error) {
+	in := map[string]any{}
+	if opts != nil {
+		if opts.OlderThan != 0 {
+			in["olderThanSeconds"] = opts.OlderThan.Seconds()
+		}
+		if opts.Batch != 0 {
+			in["batch"] = opts.Batch
+		}
+		if opts.LockTimeout != 0 {
+			in["lockTimeoutSeconds"] = opts.LockTimeout.Seconds()
+		}
+	}
+	for {
+		var done struct {
+			lockadmin.Purged
+			more purgeBody
+		}
+		var text json.RawMessage
+		if err = a.do(ctx, "purge", guard.Claim{}, http.MethodPost, "/v1/purge", in, &text); err == nil {
+			err = errors.Join(json.Unmarshal(text, &done.Purged), json.Unmarshal(text, &done.more))
+		}
+		total.Count, total.Blocked, total.Floor = total.Count+done.Count, total.Blocked+done.Blocked, max(total.Floor, done.Floor)
+		if err != nil || !done.more.More || done.Count == 0 {
+			return total, err
+		}
+	}
 }
 
 // Inspect asks whether the server can issue leases.

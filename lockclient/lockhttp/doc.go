@@ -38,16 +38,17 @@
 //	POST   /v1/locks/acquire                 {resource, ttlSeconds, ownerId, leaseId, waitSeconds, metadata, notAfter, waiting}
 //	POST   /v1/locks/{leaseId}/renew         {ttlSeconds, resource, fencingToken}, or no body: the grant's TTL
 //	DELETE /v1/locks/{leaseId}               ?resource=R&fencingToken=N; without the token the ID is spent
-//	POST   /v1/locks/renew                   the same with leaseId in the body, for IDs such as ".."
-//	POST   /v1/locks/release                 likewise
+//	POST   /v1/locks/renew, /v1/locks/release   the same with leaseId in the body, for IDs such as ".."
 //	GET    /v1/locks?prefix=P                a page of what the identity may name; state, limit, after
 //	GET    /v1/resources/{resource}          who holds it
 //	POST   /v1/resources/{resource}/force-unlock {reason, actorId, leaseId, requestId}
+//	POST   /v1/resources/{resource}/advance  {fencingToken}: every later token of the resource is above it
 //	GET    /v1/audit?prefix=P                a page of what operators did; limit, before
+//	POST   /v1/advance, /v1/epoch/raise      {fencingToken}: the same of every resource; a new epoch. GET /v1/epoch
+//	POST   /v1/purge                         {olderThanSeconds, batch, lockTimeoutSeconds}
 //	GET    /v1/watch?resource=R&leaseId=L    server-sent: who holds, then "wake" when it is worth asking again
 //	GET    /v1/time                          the server's time, for notAfter
 //	GET    /health, /readyz                  the process responds; a lease can be acquired, signed and released within Options.ReadyWithin
-//	GET    /openapi.json                     the description
 //	GET    /ui                               the operators' page
 //
 // A granted acquire is 200: acquired is true, with leaseId, the token and expiresAt.
@@ -91,7 +92,7 @@
 //	404 lease_over              released, run out, cut (with who and why), or never was
 //	404 not_found               no such path, or a resource that was never leased
 //	409                         an acquire that was refused: no problem, see above
-//	409 lease_changed           force unlock: not the expected lease
+//	409 lease_changed, held     force unlock: not the expected lease; advance: beyond a holder
 //	410 lease_spent             the lease ID was released or abandoned
 //	412 late                    after its notAfter
 //	405 method_not_allowed, 413 too_large, 415 unsupported_media_type

@@ -21,12 +21,13 @@ type Identity struct {
 	Tenant string
 	// Templates define the resources that it may name. It sees nothing else.
 	Templates []*guard.Template
-	// AllResources allows every resource, for operators of the whole server.
+	// AllResources allows every resource, and with Operator what concerns the whole
+	// issuer: its floor, its epoch, a purge.
 	AllResources bool
 	// Owner is the ownerId of its leases; another one is refused. If empty, the
 	// request chooses it, and then it is text for people that proves nothing.
 	Owner string
-	// Operator may force-unlock, read the audit and see the tokens and lease IDs of other
+	// Operator may force-unlock, advance, read the audit and see the tokens and lease IDs of other
 	// holders, with which it could renew and release their leases.
 	Operator bool
 	// Audience is for whom the proofs of its claims are made, such as a service

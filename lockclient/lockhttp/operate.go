@@ -175,6 +175,100 @@ func (q *request) mayOperate() error {
 	return nil
 }
 
+// mayOperateAll is mayOperate for what concerns every resource of the issuer.
+func (q *request) mayOperateAll() error {
+	if !q.id.AllResources {
+		return &httpError{kind: &kindForbidden}
+	}
+	return q.mayOperate()
+}
+
+// reachedBody is the response to an advance.
+type reachedBody struct {
+	Resource string `json:"resource,omitempty"`
+	Above    twice  `json:"above"` // every later token is above it
+}
+
+// advance raises the issuer above a token of one resource.
+func (s *Server) advance(w http.ResponseWriter, q *request) error {
+	if err := q.mayOperate(); err != nil {
+		return err
+	}
+	reached, err := within(q.Context(), s, "advance", q.claim, func(ctx context.Context) (guard.Token, error) {
+		return s.opts.Admin.Advance(ctx, q.claim.Resource, q.claim.Token)
+	}, nil)
+	return s.respondRaised(w, q, err, "lock_advanced", slog.String("resource", q.claim.Resource), reachedBody{q.claim.Resource, wire.TwiceOf(reached)})
+}
+
+// advanceFloor raises the issuer above a token of any resource.
+func (s *Server) advanceFloor(w http.ResponseWriter, q *request) error {
+	if err := q.mayOperateAll(); err != nil {
+		return err
+	}
+	reached, err := within(q.Context(), s, "advance floor", guard.Claim{}, func(ctx context.Context) (guard.Token, error) {
+		return s.opts.Admin.AdvanceFloor(ctx, q.claim.Token)
+	}, nil)
+	return s.respondRaised(w, q, err, "lock_advanced", slog.String("above", reached.String()), reachedBody{Above: wire.TwiceOf(reached)})
+}
+
+// epoch says from where tokens are counted.
+func (s *Server) epoch(w http.ResponseWriter, q *request) error {
+	if err := q.mayOperateAll(); err != nil {
+		return err
+	}
+	epoch, err := within(q.Context(), s, "epoch", guard.Claim{}, s.opts.Admin.Epoch, nil)
+	if err != nil {
+		return readOnly(err)
+	}
+	return s.respondTimed(w, epoch)
+}
+
+// raiseEpoch puts every later token above all that were issued.
+func (s *Server) raiseEpoch(w http.ResponseWriter, q *request) error {
+	if err := q.mayOperateAll(); err != nil {
+		return err
+	}
+	epoch, err := within(q.Context(), s, "raise epoch", guard.Claim{}, s.opts.Admin.RaiseEpoch, nil)
+	return s.respondRaised(w, q, err, "lock_epoch_raised", slog.Int64("epoch", epoch.Number), epoch)
+}
+
+// purgeBody is the response to a purge. More says that it ended before it was through.
+type purgeBody struct {
+	More bool `json:"more,omitempty"`
+	timed
+}
+
+// purge deletes what is kept of leases that have been free for long, within MaxWait. What was
+// deleted before it failed is reported, since a purge may be continued.
+func (s *Server) purge(w http.ResponseWriter, q *request) error {
+	if err := q.mayOperateAll(); err != nil {
+		return err
+	}
+	opts := &lockadmin.PurgeOptions{OlderThan: q.idle, Batch: int(q.batch), LockTimeout: q.lockTimeout}
+	purged, err := bounded(q.Context(), s, s.opts.MaxWait, "purge", guard.Claim{}, func(ctx context.Context) (lockadmin.Purged, error) {
+		return s.opts.Admin.Purge(ctx, opts)
+	}, nil)
+	if err != nil && purged.Count == 0 {
+		return onTheWire(err)
+	}
+	s.log(q.Context(), slog.LevelInfo, "lock_purged", slog.String("actorId", q.id.Subject), slog.Int64("purged", purged.Count), slog.Bool("more", err != nil))
+	body, err := wire.Join(purged, purgeBody{err != nil, timed{time.Now()}})
+	if err == nil {
+		s.respond(w, body)
+	}
+	return err
+}
+
+// respondRaised responds to a request that has raised tokens, and logs who did it: engines keep
+// no record of that.
+func (s *Server) respondRaised(w http.ResponseWriter, q *request, err error, event string, what slog.Attr, body any) error {
+	if err != nil {
+		return onTheWire(err)
+	}
+	s.log(q.Context(), slog.LevelInfo, event, slog.String("actorId", q.id.Subject), what)
+	return s.respondTimed(w, body)
+}
+
 // forceUnlock force-unlocks a resource and raises the invalidated claim, if the server
 // can.
 func (s *Server) forceUnlock(w http.ResponseWriter, q *request) error {

@@ -44,6 +44,8 @@ var (
 		"It arrived after the moment that its notAfter names, by the server's clock. Nothing was done."}
 	kindChanged = kind{lockadmin.ErrLeaseChanged, "lease_changed", http.StatusConflict, guard.Unavailable, "Another lease",
 		"The resource's lease is not the expected one. Nothing was changed."}
+	kindHeld = kind{driver.ErrHeld, "held", http.StatusConflict, held, "Somebody holds it",
+		"Somebody holds the resource with a lower token, who would be refused. Nothing was changed."}
 	kindNotFound = kind{guard.ErrNotFound, "not_found", http.StatusNotFound, guard.Setup, "Not found",
 		"There is nothing here."}
 	kindInvalid = kind{guard.ErrInvalid, "invalid", http.StatusBadRequest, guard.Unavailable, "Invalid request",
@@ -73,7 +75,7 @@ var (
 )
 
 var kinds = []*kind{
-	&kindUnknown, &kindBehind, &kindSpent, &kindLate, &kindChanged, &kindNotFound, &kindInvalid, &kindSetup, &kindUnavailable,
+	&kindUnknown, &kindBehind, &kindSpent, &kindLate, &kindChanged, &kindHeld, &kindNotFound, &kindInvalid, &kindSetup, &kindUnavailable,
 	&kindUnauthorized, &kindForbidden, &kindOver, &kindMethod, &kindTooLarge, &kindMediaType, &kindTooMany, &kindInternal, &kindUnsupported,
 }
 
@@ -140,6 +142,11 @@ func (e *refusedError) Is(target error) bool {
 // behind is the error of an issuer whose tokens went back.
 func behind(op string, _ guard.Claim, said error) error {
 	return fmt.Errorf("fencepost: %s: %w: %w", op, guard.ErrMarkAhead, said)
+}
+
+// held is the error of an advance beyond a holder; the server does not say whose.
+func held(_ string, claim guard.Claim, _ error) error {
+	return &driver.HeldError{Resource: claim.Resource}
 }
 
 // httpError is an error that becomes the response of its kind.

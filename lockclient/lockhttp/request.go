@@ -21,6 +21,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 )
 
@@ -41,6 +42,8 @@ type request struct {
 	before                   int64  // what all IDs of a page of the audit are below
 	limit                    int64  // how long a page is at most
 	state                    lockadmin.LeaseState
+	idle, lockTimeout        time.Duration // of a purge
+	batch                    int64
 }
 
 // set decodes one field.
@@ -76,6 +79,12 @@ func (q *request) set(name string, raw json.RawMessage) error {
 		into = (*text)(&q.prefix)
 	case "after":
 		into = (*text)(&q.after)
+	case "olderThanSeconds":
+		into, must = (*seconds)(&q.idle), aDuration
+	case "lockTimeoutSeconds":
+		into, must = (*seconds)(&q.lockTimeout), aDuration
+	case "batch":
+		into, must = (*count)(&q.batch), aNumber
 	case "before":
 		into, must = (*count)(&q.before), aNumber
 	case "limit":
@@ -126,6 +135,14 @@ func (q *request) check(name string) error {
 	case "limit":
 		if q.limit < 1 || q.limit > pageMost {
 			return guard.Invalid(name, strconv.FormatInt(q.limit, 10), "must be 1 to "+strconv.Itoa(pageMost))
+		}
+	case "olderThanSeconds":
+		return input.Between(name, q.idle, time.Millisecond, wire.SecondsMost) // 0 would be the default, not at once
+	case "lockTimeoutSeconds":
+		return input.Between(name, q.lockTimeout, time.Millisecond, time.Second)
+	case "batch":
+		if q.batch < 1 || q.batch > pageMost {
+			return guard.Invalid(name, strconv.FormatInt(q.batch, 10), "must be 1 to "+strconv.Itoa(pageMost))
 		}
 	case "state":
 		if q.state != lockadmin.StateHeld && q.state != lockadmin.StateExpired && q.state != lockadmin.StateFree {

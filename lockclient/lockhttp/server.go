@@ -37,7 +37,7 @@ type Signer interface {
 
 // Options configures [New]. The zero value is the default.
 type Options struct {
-	// Admin lists, force-unlocks and reads the audit: on PostgreSQL an Operator of package
+	// Admin lists, force-unlocks, reads the audit and does the other operators' calls: on PostgreSQL an Operator of package
 	// pgadmin, on other engines the issuer itself. If nil, and for what the engine cannot do,
 	// these requests get a 501, and /ui says so. One lease is read without it, by a watch.
 	Admin lockadmin.Admin
@@ -223,7 +223,12 @@ func (s *Server) routes() chi.Router {
 		{"GET", "/v1/locks", s.list, "", "prefix after limit state"},
 		{"GET", "/v1/resources/{resource}", s.get, "resource", ""},
 		{"POST", "/v1/resources/{resource}/force-unlock", s.forceUnlock, "resource reason", "actorId leaseId requestId"},
+		{"POST", "/v1/resources/{resource}/advance", s.advance, "resource fencingToken", ""},
 		{"GET", "/v1/audit", s.audit, "", "prefix before limit"},
+		{"POST", "/v1/advance", s.advanceFloor, "fencingToken", ""},
+		{"GET", "/v1/epoch", s.epoch, "", ""},
+		{"POST", "/v1/epoch/raise", s.raiseEpoch, "", ""},
+		{"POST", "/v1/purge", s.purge, "", "olderThanSeconds batch lockTimeoutSeconds"},
 		{"GET", "/v1/watch", s.watch, "resource", "leaseId"},
 	} {
 		_, inPath, _ := strings.Cut(route.path, "{") // the one name in the path, if any
@@ -286,6 +291,14 @@ func onTheWire(err error) error {
 			invalid.Field = "requestId"
 		case "actor":
 			invalid.Field = "actorId"
+		case "token":
+			invalid.Field = "fencingToken"
+		case "PurgeOptions.OlderThan":
+			invalid.Field = "olderThanSeconds"
+		case "PurgeOptions.Batch":
+			invalid.Field = "batch"
+		case "PurgeOptions.LockTimeout":
+			invalid.Field = "lockTimeoutSeconds"
 		}
 	}
 	return err
@@ -294,11 +307,16 @@ func onTheWire(err error) error {
 // within carries out one exchange with the issuer and returns in time even if
 // the issuer does not. abandoned gets what arrives later; it may be nil.
 func within[T any](ctx context.Context, s *Server, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (v T, err error) {
+	return bounded(ctx, s, s.opts.Timeout, op, claim, run, abandoned)
+}
+
+// bounded is within for an exchange that may take another time.
+func bounded[T any](ctx context.Context, s *Server, most time.Duration, op string, claim guard.Claim, run func(context.Context) (T, error), abandoned func(T, error)) (v T, err error) {
 	type result struct {
 		v   T
 		err error
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, most)
 	done, gone := make(chan result), make(chan struct{})
 	if !s.work.Go(func() {
 		defer cancel()

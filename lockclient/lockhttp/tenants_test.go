@@ -117,7 +117,7 @@ func TestTenants(t *testing.T) {
 		}
 	}
 	cut := unlock("acme-ops")
-	if cut.status != 200 || cut.body["raised"] != false || cut.str("token") != "2" || cut.str("leaseId") == "" {
+	if cut.status != 200 || cut.body["raised"] != false || cut.invalidated() != "2" || cut.str("leaseId") != "acme-1" {
 		t.Fatalf("%+v", cut)
 	}
 	if got := unlock("acme-ops"); got.status != 409 || got.problem() != "lease_changed" {
@@ -295,7 +295,7 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		if got := ask(t, web.URL, "root", "GET", path, ""); got.status != 200 || got.str("state") == "" {
 			t.Errorf("%q: %d %s", name, got.status, got.text)
 		}
-		if got := ask(t, web.URL, "root", "POST", path+"/force-unlock", `{"actorId":"ada","reason":"it hangs"}`); got.status != 200 || got.str("token") != "2" {
+		if got := ask(t, web.URL, "root", "POST", path+"/force-unlock", `{"actorId":"ada","reason":"it hangs"}`); got.status != 200 || got.invalidated() != "2" {
 			t.Errorf("%q: %d %s", name, got.status, got.text)
 		}
 	}

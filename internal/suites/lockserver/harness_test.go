@@ -25,14 +25,14 @@ var closes = guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}"))
 // signingKey is the lock server's.
 var signingKey = proof.NewPrivateKey()
 
-// people knows the identities: "demo-ops" is an operator of tenant demo.
+// people knows the identities: "demo-ops" is an operator of tenant demo, "root-ops" of everything.
 func people(r *http.Request) (*lockhttp.Identity, error) {
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	tenant, role, _ := strings.Cut(token, "-")
 	if role == "" {
 		return nil, guard.Invalid("token", token, "is unknown")
 	}
-	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", Templates: []*guard.Template{closes}, Audience: tenant}, nil
+	return &lockhttp.Identity{Subject: token, Tenant: tenant, Operator: role == "ops", AllResources: tenant == "root", Templates: []*guard.Template{closes}, Audience: tenant}, nil
 }
 
 // serve runs a lock server on a database of its own. Its force unlocks call

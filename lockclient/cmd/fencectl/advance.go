@@ -6,6 +6,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 )
 
 func (a *app) advanceCommand() *cli.Command {
@@ -36,7 +37,7 @@ func (c *call) advance(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.printAdvanced(object{"resource": c.resource, "above": reached}, reached)
+	return c.printAdvanced(object{"resource": c.resource, "above": wire.TwiceOf(reached)}, reached)
 }
 
 func (c *call) advanceFloor(ctx context.Context) error {
@@ -47,7 +48,7 @@ func (c *call) advanceFloor(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.printAdvanced(object{"above": reached}, reached)
+	return c.printAdvanced(object{"above": wire.TwiceOf(reached)}, reached)
 }
 
 func (c *call) printAdvanced(v object, reached guard.Token) error {

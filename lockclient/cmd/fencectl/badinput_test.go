@@ -73,6 +73,7 @@ func TestBadInput(t *testing.T) {
 		{"a reason with an escape", unlock("--actor", "ana", "--reason", "it\x1b hangs"), exitUsage, "invalid", `reason "it\x1b hangs"`},
 		{"an empty expectation", unlock("--actor", "ana", "--reason", "it hangs", "--expect", ""), exitUsage, "usage", "--expect"},
 		{"the lease of a successor", unlock("--actor", "ana", "--reason", "it hangs", "--expect", first.ID()), exitRefused, "lease_changed", "worker-2"},
+		{"nobody to ask about the schema", []string{"migrate"}, exitUsage, "usage", "--yes"},
 		{"nobody to ask", []string{"force-unlock", "r", "--actor", "ana", "--reason", "it hangs"}, exitUsage, "usage", "--yes"},
 		{"nobody to ask, epoch", []string{"epoch", "raise"}, exitUsage, "usage", "--yes"},
 		{"nobody to ask, purge", []string{"purge", "--older-than", "1ms"}, exitUsage, "usage", "--yes"},
@@ -106,7 +107,7 @@ func TestBadDatabase(t *testing.T) {
 	t.Cleanup(func() { exec1(t, pool, "DROP ROLE "+role) })
 
 	_, newer := emptyDatabase(t)
-	must(t, newer, "migrate")
+	must(t, newer, "migrate", "--yes")
 	exec1(t, dial(t, newer), "INSERT INTO fencepost.migrations (component, version, name) VALUES ('lockclient', 99, 'later'), ('sqlfence', 99, 'later')")
 	_, without := emptyDatabase(t)
 
@@ -137,7 +138,7 @@ func TestBadDatabase(t *testing.T) {
 			t.Run(c.name+"/"+strings.Join(args[:1], " "), func(t *testing.T) { c.check(t, c.url) })
 		}
 	}
-	c := refusal{"migrate", []string{"migrate"}, exitSetup, "setup", "99"}
+	c := refusal{"migrate", []string{"migrate", "--yes"}, exitSetup, "setup", "99"}
 	t.Run("migrate of a newer schema", func(t *testing.T) { c.check(t, newer) })
 }
 

@@ -123,7 +123,7 @@ func TestDoctorFindsObjects(t *testing.T) {
 				t.Errorf("triggers verify: %s: exit %d\n%s", one.sql, r.code, r.out)
 			}
 		}
-		must(t, url, "migrate", "--repair")
+		must(t, url, "migrate", "--repair", "--yes")
 		if got := failures(); got != "" {
 			t.Errorf("%s, repaired: %s", one.sql, got)
 		}
@@ -135,7 +135,7 @@ func TestDoctorFindsObjects(t *testing.T) {
 	if value[bool](t, pool, "SELECT has_function_privilege('pg_monitor', 'fencepost.lock_salt()', 'EXECUTE')") {
 		t.Error("a repair left what default privileges give")
 	}
-	if got := must(t, url, "migrate", "--repair"); strings.Contains(got, "made again") {
+	if got := must(t, url, "migrate", "--repair", "--yes"); strings.Contains(got, "made again") {
 		t.Errorf("with nothing to repair: %s", got)
 	}
 }

@@ -149,6 +149,7 @@ func openRedis(_ context.Context, cmd *cli.Command) (*session, error) {
 	if !both {
 		user, password = "", user
 	}
+	redis.SetLogger(&discard{}) // what it would print itself is in the error of the command
 	client := redis.NewClient(&redis.Options{Addr: at[0], Username: user, Password: password, TLSConfig: security, DialTimeout: cmd.Duration("timeout"),
 		MaxRetries: -1, ContextTimeoutEnabled: true})
 	issuer, err := redislock.New(func(ctx context.Context, args ...any) (any, error) {
@@ -163,6 +164,11 @@ func openRedis(_ context.Context, cmd *cli.Command) (*session, error) {
 		client.Close()
 	}}, nil
 }
+
+// discard is a logger of go-redis.
+type discard struct{}
+
+func (discard) Printf(context.Context, string, ...any) {}
 
 // bearer adds the operator's credentials.
 type bearer struct {

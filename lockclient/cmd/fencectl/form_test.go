@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,8 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/lockhttp"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
+
+	"github.com/urfave/cli/v3"
 )
 
 // lines are log lines that several goroutines write.
@@ -164,13 +167,18 @@ func TestOneForm(t *testing.T) {
 		t.Errorf("action %v", want["action"])
 	}
 
-	hold(t, pool, "worker-2", resource, time.Hour)
+	second := hold(t, pool, "worker-2", resource, time.Hour)
 	again := object([]byte(onServer("force-unlock", resource, "--actor", "ada", "--reason", "it hangs", "--yes", "-o", "json")))
-	byProgram := object([]byte(must(t, url, "force-unlock", resource, "--actor", "ada", "--reason", "it hangs", "--yes", "-o", "json")))
+	byProgram := object([]byte(must(t, url, "force-unlock", resource, "--actor", "ada", "--reason", "it hangs", "--request-id", "INC-1", "--yes", "-o", "json")))
 	for name := range encoded(done) {
-		if again[name] == nil || byProgram[name] == nil {
+		if again[name] == nil || byProgram[name] == nil && name != "leaseId" {
 			t.Errorf("a force unlock has %s, and fencectl prints %v and %v", name, again, byProgram)
 		}
+	}
+	// leaseId is a lease's own everywhere, and so the cut one's here.
+	invalidated, _ := byProgram["invalidated"].(map[string]any)
+	if again["leaseId"] != second.ID() || byProgram["leaseId"] != nil || invalidated["leaseId"] != "INC-1" || invalidated["token"] == nil {
+		t.Errorf("the lease %s was cut, and then nobody's: %v, %v", second.ID(), again, byProgram)
 	}
 	var line, serverLine map[string]any
 	testkit.Eventually(t, "the log lines", func() bool {
@@ -184,5 +192,71 @@ func TestOneForm(t *testing.T) {
 	}
 	if line["fencingToken"] != want["token"] || line["requestId"] != want["requestId"] || serverLine["fencingToken"] == nil {
 		t.Errorf("the log has %v and %v, the audit %v", line, serverLine, want)
+	}
+}
+
+// TestEveryCommandInJSON: with -o json each command prints objects, one a line, in which a token
+// is a number and a text: the object's own as fencingToken and token, any other as an object of both.
+func TestEveryCommandInJSON(t *testing.T) {
+	t.Parallel()
+	url, pool := database(t)
+	lease := hold(t, pool, "worker-1", "billing", time.Hour)
+	if err := fenced(t, pool).Raise(t.Context(), lease.Claim()); err != nil {
+		t.Fatal(err)
+	}
+	exec1(t, pool, "CREATE TABLE invoices (tenant text PRIMARY KEY)")
+	lines := []string{
+		"list", "show billing", "force-unlock billing --actor a --reason r --raise --yes", "audit", "doctor",
+		"marks raise ahead 9000 --lease-id l --above-issuer --yes", "marks list", "marks list --ahead",
+		"marks reset ahead --from 9000 --to 8000 --issuers-last 8000 --actor a --reason r --yes", "marks resets", "marks retire --older-than 1us --yes",
+		"advance other 9500 --yes", "advance --floor 9600 --yes", "purge --older-than 1ms --yes", "epoch show", "epoch raise --yes",
+		"triggers install invoices {tenant}:close --print", "triggers install invoices {tenant}:close --yes", "triggers report invoices --yes", "triggers enforce invoices --yes",
+		"triggers verify", "triggers remove invoices --yes", "migrate --yes", "migrate --print", "migrate --print --for goose", "roles", "help exit-codes", "help runbook",
+	}
+	for _, line := range lines {
+		r := fencectl(t, url, append(strings.Fields(line), "-o", "json")...)
+		if r.code != exitOK && (line != "doctor" || r.code != exitUnhealthy) || r.out == "" { // fsync is off in tests
+			t.Errorf("%s: exit code %d, %q: %s", line, r.code, r.out, r.errOut)
+		}
+		for one := range strings.Lines(r.out) {
+			var v map[string]any
+			if err := json.Unmarshal([]byte(one), &v); err != nil {
+				t.Errorf("%s: %v: %s", line, err, one)
+			}
+			tokensInBothForms(t, line, v)
+		}
+	}
+	var look func(path string, commands []*cli.Command)
+	look = func(path string, commands []*cli.Command) {
+		for _, cmd := range commands {
+			name := path + cmd.Name + " "
+			if look(name, cmd.Commands); len(cmd.Commands) == 0 && !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line+" ", name) }) {
+				t.Errorf("no line for the command %s", name)
+			}
+		}
+	}
+	look("", (&app{}).root().Commands)
+}
+
+func tokensInBothForms(t *testing.T, where string, v any) {
+	t.Helper()
+	if list, is := v.([]any); is {
+		for _, one := range list {
+			tokensInBothForms(t, where, one)
+		}
+	}
+	members, _ := v.(map[string]any)
+	number, isNumber := members["fencingToken"].(float64)
+	if text, isText := members["token"].(string); isText != isNumber || isText && text != strconv.FormatFloat(number, 'f', 0, 64) {
+		t.Errorf("%s: fencingToken and token are not the same: %v", where, v)
+	}
+	for name, member := range members {
+		switch name {
+		case "floor", "issued", "above", "fromToken", "toToken", "issuersLast":
+			if both, _ := member.(map[string]any); both["token"] == nil {
+				t.Errorf("%s: %s is %v, want a number and a text", where, name, member)
+			}
+		}
+		tokensInBothForms(t, where, member)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	_ "embed"
-	"io"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -23,8 +22,8 @@ func (a *app) helpCommand() *cli.Command {
 			case "exit-codes":
 				return (&call{app: a, cmd: cmd}).printExitCodes()
 			case "runbook":
-				_, err := io.WriteString(a.out, strings.ReplaceAll(runbook, "\t", "  "))
-				return err
+				text := strings.ReplaceAll(runbook, "\t", "  ")
+				return (&call{app: a, cmd: cmd}).print(object{"runbook": text}, "%s", text)
 			}
 			at := cmd.Root()
 			for _, name := range topic {

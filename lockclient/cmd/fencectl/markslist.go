@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pattern"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
@@ -32,8 +33,9 @@ func (a *app) marksListCommand() *cli.Command {
 // listedMark is a mark and, with --ahead, what the issuer had reached.
 type listedMark struct {
 	markJSON
-	RaisedAt time.Time    `json:"raisedAt"`
-	Issued   *guard.Token `json:"issued,omitempty"`
+	RaisedAt time.Time `json:"raisedAt"`
+	// Issued is left out if nothing was ever granted there.
+	Issued wire.Twice `json:"issued,omitzero"`
 }
 
 func (c *call) marksList(ctx context.Context) error {
@@ -54,8 +56,8 @@ func (c *call) marksList(ctx context.Context) error {
 	return printAll(c, titles, marks, func(m listedMark) []string {
 		highest = max(highest, m.Token)
 		cells := []string{m.Token.String(), clockTime(m.RaisedAt), leaseID(m.LeaseID), shown(m.Resource)}
-		if m.Issued != nil {
-			cells = slices.Insert(cells, 1, m.Issued.String())
+		if ahead {
+			cells = slices.Insert(cells, 1, m.Issued.Token.String())
 		}
 		return cells
 	}, func(printed int) string {
@@ -95,7 +97,7 @@ func (c *call) aheadMarks(ctx context.Context) iter.Seq2[listedMark, error] {
 	return func(yield func(listedMark, error) bool) {
 		for m, err := range c.leases.MarksAhead(ctx, c.pattern) {
 			out := listed(m.ResourceMark)
-			out.Issued = &m.Issued
+			out.Issued = wire.TwiceOf(m.Issued)
 			if !yield(out, err) {
 				return
 			}

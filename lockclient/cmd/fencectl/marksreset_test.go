@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
 
 // A poisoned mark is found, reset by compare-and-set, recorded, and the holder
@@ -74,8 +73,8 @@ func TestMarksReset(t *testing.T) {
 	if admits(t, pool, guard.Claim{Resource: "billing", Token: lease.Token(), LeaseID: "another"}) || !admits(t, pool, guard.Claim{Resource: "billing", Token: guard.MaxToken - 1, LeaseID: "above"}) {
 		t.Error("the question of the reset is not true: what is above --to writes again, another lease with --to does not")
 	}
-	var r sqladmin.Reset
-	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "YOU" || r.FromToken != guard.MaxToken {
+	var r listedReset
+	if err := json.Unmarshal([]byte(must(t, url, "marks", "resets", "-o", "json")), &r); err != nil || r.Actor != "YOU" || r.From.Token != guard.MaxToken {
 		t.Errorf("%v: %+v", err, r)
 	}
 	for _, name := range []string{"id", "createdAt", "resource", "fromToken", "fromLeaseId", "toToken", "toLeaseId", "issuersLast", "actorId", "reason", "databaseUser"} {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 
@@ -46,7 +47,7 @@ func (c *call) marksRetire(ctx context.Context) error {
 		}
 	}
 	if old == 0 {
-		return c.print(object{"retired": 0, "floor": guard.NoToken}, "no mark is that old\n")
+		return c.print(object{"retired": 0}, "no mark is that old\n")
 	}
 	question := fmt.Sprintf("Retire %s raised before %s. Every later token, on any resource, will be above %s.", count(old, "mark"), clockTime(before), top)
 	if err := c.confirm(ctx, question); err != nil {
@@ -68,7 +69,7 @@ func (c *call) marksRetire(ctx context.Context) error {
 	if err != nil {
 		return partial(ctx, err, "the issuer's floor is %s, no mark was retired", floor)
 	}
-	return c.changed(object{"retired": retired.Count, "floor": retired.Floor}, "%s retired, the floor is %s", count(retired.Count, "mark"), retired.Floor)
+	return c.changed(object{"retired": retired.Count, "floor": wire.TwiceOf(retired.Floor)}, "%s retired, the floor is %s", count(retired.Count, "mark"), retired.Floor)
 }
 
 // outwait waits until no lease at or below the floor is held: its holder may

@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 
@@ -18,15 +16,17 @@ func (a *app) migrateCommand() *cli.Command {
 		Name: "migrate", Category: categorySetup,
 		Usage: "bring the schema to this build's version, or print its SQL",
 		Description: "Upgrades in place while holders run, and does nothing where nothing is\n" +
-			"missing. --print connects to nothing; what it prints is for an empty database.\n" +
-			"For psql it begins and ends its transactions; for goose it is one file with both\n" +
-			"directions, for golang-migrate the file of one direction. --down removes marks\n" +
-			"and tokens, and refuses while a lease runs or a table has triggers.",
+			"missing. It asks first; a script says --yes. --print connects to nothing; what it\n" +
+			"prints is for an empty database. For psql it begins and ends its transactions; for\n" +
+			"goose it is one file with both directions, for golang-migrate the file of one\n" +
+			"direction. --down removes marks and tokens, and refuses while a lease runs or a\n" +
+			"table has triggers.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "print", Usage: "print the whole schema as SQL instead"},
 			&cli.StringFlag{Name: "for", Usage: "print it for `TOOL`: psql, goose or golang-migrate", Value: "psql"},
 			&cli.BoolFlag{Name: "repair", Usage: "also make again the functions and triggers that doctor finds missing or changed"},
 			&cli.BoolFlag{Name: "down", Usage: "print what removes the schema"},
+			yesFlag(),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			switch {
@@ -47,7 +47,9 @@ func (c *call) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	signal.Ignore(syscall.SIGPIPE) // see confirm
+	if err := c.confirm(ctx, c.whatOfTheSchema(before)); err != nil {
+		return err
+	}
 	if err := pgadmin.Migrate(ctx, c.pool); err != nil {
 		return err
 	}
@@ -68,12 +70,12 @@ func (c *call) migrate(ctx context.Context) error {
 		if was != is {
 			said = fmt.Sprintf("was %d", was)
 		}
-		if err := c.changed(object{"component": component.Name, "before": was, "version": is, "on": c.target}, "On %s: %s: version %d, %s", c.target, component.Name, is, said); err != nil {
+		if err := c.changed(object{"component": component.Name, "before": was, "version": is}, "%s: version %d, %s", component.Name, is, said); err != nil {
 			return err
 		}
 	}
 	for _, name := range repaired {
-		if err := c.changed(object{"repaired": name, "on": c.target}, "On %s: made again: %s", c.target, name); err != nil {
+		if err := c.changed(object{"repaired": name}, "made again: %s", name); err != nil {
 			return err
 		}
 	}
@@ -81,6 +83,25 @@ func (c *call) migrate(ctx context.Context) error {
 		fmt.Fprintln(c.errOut, "Grant the rights again, as the schema's owner: run what fencectl roles prints. Then run fencectl doctor.")
 	}
 	return nil
+}
+
+// whatOfTheSchema is the question before a migration.
+func (c *call) whatOfTheSchema(have []pgadmin.Component) string {
+	does := make([]string, len(have))
+	for n, component := range have {
+		switch {
+		case component.Applied == 0:
+			does[n] = fmt.Sprintf("Create %s, version %d.", component.Name, component.Known)
+		case component.Applied < component.Known:
+			does[n] = fmt.Sprintf("Migrate %s from version %d to %d. Earlier builds may not be able to use it.", component.Name, component.Applied, component.Known)
+		default:
+			does[n] = fmt.Sprintf("Leave %s at version %d.", component.Name, component.Applied)
+		}
+	}
+	if c.cmd.Bool("repair") {
+		does = append(does, "Make again each of its functions and triggers that is missing or changed.")
+	}
+	return strings.Join(does, "\n")
 }
 
 // printSchema prints the schema for the tool that will run it.

@@ -43,7 +43,7 @@ func TestPrintedSchema(t *testing.T) {
 	if out := psql(t, url, script); out != "" {
 		t.Errorf("psql says %s", out)
 	}
-	if out := must(t, url, "migrate"); strings.Count(out, "nothing to do") != 2 {
+	if out := must(t, url, "migrate", "--yes"); strings.Count(out, "nothing to do") != 2 {
 		t.Errorf("after psql, migrate did something: %s", out)
 	}
 	down := must(t, url, "migrate", "--print", "--down")
@@ -66,7 +66,7 @@ func TestPrintedSchema(t *testing.T) {
 		if relations, records := left(t, pool); relations > 0 && records == 0 {
 			t.Errorf("cut %d left %d relations without a record", n, relations)
 		}
-		must(t, url, "migrate")
+		must(t, url, "migrate", "--yes")
 	}
 
 	exec1(t, pool, "DROP SCHEMA fencepost CASCADE")
@@ -77,7 +77,7 @@ func TestPrintedSchema(t *testing.T) {
 	if relations, records := left(t, pool); relations < 2 || records > 1 {
 		t.Errorf("the control left %d relations and %d records, want half a schema", relations, records)
 	}
-	r := fencectl(t, url, "migrate")
+	r := fencectl(t, url, "migrate", "--yes")
 	if r.code != exitSetup || !strings.Contains(r.errOut, "half of a script") {
 		t.Errorf("on half a schema: %d, %s", r.code, r.errOut)
 	}

@@ -98,7 +98,7 @@ $$ BEGIN IF old.resource = 'r1' THEN RAISE EXCEPTION 'busy' USING ERRCODE = '55P
 			{"advance --floor 9000 --yes", "every later token is above 9000"},
 			{"purge --older-than 1ms --yes", "deleted"},
 			{"epoch raise --yes", "the epoch is"},
-			{"migrate", "version"},
+			{"migrate --yes", "version"},
 		} {
 			for _, format := range []string{"table", "json"} {
 				if strings.HasPrefix(c.line, "marks re") && format == "json" { // done before

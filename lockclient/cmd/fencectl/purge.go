@@ -38,7 +38,6 @@ func (c *call) purge(ctx context.Context) error {
 		}
 		return err
 	}
-	result := object{"purged": purged.Count, "floor": purged.Floor, "blocked": purged.Blocked}
 	above := orNothing(purged.Floor != guard.NoToken, ", every later token is above "+purged.Floor.String())
-	return c.changed(result, "%s deleted%s", count(purged.Count, "row"), above)
+	return c.changed(purged, "%s deleted%s", count(purged.Count, "row"), above)
 }

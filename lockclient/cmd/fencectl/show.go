@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/lockclient/internal/wire"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 
 	"github.com/urfave/cli/v3"
@@ -37,7 +38,7 @@ func (c *call) show(ctx context.Context) error {
 type view struct {
 	Lease lockadmin.LeaseInfo `json:"lease"`
 	// Floor is the token that every later grant is above.
-	Floor guard.Token `json:"floor"`
+	Floor wire.Twice `json:"floor,omitzero"`
 	// Mark is nil if sqlfence has none, or it cannot be read.
 	Mark *markJSON `json:"mark"`
 	// Verdict is one of the words of [verdicts].
@@ -93,9 +94,11 @@ func (s *session) look(ctx context.Context, resource string) (*view, error) {
 		return nil, noSuchLease(err, resource)
 	}
 	if !v.elsewhere {
-		if v.Floor, err = s.leases.Issued(ctx, ""); err != nil {
+		floor, err := s.leases.Issued(ctx, "")
+		if err != nil {
 			return nil, err
 		}
+		v.Floor = wire.TwiceOf(floor)
 	}
 	v.Audit, v.AuditPartial, err = s.lastRecords(ctx, resource)
 	switch {
@@ -150,7 +153,7 @@ func (v *view) verdict() string {
 		return "unmarked"
 	case v.mark.Floor && v.mark.Token < lease.Token:
 		return "floor_only"
-	case v.Mark.Token > max(lease.Token, v.Floor):
+	case v.Mark.Token > max(lease.Token, v.Floor.Token):
 		return "mark_ahead"
 	case v.Mark.Token > lease.Token || v.mark.Floor: // the floor itself is refused too
 		return "ahead"

@@ -53,11 +53,16 @@ func TestConfirmation(t *testing.T) {
 	if code := term.ends(); code != exitOK || audited() != 1 {
 		t.Errorf("exit code %d, %d records\n%s", code, audited(), term.screen())
 	}
-	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x", "--above-issuer"}} {
+	c := pool.Config().ConnConfig
+	for _, args := range [][]string{{"epoch", "raise"}, {"purge"}, {"advance", "billing", "100"}, {"advance", "--floor", "100"}, {"marks", "raise", "billing", "2", "--lease-id", "x", "--above-issuer"}, {"migrate", "--repair"}} {
 		term := onTerminal(t, url, args...)
 		term.sees(`Type "yes" to go on: `)
 		if raise := args[0] == "marks"; raise != (strings.Contains(term.screen(), "lease x") && strings.Contains(term.screen(), "under any other lease ID") && strings.Contains(term.screen(), "ends sessions")) {
 			t.Errorf("the question of %q:\n%s", args, term.screen())
+		}
+		if screen := term.screen(); !strings.Contains(screen, "On "+c.User+"@"+c.Host) || !strings.Contains(screen, "/"+c.Database+":") ||
+			args[0] == "migrate" && (!strings.Contains(screen, "Leave sqlfence at version") || !strings.Contains(screen, "Make again each")) {
+			t.Errorf("the question of %q:\n%s", args, screen)
 		}
 		term.keys("no\n")
 		if code := term.ends(); code != exitCancelled {

@@ -22,7 +22,7 @@ func TestServerIsNamed(t *testing.T) {
 	for _, line := range []string{
 		"force-unlock billing --actor a --reason r --raise --yes", "epoch raise --yes", "advance billing 7 --yes", "advance --floor 7 --yes", "purge --yes",
 		"marks raise other 5 --lease-id l --above-issuer --yes", "marks reset other --from 5 --to 4 --issuers-last 5 --actor a --reason r --yes",
-		"triggers install invoices {tenant}:close --yes", "triggers remove invoices --yes", "marks retire --older-than 1us --yes",
+		"triggers install invoices {tenant}:close --yes", "triggers remove invoices --yes", "migrate --yes", "marks retire --older-than 1us --yes",
 	} {
 		r := fencectl(t, url, strings.Fields(line)...)
 		if first, _, _ := strings.Cut(r.errOut, "\n"); r.code != exitOK || !strings.HasPrefix(first, "On ") || !strings.HasSuffix(first, "/"+name+":") {

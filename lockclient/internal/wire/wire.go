@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -51,6 +52,9 @@ type Twice struct {
 
 // TwiceOf returns the token in both forms.
 func TwiceOf(t guard.Token) Twice { return Twice{int64(t), t} }
+
+// Either is the token, also of a writer that has only one of the forms.
+func (t Twice) Either() guard.Token { return cmp.Or(t.Token, guard.Token(t.Number)) }
 
 // Join encodes v, which becomes an object, with the members of more.
 func Join(v, more any) (json.RawMessage, error) {

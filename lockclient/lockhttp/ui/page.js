@@ -280,7 +280,7 @@ async function cut() {
   }
   if (mine !== cutting) return; // the audit says what became of it
   const { ok, status, answer, word } = response;
-  if (ok && answer.resource === mine.resource && answer.token) done(answer);
+  if (ok && answer.resource === mine.resource && answer.invalidated?.token) done(answer);
   else if (word === "lease_changed") show("confirm", "Nothing was done: the lease is another one by now. Look again before you cut it.");
   else if (word && (status < 500 || ["setup", "unavailable", "unsupported"].includes(word))) notDone(answer.detail);
   else {
@@ -291,9 +291,9 @@ async function cut() {
 
 function done(unlocked) {
   byId("result").textContent = unlocked.raised
-    ? `The lease on ${unlocked.resource} is over, and the resource's mark is at least ${unlocked.token}: the cut holder's writes are refused.`
+    ? `The lease on ${unlocked.resource} is over, and the resource's mark is at least ${unlocked.invalidated.token}: the cut holder's writes are refused.`
     : `The lease on ${unlocked.resource} is over. The cut holder can still write until this claim is raised at the resource.`;
-  describe(byId("invalidated"), { "Invalidated token": unlocked.token, "Its lease ID": unlocked.leaseId, "Audit record": unlocked.auditId });
+  describe(byId("invalidated"), { "Invalidated token": unlocked.invalidated.token, "Its lease ID": unlocked.invalidated.leaseId, "Audit record": unlocked.auditId });
   byId("raise").hidden = unlocked.raised;
   byId("reason").value = "";
   show("done");
