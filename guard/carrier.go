@@ -8,45 +8,22 @@ const (
 	CarrierLease    = "fencing-lease"
 )
 
-// Carrier is the headers of a message: a Kafka record's, an AMQP delivery's, a
-// job's metadata. Adapters are a few lines each, so this package needs none of
-// those libraries.
-type Carrier interface {
-	// Get returns the values stored under key, or none. A carrier that can hold
-	// several must return them all: two tokens in one message are refused;
-	// Extract does not choose one.
-	Get(key string) []string
-	// Set stores value under key in place of what was there.
-	Set(key, value string)
-}
-
-// MapCarrier is a [Carrier] on a map. It is not safe for concurrent use.
-type MapCarrier map[string]string
-
-// Get returns the value under key.
-func (m MapCarrier) Get(key string) []string {
-	if v, ok := m[key]; ok {
-		return []string{v}
-	}
-	return nil
-}
-
-// Set stores value under key.
-func (m MapCarrier) Set(key, value string) { m[key] = value }
-
-// Inject writes claim to carrier. It refuses an invalid claim ([ErrInvalid])
-// without writing anything.
-func Inject(claim Claim, carrier Carrier) error {
+// Inject writes claim to the headers of a message: a Kafka record's, an AMQP delivery's, a
+// job's metadata. set stores a value under a key in place of what was there, as
+// http.Header.Set does. An invalid claim is [ErrInvalid], and nothing is written.
+func Inject(claim Claim, set func(key, value string)) error {
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	carrier.Set(CarrierResource, claim.Resource)
-	carrier.Set(CarrierToken, claim.Token.String())
-	carrier.Set(CarrierLease, claim.LeaseID)
+	set(CarrierResource, claim.Resource)
+	set(CarrierToken, claim.Token.String())
+	set(CarrierLease, claim.LeaseID)
 	return nil
 }
 
-// Extract reads the claim that a message carries for resource.
+// Extract reads the claim that a message carries for resource. get returns the values
+// stored under a key, or none, as http.Header.Values does. It must return them all: two
+// tokens in one message are refused; Extract does not choose one.
 //
 // The consumer derives resource itself from what it is about to write. All three keys must be
 // present. The value of the lease may be empty, but not its key: a relay that drops the key would
@@ -57,10 +34,10 @@ func Inject(claim Claim, carrier Carrier) error {
 //   - [ErrMisdirected], a [*MisdirectedError]: it names another resource, about which its token
 //     says nothing.
 //   - [ErrInvalid]: another key is missing, one is given twice, or a value is malformed.
-func Extract(resource string, carrier Carrier) (Claim, error) {
+func Extract(resource string, get func(key string) []string) (Claim, error) {
 	values := map[string]string{}
 	for _, key := range []string{CarrierToken, CarrierResource, CarrierLease} {
-		switch v := carrier.Get(key); {
+		switch v := get(key); {
 		case len(v) == 1:
 			values[key] = v[0]
 		case len(v) > 1:

@@ -8,7 +8,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	store := guard.NewMemory(nil)
+//	store := guard.NewMemory()
 //	if _, err := store.Admit(ctx, guard.Claim{Resource: resource, Token: 11, LeaseID: "b"}); err != nil {
 //		var rejected *guard.RejectedError
 //		if errors.As(err, &rejected) {

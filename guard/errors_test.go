@@ -49,11 +49,11 @@ func TestErrorsOfHugeInputsAreShort(t *testing.T) {
 	_, parse := guard.ParseToken(huge)
 	_, join := guard.JoinResource(huge)
 	_, joinMany := guard.JoinResource("a", huge)
-	_, admit := guard.NewMemory(nil).Admit(t.Context(), guard.Claim{Resource: huge, Token: 1})
-	_, lease := guard.NewMemory(nil).Admit(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: huge})
-	_, mark := guard.NewMemory(nil).Mark(t.Context(), huge)
-	_, token := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: huge, guard.CarrierResource: "r", guard.CarrierLease: ""})
-	_, named := guard.Extract("r", guard.MapCarrier{guard.CarrierToken: "1", guard.CarrierResource: huge, guard.CarrierLease: ""})
+	_, admit := guard.NewMemory().Admit(t.Context(), guard.Claim{Resource: huge, Token: 1})
+	_, lease := guard.NewMemory().Admit(t.Context(), guard.Claim{Resource: "r", Token: 1, LeaseID: huge})
+	_, mark := guard.NewMemory().Mark(t.Context(), huge)
+	_, token := guard.Extract("r", multi{guard.CarrierToken: {huge}, guard.CarrierResource: {"r"}, guard.CarrierLease: {""}}.Get)
+	_, named := guard.Extract("r", multi{guard.CarrierToken: {"1"}, guard.CarrierResource: {huge}, guard.CarrierLease: {""}}.Get)
 	for i, err := range []error{
 		parse, join, joinMany, admit, lease, mark, token, named,
 		guard.ValidateResource(huge), guard.ValidateOwner(huge), guard.ValidateLeaseID(huge), new(guard.Token).UnmarshalText([]byte(huge)),

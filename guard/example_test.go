@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 
 	"github.com/fencepost-go/fencepost/guard"
 )
 
 func ExampleNewMemory() {
 	ctx := context.Background()
-	store := guard.NewMemory(nil)
+	store := guard.NewMemory()
 	const resource = "tenant_123:billing-close:2026-04"
 
 	// B took over the lease while A was paused; then A wakes up.
@@ -93,23 +94,22 @@ func ExampleJoinResource() {
 }
 
 func ExampleInject() {
-	headers := guard.MapCarrier{}
+	headers := http.Header{} // or those of your broker's client
 	claim := guard.Claim{Resource: "invoice:7", Token: 11, LeaseID: "b"}
-	if err := guard.Inject(claim, headers); err != nil {
+	if err := guard.Inject(claim, headers.Set); err != nil {
 		fmt.Println(err)
 	}
-	fmt.Println(headers[guard.CarrierToken], headers[guard.CarrierResource], headers[guard.CarrierLease])
-	// Output: 11 invoice:7 b
+	fmt.Println(headers)
+	// Output: map[Fencing-Lease:[b] Fencing-Resource:[invoice:7] Fencing-Token:[11]]
 }
 
 func ExampleExtract() {
-	headers := guard.MapCarrier{
-		guard.CarrierToken: "11", guard.CarrierResource: "invoice:7", guard.CarrierLease: "b",
-	}
+	headers := http.Header{}
+	guard.Inject(guard.Claim{Resource: "invoice:7", Token: 11, LeaseID: "b"}, headers.Set)
 	// The consumer derives the resource from what it is about to write.
-	claim, err := guard.Extract("invoice:7", headers)
+	claim, err := guard.Extract("invoice:7", headers.Values)
 	fmt.Println(claim.Token, claim.LeaseID, err)
-	_, err = guard.Extract("invoice:8", headers)
+	_, err = guard.Extract("invoice:8", headers.Values)
 	fmt.Println(err)
 	// Output:
 	// 11 b <nil>

@@ -7,16 +7,9 @@ import (
 	"time"
 )
 
-// With names and lease IDs of 70 bytes in total this many take about 300 MB.
-const defaultMaxResources = 1 << 20
-
-// MemoryOptions configures [NewMemory]. The zero value is the default.
-type MemoryOptions struct {
-	// MaxResources is how many marks the store holds; zero or less means 2^20. A claim
-	// for one more resource is refused with ErrUnavailable: a mark is never
-	// evicted, because evicting one admits a stale writer.
-	MaxResources int
-}
+// maxResources is how many marks a Memory holds. With names and lease IDs of 70 bytes in
+// total they take about 300 MB.
+const maxResources = 1 << 20
 
 // Memory is a [Store] in the memory of one process: it loses its marks at
 // restart.
@@ -25,6 +18,9 @@ type MemoryOptions struct {
 // if it were new. Use it for tests, for a single process whose resource dies
 // with it, and as the reference for other stores; a service that has replicas
 // or restarts should keep its marks in a database.
+//
+// It holds 2^20 marks. A claim for one more resource is refused with ErrUnavailable: a mark is
+// never evicted, because evicting one admits a stale writer.
 //
 // The zero value is not usable; call [NewMemory]. It is safe for concurrent use;
 // calls that raise nothing share the lock.
@@ -45,14 +41,8 @@ type raisedMark struct {
 
 var _ Store = (*Memory)(nil)
 
-// NewMemory returns an empty [Memory]. opts may be nil.
-func NewMemory(opts *MemoryOptions) *Memory {
-	m := &Memory{marks: map[string]raisedMark{}, max: defaultMaxResources}
-	if opts != nil && opts.MaxResources > 0 {
-		m.max = opts.MaxResources
-	}
-	return m
-}
+// NewMemory returns an empty [Memory].
+func NewMemory() *Memory { return &Memory{marks: map[string]raisedMark{}, max: maxResources} }
 
 // mark returns the mark of resource, or the floor and false if it has none. The
 // caller holds the lock.

@@ -92,7 +92,7 @@ func (n *races) check(below, torn, admitted int64) {
 // below one whose raise had been acknowledged.
 func TestP1MemoryConcurrentReads(t *testing.T) {
 	const raises, readings = 40000, 40000
-	n := &races{t: t, s: guard.NewMemory(nil)}
+	n := &races{t: t, s: guard.NewMemory()}
 	var wg sync.WaitGroup
 	loop := func(goroutines int, f func(*rand.Rand)) {
 		for i := range goroutines {
@@ -116,7 +116,7 @@ func TestP1MemoryConcurrentReads(t *testing.T) {
 // mark, one that combines a mark from two raises, and one that compares with
 // what it read before.
 func TestP1MemoryConcurrentReadsControls(t *testing.T) {
-	old := &races{t: t, s: &oldReads{Store: guard.NewMemory(nil)}}
+	old := &races{t: t, s: &oldReads{Store: guard.NewMemory()}}
 	old.raise(0)
 	old.read(0)
 	old.raise(0)
@@ -124,18 +124,18 @@ func TestP1MemoryConcurrentReadsControls(t *testing.T) {
 	old.check(1, 0, 0)
 
 	torn := &races{t: t}
-	torn.s = &tornReads{Store: guard.NewMemory(nil), between: func() { torn.raise(0) }}
+	torn.s = &tornReads{Store: guard.NewMemory(), between: func() { torn.raise(0) }}
 	torn.raise(0)
 	torn.read(0) // a raise comes between its two halves
 	torn.check(0, 1, 0)
 
-	late := &races{t: t, s: &oldVerdicts{Store: guard.NewMemory(nil)}}
+	late := &races{t: t, s: &oldVerdicts{Store: guard.NewMemory()}}
 	late.raise(0)
 	late.raise(0)
 	late.read(0)
 	late.check(0, 0, 1)
 
-	right := &races{t: t, s: guard.NewMemory(nil)}
+	right := &races{t: t, s: guard.NewMemory()}
 	right.raise(0)
 	right.read(0)
 	right.raise(0)

@@ -17,14 +17,14 @@ import (
 
 func TestMemoryKeepsThePromises(t *testing.T) {
 	guardtest.Run(t, guardtest.Harness{
-		New:    func(context.Context) (guard.Store, error) { return guard.NewMemory(nil), nil },
+		New:    func(context.Context) (guard.Store, error) { return guard.NewMemory(), nil },
 		Margin: 2 * time.Millisecond, // it reads the test's own clock
 	})
 }
 
 func TestMemoryIsBounded(t *testing.T) {
 	const limit = 3
-	m := guard.NewMemory(&guard.MemoryOptions{MaxResources: limit})
+	m := guard.NewMemoryOf(limit)
 	claim := func(i int, token guard.Token) guard.Claim {
 		return guard.Claim{Resource: fmt.Sprint("r", i), Token: token, LeaseID: "a"}
 	}
@@ -64,21 +64,10 @@ func TestMemoryIsBounded(t *testing.T) {
 	admit(claim(0, 11), guard.ErrStale)
 }
 
-func TestMemoryOptions(t *testing.T) {
-	for _, opts := range []*guard.MemoryOptions{nil, {}, {MaxResources: -1}} {
-		m := guard.NewMemory(opts)
-		for i := range 1000 {
-			if _, err := m.Admit(t.Context(), guard.Claim{Resource: fmt.Sprint("r", i), Token: 1}); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-}
-
 // TestMemoryCopiesNames: the store keeps no reference to the memory of a claim,
 // which may be a large request.
 func TestMemoryCopiesNames(t *testing.T) {
-	m := guard.NewMemory(nil)
+	m := guard.NewMemory()
 	request := []byte("resource lease")
 	text := unsafe.String(&request[0], len(request))
 	if _, err := m.Admit(t.Context(), guard.Claim{Resource: text[:8], Token: 1, LeaseID: text[9:]}); err != nil {
@@ -93,7 +82,7 @@ func TestMemoryCopiesNames(t *testing.T) {
 // TestMemoryReadsShareTheLock: calls that raise nothing do not wait for each
 // other; a raise waits for them. The test holds the lock as a reader does.
 func TestMemoryReadsShareTheLock(t *testing.T) {
-	m := guard.NewMemory(nil)
+	m := guard.NewMemory()
 	current := guard.Claim{Resource: "r", Token: 10, LeaseID: "a"}
 	if _, err := m.Admit(t.Context(), current); err != nil {
 		t.Fatal(err)
@@ -129,7 +118,7 @@ func TestMemoryReadsShareTheLock(t *testing.T) {
 // TestP1MemoryDecidesAgain: a caller that read the mark and then waited for
 // another caller's raise must not put the mark back.
 func TestP1MemoryDecidesAgain(t *testing.T) {
-	m := guard.NewMemory(nil)
+	m := guard.NewMemory()
 	if _, err := m.Admit(t.Context(), guard.Claim{Resource: "r", Token: 12, LeaseID: "b"}); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +154,7 @@ func untilRaising(t *testing.T) {
 // TestMemoryReadsDoNotAllocate: a holder that writes often presents its
 // token often.
 func TestMemoryReadsDoNotAllocate(t *testing.T) {
-	m, ctx := guard.NewMemory(nil), t.Context()
+	m, ctx := guard.NewMemory(), t.Context()
 	claim := guard.Claim{Resource: "tenant_123:billing-close:2026-04", Token: 10, LeaseID: "a"}
 	if n := testing.AllocsPerRun(1000, func() {
 		if _, err := m.Admit(ctx, claim); err != nil {

@@ -13,7 +13,7 @@ import (
 func TestRaiseAll(t *testing.T) {
 	claim := Claim{Resource: "r", Token: 7, LeaseID: "l"}
 	memory := func() (Place, *Memory) {
-		m := NewMemory(nil)
+		m := NewMemory()
 		return Place{"memory", func(ctx context.Context, c Claim) error { _, err := m.Admit(ctx, c); return err }}, m
 	}
 	good, marks := memory()

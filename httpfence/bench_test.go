@@ -38,7 +38,7 @@ type bench struct {
 }
 
 func newBench(b *testing.B, resources int, token string) *bench {
-	store := guard.NewMemory(nil)
+	store := guard.NewMemory()
 	x := &bench{b: b, fence: guard.Must(New(store, ChiParam("id"), nil)), r: newRequest("", token, "b"), w: &discard{h: http.Header{}}}
 	var paths strings.Builder
 	for i := range resources {
@@ -155,7 +155,7 @@ func BenchmarkProof(b *testing.B) {
 // allocates nothing, Admit a context and a request.
 func TestAllocations(t *testing.T) {
 	const runs = 200
-	store := guard.NewMemory(nil)
+	store := guard.NewMemory()
 	claim := guard.Claim{Resource: "acme", Token: 5, LeaseID: "b"}
 	if _, err := store.Admit(t.Context(), claim); err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ var acme = guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("acme")), nil
 
 // The superseded holder is refused.
 func ExampleNew() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true}))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), httpfence.ChiParam("id"), &httpfence.Options{DiscloseMark: true}))
 
 	router := chi.NewRouter()
 	router.With(fence.Admit).Post("/accounts/{id}/close", func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +59,7 @@ func ExampleNew() {
 // The claim is in the context for the write that compares it once more. Without
 // that, a request admitted before the newer holder came could still write.
 func ExampleMiddleware_Admit() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), httpfence.PathValue("id"), nil))
 
 	closeAccount := func(ctx context.Context) error {
 		claim, ok := guard.ClaimFrom(ctx)
@@ -89,7 +89,7 @@ func ExampleMiddleware_Admit() {
 // Check compares and raises nothing: here for a preview that is of no use to a
 // superseded holder.
 func ExampleMiddleware_Check() {
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	_, _ = marks.Admit(context.Background(), guard.Claim{Resource: "acme", Token: 11, LeaseID: "lease-11"})
 	fence := guard.Must(httpfence.New(marks, httpfence.PathValue("id"), nil))
 
@@ -114,7 +114,7 @@ func ExampleMiddleware_Check() {
 // The new holder raises before it reads: from then on its predecessor cannot
 // change anything that it has read.
 func ExampleMiddleware_Raise() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("id"), nil))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), httpfence.PathValue("id"), nil))
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /accounts/{id}/raise", fence.Raise)
 	mux.Handle("POST /accounts/{id}/close", fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
@@ -131,7 +131,7 @@ func ExampleMiddleware_Raise() {
 // The hook sees every refusal; if it writes nothing, the default response is
 // sent.
 func ExampleOptions() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, &httpfence.Options{
+	fence := guard.Must(httpfence.New(guard.NewMemory(), acme, &httpfence.Options{
 		OnReject: func(w http.ResponseWriter, r *http.Request, rej *httpfence.Rejection) {
 			fmt.Println("refused:", rej.Reason, rej.Status, rej.Err)
 		},
@@ -199,7 +199,7 @@ func ExampleNamed() {
 // The client presents the claim in the context, and gets back the server's
 // reason as the same error.
 func ExampleDo() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), acme, nil))
 	ledger := httptest.NewServer(fence.Admit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	defer ledger.Close()
 
@@ -226,7 +226,7 @@ func ExampleDo() {
 
 // A new holder raises the marks of all places before it reads, those of other services too.
 func ExampleRaiseAt() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), acme, nil))
 	ledger := httptest.NewServer(http.HandlerFunc(fence.Raise))
 	defer ledger.Close()
 
@@ -243,7 +243,7 @@ func ExampleRaiseAt() {
 
 // A 412 for an application's own If-Match is not a refusal by token.
 func ExampleErrorFrom() {
-	fence := guard.Must(httpfence.New(guard.NewMemory(nil), acme, nil))
+	fence := guard.Must(httpfence.New(guard.NewMemory(), acme, nil))
 	h := fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "the ETag has changed", http.StatusPreconditionFailed)
 	}))

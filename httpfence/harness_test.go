@@ -75,7 +75,7 @@ type countingStore struct {
 	first         atomic.Pointer[func(context.Context) error] // called before each, in place of it if it fails
 }
 
-func newStore() *countingStore { return &countingStore{Store: guard.NewMemory(nil)} }
+func newStore() *countingStore { return &countingStore{Store: guard.NewMemory()} }
 
 func (s *countingStore) before(first func(context.Context) error) { s.first.Store(&first) }
 

@@ -28,7 +28,7 @@ func TestP2RaiseEndpoint(t *testing.T) {
 			fence := p.fence()
 			raising := fence.Middleware
 			if c.lost {
-				raising = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.ChiParam("id"), nil))
+				raising = guard.Must(httpfence.New(guard.NewMemory(), httpfence.ChiParam("id"), nil))
 			}
 			inside, proceed := make(chan struct{}), make(chan struct{})
 			router := chi.NewRouter()

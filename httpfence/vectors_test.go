@@ -106,10 +106,10 @@ func TestVectors(t *testing.T) {
 			}
 		}
 	}
-	wrong(vectored(guard.NewMemory(nil), Options{}), t.Errorf)
+	wrong(vectored(guard.NewMemory(), Options{}), t.Errorf)
 
 	// The controls: each fails the vectors.
-	right := func() http.Handler { return vectored(guard.NewMemory(nil), Options{}) }
+	right := func() http.Handler { return vectored(guard.NewMemory(), Options{}) }
 	before := func(change func(*http.Request)) http.Handler {
 		next := right()
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -149,10 +149,10 @@ func TestVectors(t *testing.T) {
 	}
 	for name, server := range map[string]http.Handler{
 		"no fence":                             http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
-		"admits a lower token of one lease":    vectored(sameLease{Store: guard.NewMemory(nil), lower: func(guard.Claim) error { return nil }}, Options{}),
-		"a higher token of one lease conflict": vectored(sameLease{Store: guard.NewMemory(nil), higher: conflict}, Options{}),
+		"admits a lower token of one lease":    vectored(sameLease{Store: guard.NewMemory(), lower: func(guard.Claim) error { return nil }}, Options{}),
+		"a higher token of one lease conflict": vectored(sameLease{Store: guard.NewMemory(), higher: conflict}, Options{}),
 		"methods without case":                 before(func(r *http.Request) { r.Method = strings.ToUpper(r.Method) }),
-		"guards GET, HEAD and TRACE":           vectored(guard.NewMemory(nil), Options{UnguardedMethods: []string{http.MethodOptions}}),
+		"guards GET, HEAD and TRACE":           vectored(guard.NewMemory(), Options{UnguardedMethods: []string{http.MethodOptions}}),
 		"trims A0 off the token":               trimming(TokenHeader, "\xa0"),
 		"trims 85 off the token":               trimming(TokenHeader, "\x85"),
 		"trims 85 off the lease":               trimming(LeaseHeader, "\x85"),

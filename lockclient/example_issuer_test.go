@@ -57,7 +57,7 @@ func (e elected) Close() error { return nil }
 func ExampleNew_issuer() {
 	term := elected{resource: "tenant_123:billing-close", token: 41, leads: func() (time.Time, bool) { return time.Now().Add(time.Hour), true }}
 	locks := guard.Must(lockclient.New(term, "pod-7", nil))
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	marks.Admit(context.Background(), guard.Claim{Resource: term.resource, Token: 42}) // a later leader was here
 	err := locks.Hold(context.Background(), term.resource, &lockclient.AcquireOptions{TTL: time.Minute}, func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)

@@ -55,8 +55,8 @@ func lead(ctx context.Context, client *lockclient.Client, name string, work func
 // believes that it leads.
 func ExampleClient_Hold_leaderElection() {
 	ctx, cancel := context.WithCancel(context.Background())
-	server := memory.NewServer()  // in place of PostgreSQL
-	table := guard.NewMemory(nil) // in place of what the leader writes to
+	server := memory.NewServer() // in place of PostgreSQL
+	table := guard.NewMemory()   // in place of what the leader writes to
 	write := func(claim guard.Claim) {
 		_, err := table.Admit(ctx, claim)
 		fmt.Println("write under token", claim.Token, err)

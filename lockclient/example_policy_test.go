@@ -48,7 +48,7 @@ func ExampleClient_Hold_goOnWithout() {
 	var t testing.T
 	client, issuer := locktest.New(&t, nil)
 	defer client.Close(context.Background())
-	marks := guard.NewMemory(nil) // stands for the resource
+	marks := guard.NewMemory() // stands for the resource
 	write := func(ctx context.Context) error {
 		claim, _ := guard.ClaimFrom(ctx)
 		_, err := marks.Admit(ctx, claim)

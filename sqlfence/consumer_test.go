@@ -57,8 +57,8 @@ func TestConsume(t *testing.T) {
 	}{
 		{"good", good, nil},
 		{"again", good, nil},
-		{"stale", with(func(m *message) { m.Headers.Set(guard.CarrierToken, "10") }), guard.ErrStale},
-		{"conflict", with(func(m *message) { m.Headers.Set(guard.CarrierLease, "a") }), guard.ErrConflict},
+		{"stale", with(func(m *message) { m.Headers.set(guard.CarrierToken, "10") }), guard.ErrStale},
+		{"conflict", with(func(m *message) { m.Headers.set(guard.CarrierLease, "a") }), guard.ErrConflict},
 		{"no token", with(func(m *message) { m.Headers = nil }), guard.ErrMissing},
 		{"two tokens", with(func(m *message) { m.Headers = append(m.Headers, m.Headers...) }), guard.ErrInvalid},
 		{"another account's token", with(func(m *message) { m.Account = "other" }), guard.ErrInvalid},
@@ -77,7 +77,7 @@ func TestConsume(t *testing.T) {
 		t.Errorf("the account is at %d after %d messages", cents, consumed)
 	}
 	// The control: without the fence the late message changes the account.
-	late := with(func(m *message) { m.Headers.Set(guard.CarrierToken, "10") })
+	late := with(func(m *message) { m.Headers.set(guard.CarrierToken, "10") })
 	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return apply(t.Context(), tx, late) }); err != nil {
 		t.Fatal(err)
 	}

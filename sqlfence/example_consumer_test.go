@@ -20,13 +20,11 @@ type message struct {
 	Headers headers
 }
 
-// headers adapts a broker's headers to [guard.Carrier]. Brokers allow a key
-// more than once, and Get returns all its values: two tokens are refused; none
-// is picked.
+// headers are a broker's. Brokers allow a key more than once, and get returns all its
+// values: two tokens are refused; none is picked.
 type headers []struct{ Key, Value string }
 
-// Get implements [guard.Carrier].
-func (h *headers) Get(key string) (values []string) {
+func (h *headers) get(key string) (values []string) {
 	for _, kv := range *h {
 		if kv.Key == key {
 			values = append(values, kv.Value)
@@ -35,8 +33,7 @@ func (h *headers) Get(key string) (values []string) {
 	return values
 }
 
-// Set implements [guard.Carrier].
-func (h *headers) Set(key, value string) {
+func (h *headers) set(key, value string) {
 	kept := (*h)[:0]
 	for _, kv := range *h {
 		if kv.Key != key {
@@ -50,7 +47,7 @@ func (h *headers) Set(key, value string) {
 // lease and decides; the consumer writes.
 func produce(id string, cents int64, account string, claim guard.Claim) (message, error) {
 	m := message{ID: id, Account: account, Cents: cents}
-	err := guard.Inject(claim, &m.Headers)
+	err := guard.Inject(claim, m.Headers.set)
 	return m, err
 }
 
@@ -101,7 +98,7 @@ func (c *consumer) consume(ctx context.Context, m message) error {
 	if err != nil {
 		return err
 	}
-	claim, err := guard.Extract(resource, &m.Headers)
+	claim, err := guard.Extract(resource, m.Headers.get)
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func pay(ctx context.Context, to, key string) error {
 
 // admitting is the proxy: it refuses a claim below the highest that it has admitted.
 func admitting(to string) http.Handler {
-	marks := guard.NewMemory(nil) // with more than one replica: sqlfence.DB
+	marks := guard.NewMemory() // with more than one replica: sqlfence.DB
 	fence := guard.Must(httpfence.New(marks, func(*http.Request) (string, error) { return resource, nil }, nil))
 	return fence.Admit(httputil.NewSingleHostReverseProxy(guard.Must(url.Parse(to))))
 }

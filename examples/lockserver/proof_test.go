@@ -56,7 +56,7 @@ func TestProof(t *testing.T) {
 	}
 	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return audience("acme"), nil })
 	const resource = "acme:billing-close:2026-04"
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	serve := func(opts *httpfence.Options) *httptest.Server {
 		fence, err := httpfence.New(marks, func(*http.Request) (string, error) { return resource, nil }, opts)
 		if err != nil {

@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		return w.Body.String()
 	}
 	resource := func(*http.Request) (string, error) { return claim.Resource, nil }
-	admitting := need(httpfence.New(guard.NewMemory(nil), resource, nil))
+	admitting := need(httpfence.New(guard.NewMemory(), resource, nil))
 
 	for name, c := range map[string]struct {
 		said func() any
@@ -103,7 +103,7 @@ func TestMistakes(t *testing.T) {
 		"nil pool: leases":      {func() any { return second(pglock.New((*pgxpool.Pool)(nil), nil)) }, "pool"},
 		"nil pool: fence":       {func() any { return second(sqlfence.Pgx(nil, nil)) }, "pool"},
 		"nil store":             {func() any { return second(httpfence.New(nil, resource, nil)) }, "store"},
-		"nil resource":          {func() any { return second(httpfence.New(guard.NewMemory(nil), nil, nil)) }, "ResourceFunc"},
+		"nil resource":          {func() any { return second(httpfence.New(guard.NewMemory(), nil, nil)) }, "ResourceFunc"},
 		"nil client":            {func() any { return second(s3fence.Open(ctx, nil, "bucket", nil)) }, "client"},
 		"origin without scheme": {func() any { return second(httpfence.NewTransport(nil, []string{"ledger:8080"}, nil)) }, "must be http or https"},
 		"lock server unsigned": {func() any {

@@ -14,7 +14,7 @@ import (
 
 func TestMemory(t *testing.T) {
 	guardtest.Run(t, guardtest.Harness{
-		New:    func(context.Context) (guard.Store, error) { return guard.NewMemory(nil), nil },
+		New:    func(context.Context) (guard.Store, error) { return guard.NewMemory(), nil },
 		Margin: time.Millisecond,
 	})
 }
@@ -148,7 +148,7 @@ func TestCapabilitiesAreOptional(t *testing.T) {
 func ExampleCheck() {
 	// A store that never refuses: the suite reports what that breaks.
 	failures := guardtest.Check(context.Background(), guardtest.Harness{
-		New: func(context.Context) (guard.Store, error) { return yes{guard.NewMemory(nil)}, nil },
+		New: func(context.Context) (guard.Store, error) { return yes{guard.NewMemory()}, nil },
 	})
 	for _, f := range failures {
 		if strings.HasPrefix(f.Case, "P1/") {

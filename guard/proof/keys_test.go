@@ -41,7 +41,7 @@ func (c *changing) source(ctx context.Context) ([]PublicKey, error) {
 
 // A key that is removed is refused even for proofs that were verified while it
 // was there, and the others keep working.
-func TestKeyRemovedWhileCached(t *testing.T) {
+func TestKeyRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, next := NewPrivateKey(), NewPrivateKey()
 		var c changing
@@ -63,7 +63,7 @@ func TestKeyRemovedWhileCached(t *testing.T) {
 		expect("both", byOld, true)
 		c.set(next.Public())
 		time.Sleep(Refresh - time.Second)
-		expect("removed, not yet noticed", byOld, true) // the control: it is remembered
+		expect("removed, not yet noticed", byOld, true) // the control: the keys are not asked for yet
 		time.Sleep(time.Second)
 		expect("removed", byOld, false)
 		expect("removed", byNext, true)

@@ -243,7 +243,7 @@ func code(err error) codes.Code {
 func TestUnary(t *testing.T) {
 	for _, via := range transports {
 		t.Run(via.name, func(t *testing.T) {
-			store := &brittle{Store: guard.NewMemory(nil)}
+			store := &brittle{Store: guard.NewMemory()}
 			c := via.dial(t, fence(t, store), false)
 			for _, step := range []struct {
 				account string
@@ -308,7 +308,7 @@ func TestStreamPerMessage(t *testing.T) {
 				{"taken over", 11, "a", guard.ErrStale},
 				{"another account in the second message", 10, "b", guard.ErrMisdirected},
 			} {
-				store := guard.NewMemory(nil)
+				store := guard.NewMemory()
 				s := guard.Must(via.dial(t, fence(t, store), swallow).open(guard.WithClaim(t.Context(), claim("a", 10, "a"))))
 				if got, err := exchange(s, "a"); err != nil || got != "account:a 10 a" {
 					t.Fatalf("%s: %q, %v", via.name, got, err)
@@ -331,7 +331,7 @@ func TestStreamPerMessage(t *testing.T) {
 func TestRefusedStreamEndsItsHandler(t *testing.T) {
 	t.Cleanup(func() { beside.Store(nil) })
 	for _, via := range transports {
-		store, sent := guard.NewMemory(nil), make(chan error, 1)
+		store, sent := guard.NewMemory(), make(chan error, 1)
 		waits := func(ctx context.Context, send func(*text) error) {
 			<-ctx.Done()
 			if !errors.Is(context.Cause(ctx), guard.ErrStale) {
@@ -380,9 +380,9 @@ func TestPassedOn(t *testing.T) {
 			if strings.Contains(name, "onnect") != (via.name != "grpc-go") && name != "read and refused" && name != "another claim" || name == "control: this claim, again" && via.name == "grpc-go" {
 				continue // each library knows its own errors
 			}
-			s := guard.Must(via.dial(t, fence(t, guard.NewMemory(nil)), false).open(guard.WithClaim(t.Context(), own)))
+			s := guard.Must(via.dial(t, fence(t, guard.NewMemory()), false).open(guard.WithClaim(t.Context(), own)))
 			_, streamed := exchange(s, "a")
-			_, called := via.dial(t, fence(t, guard.NewMemory(nil)), false).call(guard.WithClaim(t.Context(), own), unary, "a")
+			_, called := via.dial(t, fence(t, guard.NewMemory()), false).call(guard.WithClaim(t.Context(), own), unary, "a")
 			for _, err := range []error{streamed, called} {
 				if got := guard.ReasonOf(ErrorFrom(err, own)); got != c.want || code(err) != c.code {
 					t.Errorf("%s over %s: %v, %v", name, via.name, got, err)
@@ -400,7 +400,7 @@ func TestProofOfACall(t *testing.T) {
 		err   error
 		want  error
 	}{{"p", nil, nil}, {"other", nil, guard.ErrInvalid}, {"", failed, failed}} {
-		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return "account:a", nil }, &httpfence.Options{
+		m := guard.Must(httpfence.New(guard.NewMemory(), func(*http.Request) (string, error) { return "account:a", nil }, &httpfence.Options{
 			Logger: testkit.Logger(t),
 			Verify: func(_ guard.Claim, r *http.Request) error {
 				if r.Header.Get(proof.Header) != "p" {
@@ -425,7 +425,7 @@ func TestProofOfACall(t *testing.T) {
 // succeeds. The control has one message.
 func TestStreamWithoutMessages(t *testing.T) {
 	for _, via := range transports {
-		c := via.dial(t, fence(t, guard.NewMemory(nil)), false)
+		c := via.dial(t, fence(t, guard.NewMemory()), false)
 		with := guard.WithClaim(t.Context(), claim("a", 10, "a"))
 		for _, ctx := range []context.Context{t.Context(), with} {
 			if err := end(guard.Must(c.open(ctx)), 0); !errors.Is(ErrorFrom(err, guard.Claim{}), guard.ErrMissing) || code(err) != codes.InvalidArgument {
@@ -446,7 +446,7 @@ func TestResourceErrors(t *testing.T) {
 		guard.ErrStale: guard.ReasonOther, guard.ErrConflict: guard.ReasonOther, guard.ErrMissing: guard.ReasonOther, misdirected: guard.ReasonInvalid,
 		guard.ErrNotFound: guard.ReasonNotFound, guard.ErrUnavailable: guard.ReasonUnavailable, guard.ErrSetup: guard.ReasonSetup, guard.ErrInvalid: guard.ReasonInvalid,
 	} {
-		m := guard.Must(httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) {
+		m := guard.Must(httpfence.New(guard.NewMemory(), func(*http.Request) (string, error) {
 			return "", fmt.Errorf("look-up: %w", cause)
 		}, &httpfence.Options{Logger: testkit.Logger(t)}))
 		c := grpcClient(t, guard.Must(New(m, nil)), false)
@@ -462,7 +462,7 @@ func TestResourceErrors(t *testing.T) {
 
 // TestDoubledMetadata: two tokens are refused, not guessed between.
 func TestDoubledMetadata(t *testing.T) {
-	f := fence(t, guard.NewMemory(nil))
+	f := fence(t, guard.NewMemory())
 	for i, key := range []string{"x-other", "x-fencing-token", "x-fencing-lease", "x-fencing-resource"} {
 		want := error(guard.ErrInvalid)
 		if i == 0 {
@@ -488,7 +488,7 @@ func (lost) Valid() bool        { return false }
 
 // TestClientFailsLocally: nothing is sent under a lease that is over.
 func TestClientFailsLocally(t *testing.T) {
-	c := grpcClient(t, fence(t, guard.NewMemory(nil)), false)
+	c := grpcClient(t, fence(t, guard.NewMemory()), false)
 	for name, step := range map[string]struct {
 		ctx  context.Context
 		want error

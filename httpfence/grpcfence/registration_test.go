@@ -29,7 +29,7 @@ func closes() error { return nil }
 // TestHealthChecksPass: a load balancer holds no lease. The control is a method of
 // the service.
 func TestHealthChecksPass(t *testing.T) {
-	f := fence(t, guard.NewMemory(nil))
+	f := fence(t, guard.NewMemory())
 	server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()), grpc.StreamInterceptor(f.StreamServer()))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	closer(server, closes)
@@ -66,7 +66,7 @@ func TestRetryPolicies(t *testing.T) {
 		"control":     {nil, 4},
 	} {
 		var handled atomic.Int64
-		f := fence(t, guard.NewMemory(nil))
+		f := fence(t, guard.NewMemory())
 		server := grpc.NewServer(grpc.UnaryInterceptor(f.UnaryServer()))
 		closer(server, func() error { handled.Add(1); return status.Error(codes.Unavailable, "after the write") })
 		conn := serve(t, server, append(c.opts, grpc.WithDefaultServiceConfig(policy))...)
@@ -100,7 +100,7 @@ func TestCovers(t *testing.T) {
 		{"the unary method is unguarded", []string{unary}, func(f *Fence) { f.StreamServer() }, ""},
 		{"the stream is unguarded", []string{stream}, func(f *Fence) { f.UnaryServer() }, ""},
 	} {
-		f := guard.Must(New(fence(t, guard.NewMemory(nil)).fence, &Options{Unguarded: c.unguarded}))
+		f := guard.Must(New(fence(t, guard.NewMemory()).fence, &Options{Unguarded: c.unguarded}))
 		c.prepare(f)
 		server := grpc.NewServer()
 		grpc_health_v1.RegisterHealthServer(server, health.NewServer())

@@ -147,7 +147,7 @@ func TestTenants(t *testing.T) {
 func TestForceUnlockRaises(t *testing.T) {
 	t.Parallel()
 	issuer, operator, _ := postgres(t, 4)
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	for _, raises := range []bool{true, false} {
 		opts := &lockhttp.Options{Admin: operator}
 		if raises {

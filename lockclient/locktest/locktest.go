@@ -110,17 +110,6 @@ func (s *Server) FailAcquires(n int) { s.fail(memory.Acquire, memory.Refuse, n) 
 // deadline, so one failure does not lose the lease.
 func (s *Server) FailRenewals(n int) { s.fail(memory.Renew, memory.Refuse, n) }
 
-// FailReleases refuses the next n releases, which leaves the lease to its TTL.
-func (s *Server) FailReleases(n int) { s.fail(memory.Release, memory.Refuse, n) }
-
-// LoseResponses carries out the next n acquires, renewals and releases each and
-// loses their responses. The client repeats them and finds what it did.
-func (s *Server) LoseResponses(n int) {
-	for _, op := range []memory.Op{memory.Acquire, memory.Renew, memory.Release} {
-		s.fail(op, memory.Lose, n)
-	}
-}
-
 func (s *Server) fail(op memory.Op, fault memory.Fault, n int) {
 	for range n {
 		s.server.Fail(op, fault)

@@ -96,8 +96,8 @@ import (
 
 // Do sends one command and returns its response: strings, int64 and slices of
 // them. It sends it at most once, and is safe for concurrent use. It need not
-// return when ctx ends, unless Options.Prompt says so: the issuer stops waiting
-// for it.
+// return when ctx ends: the issuer stops waiting for it, at the cost of a goroutine a
+// command.
 type Do func(ctx context.Context, args ...any) (any, error)
 
 // Options configures [New]. The zero value is the default.
@@ -109,12 +109,6 @@ type Options struct {
 	// stop is called, even if ctx has ended. Like Do it need not return when ctx
 	// ends. message does not block. nil means that waiters poll.
 	Subscribe func(ctx context.Context, channel string, message func(payload string)) (stop func(), err error)
-	// Prompt says that Do returns soon after its context's end: rueidis does,
-	// go-redis with ContextTimeoutEnabled and a ReadTimeout of a second or two
-	// (it notices a deadline, and a cancellation at that timeout). Commands are
-	// then sent without a goroutine of their own, which takes half of the time of
-	// an acquire on loopback. A Do that does not return blocks the call.
-	Prompt bool
 	// InsecureEviction skips the check of maxmemory-policy at the first acquire.
 	// Only with noeviction does Redis keep leases and spent lease IDs until they run
 	// out: with every other policy it may drop them while it is healthy, and grant a
@@ -147,7 +141,7 @@ var _ driver.Issuer = (*Issuer)(nil)
 // New returns an issuer on the server that do talks to. It sends nothing. opts
 // may be nil. The error is a [*guard.InvalidError].
 func New(do Do, opts *Options) (*Issuer, error) {
-	i := &Issuer{do: do, process: rand.Text(), subscribing: make(chan struct{}, 1),
+	i := &Issuer{process: rand.Text(), subscribing: make(chan struct{}, 1),
 		clocks: map[uint16]clock{}, wakes: map[string]map[*func()]struct{}{}}
 	if opts != nil {
 		i.opts = *opts
@@ -158,10 +152,8 @@ func New(do Do, opts *Options) (*Issuer, error) {
 	if do == nil {
 		return nil, guard.Invalid("Do", "", "must not be nil")
 	}
-	if !i.opts.Prompt {
-		i.do = func(ctx context.Context, args ...any) (any, error) {
-			return within(ctx, func() (any, error) { return do(ctx, args...) }, func(any) {})
-		}
+	i.do = func(ctx context.Context, args ...any) (any, error) {
+		return within(ctx, func() (any, error) { return do(ctx, args...) }, func(any) {})
 	}
 	if strings.ContainsAny(i.opts.Prefix, "{}") {
 		return nil, guard.Invalid("Options.Prefix", i.opts.Prefix, "must not contain braces")

@@ -205,7 +205,7 @@ func (kitConflict) StatusCode() int { return http.StatusConflict }
 func TestFrameworks(t *testing.T) {
 	for name, serve := range frameworks {
 		t.Run(name, func(t *testing.T) {
-			l := &ledger{Store: guard.NewMemory(nil)}
+			l := &ledger{Store: guard.NewMemory()}
 			resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
 			fence, err := httpfence.NewTx(l, resource, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
@@ -300,7 +300,7 @@ func TestAdapters(t *testing.T) {
 		"Go kit without recipe": {kit(func(next endpoint.Endpoint) endpoint.Endpoint { return next }), 200, 1, ""},
 	} {
 		var log bytes.Buffer
-		l := &ledger{Store: guard.NewMemory(nil)}
+		l := &ledger{Store: guard.NewMemory()}
 		fence := guard.Must(httpfence.NewTx(l, func(*http.Request) (string, error) { return "acme", nil },
 			&httpfence.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		r := httptest.NewRequest("POST", "/a", nil)

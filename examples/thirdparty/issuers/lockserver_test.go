@@ -74,7 +74,7 @@ func TestLockServer(t *testing.T) {
 	if err != nil || b.Token() <= a.Token() {
 		t.Fatalf("%v after %v, %v", b.Token(), a.Token(), err)
 	}
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	for _, c := range []struct {
 		claim guard.Claim
 		want  guard.Reason

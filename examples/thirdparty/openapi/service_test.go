@@ -70,7 +70,7 @@ func TestAnswersMatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	var fail error
-	store := failing{guard.NewMemory(nil), &fail}
+	store := failing{guard.NewMemory(), &fail}
 	for _, disclose := range []bool{false, true} {
 		fence := guard.Must(httpfence.New(store, httpfence.PathValue("id"), &httpfence.Options{DiscloseMark: disclose}))
 		mux := http.NewServeMux()

@@ -38,7 +38,7 @@ func TestProtocols(t *testing.T) {
 		"Connect": nil, "Connect JSON": {connect.WithProtoJSON()}, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store := &brittle{Store: guard.NewMemory(nil)}
+			store := &brittle{Store: guard.NewMemory()}
 			server := httptest.NewUnstartedServer(guard.Must(newHandler(store)))
 			server.EnableHTTP2 = true
 			server.StartTLS()

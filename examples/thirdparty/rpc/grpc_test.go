@@ -53,7 +53,7 @@ func claim(resource string, token guard.Token) guard.Claim {
 func TestGRPC(t *testing.T) {
 	testkit.CaptureDefault(t)
 	s := &store{values: map[string]string{}}
-	server, _, err := newServer(guard.NewMemory(nil), s)
+	server, _, err := newServer(guard.NewMemory(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestGateway(t *testing.T) {
 		var logged bytes.Buffer
 		log.SetOutput(&logged)
 		s := &store{values: map[string]string{}}
-		server, fence, err := newServer(guard.NewMemory(nil), s)
+		server, fence, err := newServer(guard.NewMemory(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestGateway(t *testing.T) {
 // and rolls back what fails. The handler gets the claim.
 func TestGatewayInProcess(t *testing.T) {
 	testkit.CaptureDefault(t)
-	tx := &transactor{Store: guard.NewMemory(nil)}
+	tx := &transactor{Store: guard.NewMemory()}
 	fence := guard.Must(httpfence.NewTx(tx, func(*http.Request) (string, error) { return "keys of acme", nil }, nil))
 	mux := runtime.NewServeMux(runtime.WithMiddlewares(inProcess(fence.InTx)))
 	s := &store{values: map[string]string{}}

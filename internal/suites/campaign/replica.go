@@ -51,7 +51,7 @@ func (s *replica) handler() http.Handler {
 	tx := guard.Must(httpfence.NewTx(s.db.Transactor(), httpfence.PathValue("resource"), opts))
 	fence := tx.Middleware
 	if s.Guards != guardsOn { // the naive door: every replica has its own marks
-		fence = guard.Must(httpfence.New(guard.NewMemory(nil), httpfence.PathValue("resource"), opts))
+		fence = guard.Must(httpfence.New(guard.NewMemory(), httpfence.PathValue("resource"), opts))
 	}
 	mux := http.NewServeMux()
 	for _, kind := range []string{"http-admit", "http-intx"} {

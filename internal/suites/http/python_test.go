@@ -56,7 +56,7 @@ func python(t *testing.T) string {
 // golang is a server in Go that guards the same paths.
 func golang(t *testing.T) string {
 	t.Helper()
-	fence := guard.Must(httpfence.New(downStore{guard.NewMemory(nil)}, func(r *http.Request) (string, error) {
+	fence := guard.Must(httpfence.New(downStore{guard.NewMemory()}, func(r *http.Request) (string, error) {
 		_, name, _ := strings.Cut(r.URL.EscapedPath()[1:], "/")
 		if strings.HasPrefix(name, "absent:") {
 			return "", guard.ErrNotFound

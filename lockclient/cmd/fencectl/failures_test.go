@@ -78,7 +78,7 @@ func TestFailuresPage(t *testing.T) {
 // response is how a fence refuses a request for a reason.
 func response(t *testing.T, reason guard.Reason) (status int, said string) {
 	t.Helper()
-	fence, err := httpfence.New(guard.NewMemory(nil), func(*http.Request) (string, error) { return "r", nil }, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
+	fence, err := httpfence.New(guard.NewMemory(), func(*http.Request) (string, error) { return "r", nil }, &httpfence.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -115,7 +115,7 @@ func ExampleOperator_ForceUnlock() {
 	if err != nil {
 		panic(err)
 	}
-	store := guard.NewMemory(nil) // instead of the resource's own marks
+	store := guard.NewMemory() // instead of the resource's own marks
 	if _, err := store.Admit(ctx, done.Invalidated); err != nil {
 		panic(err)
 	}

@@ -137,7 +137,7 @@ func TestForceUnlockFences(t *testing.T) {
 	pool := migrated(t)
 	client, o := newTestClient(t, pool, nil), newRoleOperator(t, pool)
 	for _, raise := range []bool{true, false} {
-		store := guard.NewMemory(nil)
+		store := guard.NewMemory()
 		lease := mustTry(t, client, "r", time.Hour)
 		if _, err := store.Admit(t.Context(), lease.Claim()); err != nil {
 			t.Fatal(err)

@@ -126,7 +126,7 @@ func BenchmarkPairs(b *testing.B) {
 		}
 		client := redisClient(r.Addr)
 		defer client.Close()
-		i, err := redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, &redislock.Options{Prompt: true})
+		i, err := redislock.New(func(ctx context.Context, args ...any) (any, error) { return client.Do(ctx, args...).Result() }, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -290,7 +290,7 @@ func TestRedisSentinel(t *testing.T) {
 	overlaps := h.overlaps()
 	t.Logf("%d grants, %d times a holder believed in its lease after another was granted", h.count(), len(overlaps))
 	// The fence's verdict: only the highest token writes.
-	store := guard.NewMemory(nil)
+	store := guard.NewMemory()
 	for _, g := range h.grants {
 		if _, err := store.Admit(t.Context(), guard.Claim{Resource: "r", Token: g.token, LeaseID: fmt.Sprint(g.token)}); err != nil {
 			t.Errorf("in the order of the grants, token %v: %v", g.token, err)

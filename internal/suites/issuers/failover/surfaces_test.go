@@ -142,7 +142,7 @@ func newSurfaces(t *testing.T) *surfaces {
 	if err != nil {
 		t.Fatal(err)
 	}
-	marks := guard.NewMemory(nil)
+	marks := guard.NewMemory()
 	return &surfaces{highest: map[string]guard.Token{}, written: map[string]int{}, refused: map[string]int{}, violations: map[string]int{},
 		write: map[string]func(context.Context, guard.Claim) error{
 			"row": func(ctx context.Context, claim guard.Claim) error {

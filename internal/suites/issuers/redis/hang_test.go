@@ -21,7 +21,7 @@ func TestSubscribingHangsOnce(t *testing.T) {
 		hang := make(chan struct{})
 		var calls, stopped atomic.Int64
 		i, err := redislock.New(func(context.Context, ...any) (any, error) { return []any{"free", "1"}, nil },
-			&redislock.Options{Prompt: true, Subscribe: func(context.Context, string, func(string)) (func(), error) {
+			&redislock.Options{Subscribe: func(context.Context, string, func(string)) (func(), error) {
 				if calls.Add(1) == 1 {
 					<-hang
 					return func() { stopped.Add(1) }, nil
@@ -65,7 +65,7 @@ func TestWatcherSubscribingHangs(t *testing.T) {
 		hang := make(chan struct{})
 		var stopped atomic.Int64
 		i, err := redislock.New(func(context.Context, ...any) (any, error) { return []any{"free", "1"}, nil },
-			&redislock.Options{Prompt: true, Subscribe: func(context.Context, string, func(string)) (func(), error) {
+			&redislock.Options{Subscribe: func(context.Context, string, func(string)) (func(), error) {
 				<-hang
 				return func() { stopped.Add(1) }, nil
 			}})

@@ -59,7 +59,7 @@ func TestP3TokensSurviveAFailover(t *testing.T) {
 
 // TestConformancePersistent runs the suite on a server that writes every command
 // to its disk before it answers; in the long form also on one that does so
-// every second. Its issuers have Options.Prompt.
+// every second.
 func TestConformancePersistent(t *testing.T) {
 	modes := []string{"always"}
 	if longtest.Long {
@@ -68,7 +68,7 @@ func TestConformancePersistent(t *testing.T) {
 	for _, fsync := range modes {
 		t.Run(fsync, func(t *testing.T) {
 			s := servers.StartRedis(t, "--appendonly", "yes", "--appendfsync", fsync)
-			conformance(t, s.Addr, prompt)
+			conformance(t, s.Addr, (&server{}).issuer)
 		})
 	}
 }

@@ -121,21 +121,6 @@ func TestConformance(t *testing.T) {
 	conformance(t, startServer(t).addr, (&server{}).issuer)
 }
 
-// prompt is an issuer that sends its commands without a goroutine of their own.
-// go-redis notices a deadline, and a cancellation at its read timeout.
-func prompt(t testing.TB, addr string) *redislock.Issuer {
-	t.Helper()
-	c := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 20, ContextTimeoutEnabled: true,
-		ReadTimeout: 2 * time.Second, WriteTimeout: 2 * time.Second})
-	t.Cleanup(func() { c.Close() })
-	i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c), Prompt: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { i.Close() })
-	return i
-}
-
 func conformance(t *testing.T, addr string, issuer func(testing.TB, string) *redislock.Issuer) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness {
 		return drivertest.Harness{
@@ -368,7 +353,7 @@ func TestOneCommandForAnAcquire(t *testing.T) {
 	i, err := redislock.New(func(ctx context.Context, args ...any) (any, error) {
 		sent = append(sent, fmt.Sprint(args[0]))
 		return c.Do(ctx, args...).Result()
-	}, &redislock.Options{Prompt: true})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
