@@ -142,7 +142,11 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, level sql.Isola
 	if err := d.mayBegin(ctx, "InTx", claims[0]); err != nil {
 		return err
 	}
-	t, err := d.beginFenced(ctx, sorted, level)
+	t := &transaction[Tx]{claims: sorted}
+	err = d.raising(ctx, sorted, level, func() (err error) {
+		t.conn, err = d.begin(ctx, level, true, d.enterStatements(sorted, level, true, &t.id)...)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -166,16 +170,6 @@ func (d *DB[Tx]) mayBegin(ctx context.Context, call string, claim guard.Claim) e
 		return guard.Invalid(call, claim.Resource, "is called inside another InTx; pass its transaction on instead")
 	}
 	return sqlkit.Ended(ctx, "fenced transaction", claim)
-}
-
-// beginFenced begins a transaction that is fenced by claims.
-func (d *DB[Tx]) beginFenced(ctx context.Context, claims []guard.Claim, level sql.IsolationLevel) (*transaction[Tx], error) {
-	t := &transaction[Tx]{claims: claims}
-	err := d.raising(ctx, claims, level, func() (err error) {
-		t.conn, err = d.begin(ctx, level, true, d.enterStatements(claims, level, true, &t.id)...)
-		return err
-	})
-	return t, err
 }
 
 // raising calls enter, and again after raising the marks that claims are above, or, where a
@@ -242,30 +236,34 @@ func (d *DB[Tx]) begin(ctx context.Context, level sql.IsolationLevel, marked boo
 	return d.with(ctx, func(c conn[Tx]) error { return c.begin(ctx, level, marked, first...) })
 }
 
-// with runs f, which commits nothing, on a connection, and on another one if the
-// first was dead. The caller releases what f leaves open.
-func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (conn[Tx], error) {
+// with runs f, which commits nothing if it fails, on a connection, and on another one if the
+// first was dead. The caller releases what f leaves open. A connection that only the caller
+// can give back is not waited for.
+func (d *DB[Tx]) with(ctx context.Context, f func(c conn[Tx]) error) (c conn[Tx], err error) {
+	if sqlkit.InTx(ctx, d.backend.pool()) && d.backend.single() { // to ask a pool takes its lock
+		return nil, sqlkit.ErrOnly
+	}
+	kept := false
 	for try := 1; ; try++ {
-		c, err := d.conn(ctx)
-		if err != nil {
+		if c, err = d.backend.conn(ctx); err != nil {
 			return nil, err
 		}
-		if err = f(c); err == nil {
+		func() {
+			defer func() { // also if an argument's Valuer panics
+				if !kept {
+					c.release()
+				}
+			}()
+			err = f(c)
+			kept = err == nil
+		}()
+		if kept {
 			return c, nil
 		}
-		c.release()
 		if !errors.Is(err, driver.ErrBadConn) || try == maxBadConns {
 			return nil, err
 		}
 	}
-}
-
-// conn refuses to wait for a connection that only the caller can give back.
-func (d *DB[Tx]) conn(ctx context.Context) (conn[Tx], error) {
-	if sqlkit.InTx(ctx, d.backend.pool()) && d.backend.single() { // to ask a pool takes its lock
-		return nil, sqlkit.ErrOnly
-	}
-	return d.backend.conn(ctx)
 }
 
 // commit awaits the response even if ctx has ended.
@@ -377,21 +375,14 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 	var p pipelined
 	err := d.raising(ctx, claims, sql.LevelReadCommitted, func() (err error) {
 		t = &transaction[Tx]{claims: claims}
-		if t.conn, err = d.conn(ctx); err != nil {
-			return err
-		}
-		keep := false
-		defer func() { // also if an argument's Valuer panics
-			if !keep {
-				t.release()
+		t.conn, err = d.with(ctx, func(c conn[Tx]) error {
+			p = c.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, false, &t.id)[0], query, args)
+			if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
+				return p.err
 			}
-		}()
-		p = t.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, false, &t.id)[0], query, args)
-		if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
-			return p.err
-		}
-		keep = true
-		return nil
+			return nil
+		})
+		return err
 	})
 	if err != nil {
 		return 0, err
