@@ -48,7 +48,8 @@
 // # Keys
 //
 // For a resource "r" and the default prefix: fencepost:{r}:lease (a hash),
-// :counter, :spent:LEASE, :kept, :queue, :until and :watched. "{", "}" and "%" in a name
+// :counter, :spent:LEASE, :kept, :queue, :until, :watched and, of a force unlock, :cut:REQUEST
+// (a hash, for 30 days). "{", "}" and "%" in a name
 // are percent-encoded, so that a resource's keys share one slot in Redis Cluster. A
 // counter is kept for six days or more after its last grant: by then the clock is above
 // it. No purge is needed. Redis 6.0 or later.
@@ -255,12 +256,21 @@ func (i *Issuer) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			}
 			return driver.Grant{}, guard.Unavailable("acquire", r.Claim(), driver.ErrLate)
 		case "back":
-			return driver.Grant{}, fmt.Errorf("fencepost: acquire: %w: the server has no counter for %q, and its clock says %s, which is %v earlier than a time reported before; correct the clock or wait as long, and if the counter was lost call Advance with the resource's mark",
-				guard.ErrMarkAhead, r.Resource, milliseconds(response[1]).Format(time.RFC3339), time.Duration(seen-number(response[1]))*time.Millisecond)
+			return driver.Grant{}, wentBack("acquire", r.Resource, response, seen)
 		default: // full
-			return driver.Grant{}, guard.Setup("acquire", r.Claim(), fmt.Errorf("the counter is at %s, the token space is exhausted: use another resource name", response[2]))
+			return driver.Grant{}, exhausted("acquire", r.Claim(), response)
 		}
 	}
+}
+
+// wentBack says that the server's clock would make a token below an earlier one.
+func wentBack(op, resource string, response []string, seen int64) error {
+	return fmt.Errorf("fencepost: %s: %w: the server has no counter for %q, and its clock says %s, which is %v earlier than a time reported before; correct the clock or wait as long, and if the counter was lost call Advance with the resource's mark",
+		op, guard.ErrMarkAhead, resource, milliseconds(response[1]).Format(time.RFC3339), time.Duration(seen-number(response[1]))*time.Millisecond)
+}
+
+func exhausted(op string, claim guard.Claim, response []string) error {
+	return guard.Setup(op, claim, fmt.Errorf("the counter is at %s, the token space is exhausted: use another resource name", response[2]))
 }
 
 func heldBy(resource string, response []string) *driver.HeldError {

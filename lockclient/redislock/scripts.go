@@ -62,6 +62,22 @@ end
 local function tell(channel, payload)
   redis.pcall('PUBLISH', channel, payload)
 end
+-- The lease is kept for the process that has waited for longest, which is told so, and
+-- watchers are told.
+local function pass(kept, queue, till, watched, process_channel, watchers_channel, resource)
+  local now = clock()
+  for _, process in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
+    local ends = redis.call('HGET', till, process)
+    redis.call('ZREM', queue, process)
+    redis.call('HDEL', till, process)
+    if ends and tonumber(ends) > now then
+      redis.call('SET', kept, process, 'PX', 100)
+      tell(process_channel .. process, resource)
+      break
+    end
+  end
+  if redis.call('EXISTS', watched) == 1 then tell(watchers_channel, '') end
+end
 -- A counter kept for a week has its expiry renewed once a day of it is over.
 local function keep(key, token, now)
   if below(token, base(now + 604800000)) then
@@ -161,18 +177,7 @@ if seen then line(KEYS[4], KEYS[5]) end
 if ARGV[2] == '' then redis.call('SET', KEYS[2], '1', 'PX', 3600000) end
 if l[2] ~= ARGV[1] or (ARGV[2] ~= '' and l[3] ~= ARGV[2]) then return 0 end
 if seen then
-  local now = clock()
-  for _, process in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
-    local till = redis.call('HGET', KEYS[5], process)
-    redis.call('ZREM', KEYS[4], process)
-    redis.call('HDEL', KEYS[5], process)
-    if till and tonumber(till) > now then
-      redis.call('SET', KEYS[3], process, 'PX', 100)
-      tell(ARGV[3] .. process, ARGV[5])
-      break
-    end
-  end
-  if redis.call('EXISTS', KEYS[6]) == 1 then tell(ARGV[4], '') end
+  pass(KEYS[3], KEYS[4], KEYS[5], KEYS[6], ARGV[3], ARGV[4], ARGV[5])
 end
 redis.call('DEL', KEYS[1]) -- last, so that what was refused a command has freed nothing
 return 1
@@ -215,4 +220,46 @@ local token = ARGV[1]
 if last and below(token, last) then token = last end
 keep(KEYS[2], token, now)
 return {'reached', tostring(now), token}
+`)
+
+// cut: KEYS lease, counter, cut, spent, kept, queue, until, watched.
+// ARGV lease ID and token as they were read, or "" and "", record, highest server time seen in
+// ms, request ID, process channel prefix, channel of the watchers, resource.
+var cutScript = newScript(prelude + `
+local now = clock()
+local done = redis.call('HMGET', KEYS[3], 'id', 'token', 'at', 'left', 'record')
+if done[1] then return {'done', tostring(now), done[1], done[2], done[3], done[4], done[5]} end
+local l = lease(KEYS[1])
+if l.err then return l end
+if (l[2] or '') ~= ARGV[1] or (l[3] or '') ~= ARGV[2] then return {'changed', tostring(now)} end
+local last = redis.call('GET', KEYS[2])
+for _, token in ipairs({last or '1', l[3] or '1'}) do
+  if not string.find(token, '^[1-9]%d*$') then
+    return redis.error_reply('ERR fencepost: the counter ' .. KEYS[2] .. ' or the lease holds something else')
+  end
+end
+if l[3] and (not last or below(last, l[3])) then last = l[3] end
+if not last and now < tonumber(ARGV[4]) then return {'back', tostring(now)} end
+if last and not below(last, '9223372036854775806') then return {'full', tostring(now), last} end
+-- A right may be missing: what may fail comes first. Until the lease is deleted nothing of this
+-- is harmful, but for the record, and the right to delete is tried on its key before it is there.
+redis.call('DEL', KEYS[3])
+local seen = redis.call('EXISTS', KEYS[6], KEYS[7], KEYS[8]) > 0
+if seen then line(KEYS[6], KEYS[7]) end
+local token = base(now)
+if last and not below(last, token) then
+  redis.call('SET', KEYS[2], last)
+  redis.call('INCR', KEYS[2])
+  token = redis.call('GET', KEYS[2])
+end
+keep(KEYS[2], token, now)
+if l[2] then redis.call('SET', KEYS[4], ARGV[5], 'PX', 3600000) end
+if l[2] and seen then pass(KEYS[5], KEYS[6], KEYS[7], KEYS[8], ARGV[6], ARGV[7], ARGV[8]) end
+local t = redis.call('TIME')
+local id, left = string.format('%.0f', t[1] * 1000000 + t[2]), tostring(redis.call('PTTL', KEYS[1]))
+redis.call('PEXPIRE', KEYS[3], 2592000000) -- there is none yet: it tries the right
+redis.call('HSET', KEYS[3], 'v', '1', 'id', id, 'token', token, 'at', tostring(now), 'left', left, 'record', ARGV[3])
+redis.call('PEXPIRE', KEYS[3], 2592000000)
+redis.call('DEL', KEYS[1])
+return {'cut', tostring(now), id, token, tostring(now), left, ARGV[3]}
 `)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
@@ -109,5 +111,41 @@ func TestRefusedInAScript(t *testing.T) {
 		if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrSetup) || errors.Is(err, guard.ErrOutcomeUnknown) {
 			t.Errorf("%q: %v; want ErrSetup", text, err)
 		}
+	}
+}
+
+// TestMissingRightsToCut: a force unlock that is refused has cut nothing and recorded nothing, and
+// done with all rights it passes the lease to who waits. The control is the right that it does not need.
+func TestMissingRightsToCut(t *testing.T) {
+	for _, without := range []string{"hmget", "exists", "del", "set", "hset", "pexpire", "zrange", "time", "zscore"} {
+		t.Run(without, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			other := s.issuer(t, s.addr)
+			held := acquire(t, other, "r", "a")
+			w, err := other.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "waiter"}, func() {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Stop()
+			done, err := restricted(t, s, without).ForceUnlock(t.Context(), "r", "ada", "it hangs", &lockadmin.ForceUnlockOptions{RequestID: "INC-1"})
+			renewed := make([]driver.Renewed, 1)
+			other.Renew(t.Context(), []driver.Renewal{{Claim: held, TTL: time.Minute}}, renewed)
+			records := 0
+			for _, err := range other.Audit(t.Context(), "", nil) {
+				if records++; err != nil {
+					t.Fatal(err)
+				}
+			}
+			if without == "zscore" { // no script uses it
+				if err != nil || done.Invalidated.Token <= held.Token || renewed[0].State != driver.Over || records != 1 {
+					t.Errorf("control: %+v, %v, %+v, %d records", done, err, renewed[0], records)
+				}
+				return
+			}
+			if errors.Is(err, guard.ErrOutcomeUnknown) || !errors.Is(err, guard.ErrSetup) || renewed[0].State != driver.Extended || records != 0 {
+				t.Errorf("%v, %+v, %d records; want ErrSetup and a lease that runs", err, renewed[0], records)
+			}
+		})
 	}
 }
