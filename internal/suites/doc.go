@@ -13,7 +13,6 @@
 //	lockserver  the lock server's page in a browser, its workers in other languages
 //	mutants     named mistakes, each caught by the test that is named for it
 //	s3          package s3fence on real gateways and behind real proxies
-//	process     starts the servers and workers of all of them
 //
 // The module also pins the programs that check the code, by its tool directive.
 // With go vet and internal/layout, staticcheck is enough: golangci-lint bundles the

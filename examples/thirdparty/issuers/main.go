@@ -28,9 +28,9 @@ import (
 
 	"github.com/fencepost-go/fencepost/examples/internal/demo"
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/process"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
-	"github.com/fencepost-go/fencepost/internal/suites/process"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // env is what a part of an experiment uses: servers and connections, which end

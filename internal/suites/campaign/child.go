@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // environment is this process's own, before a server whose clock can be stepped
@@ -179,8 +179,8 @@ func (c *child) retire() error {
 		c.kill()
 		return errors.New(c.role.Name + " did not end")
 	}
-	if state := p.State(); !state.Signaled() && state.ExitStatus() != 0 {
-		return fmt.Errorf("%s ended with status %d: %s", c.role.Name, state.ExitStatus(), strings.TrimSpace(c.output.errors.String()))
+	if code := p.State().ExitCode(); code > 0 { // -1: a signal
+		return fmt.Errorf("%s ended with status %d: %s", c.role.Name, code, strings.TrimSpace(c.output.errors.String()))
 	}
 	return nil
 }

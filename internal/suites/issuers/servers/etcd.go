@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // EtcdVariable makes a process a node. A program that calls [StartEtcd] must

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // StartRedis starts a redis-server without persistence; args are added to its
@@ -14,7 +14,7 @@ import (
 func StartRedis(t process.TB, args ...string) *process.Server {
 	t.Helper()
 	addr, dir := process.FreeAddr(t), t.TempDir()
-	return startRedis(t, addr, dir, append([]string{program(t, "redis-server"), "--port", port(addr), "--bind", "127.0.0.1", "--save", "", "--dir", dir}, args...))
+	return startRedis(t, addr, dir, append([]string{process.Find(t, "redis-server"), "--port", port(addr), "--bind", "127.0.0.1", "--save", "", "--dir", dir}, args...))
 }
 
 func startRedis(t process.TB, addr, dir string, command []string) *process.Server {
@@ -60,7 +60,7 @@ func StartRedisSentinel(t process.TB, replicas int) *RedisSentinel {
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		r.Sentinels = append(r.Sentinels, startRedis(t, addr, dir, []string{program(t, "redis-sentinel"), config}))
+		r.Sentinels = append(r.Sentinels, startRedis(t, addr, dir, []string{process.Find(t, "redis-sentinel"), config}))
 	}
 	return r
 }

@@ -6,25 +6,11 @@ package servers
 import (
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
-
-// program finds a server's binary, or says how to install it.
-func program(t process.TB, name string) string {
-	t.Helper()
-	for _, dir := range append(strings.Split(os.Getenv("PATH"), ":"), "/usr/sbin", "/usr/local/sbin") {
-		if path, err := exec.LookPath(dir + "/" + name); err == nil {
-			return path
-		}
-	}
-	t.Fatalf("%s is not installed; run .ci/setup servers to install it", name)
-	return ""
-}
 
 func addrs(nodes []*process.Server) (all []string) {
 	for _, n := range nodes {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // ZooKeeperTick is the tickTime of the servers.
@@ -34,7 +34,7 @@ func StartZooKeeper(t process.TB, n int, lines ...string) *ZooKeeper {
 // which listens at addr, under the address that via returns.
 func StartZooKeeperVia(t process.TB, n int, via func(follower, leader int, addr string) string, lines ...string) *ZooKeeper {
 	t.Helper()
-	java, classes := program(t, "java"), jar(t, "zookeeper.jar")+":"+jar(t, "slf4j-simple.jar")
+	java, classes := process.Find(t, "java"), jar(t, "zookeeper.jar")+":"+jar(t, "slf4j-simple.jar")
 	z := &ZooKeeper{}
 	var quorum, election []string
 	for range n {

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencepost-go/fencepost/internal/suites/process"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 // Gateway is a running store. It can be killed, and started again on its data.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -31,7 +30,7 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		fmt.Println(p.cmd.Process.Pid)
+		fmt.Println(p.PID())
 		<-p.Done() // this process is killed
 	case "server":
 		http.ListenAndServe(arg, http.NotFoundHandler())
@@ -42,15 +41,7 @@ func serve(t *testing.T) *Server {
 	t.Helper()
 	addr := FreeAddr(t)
 	return Serve(t, &Server{Addr: addr, Dir: t.TempDir(), Command: []string{os.Args[0]}, Env: []string{childVariable + "=server " + addr},
-		Ready: func() error { return dial(addr) }}).Await()
-}
-
-func dial(addr string) error {
-	conn, err := net.Dial("tcp", addr)
-	if err == nil {
-		conn.Close()
-	}
-	return err
+		Ready: Listens(addr)}).Await()
 }
 
 // state asks the kernel; 0 if there is no such process.
@@ -67,7 +58,7 @@ func state(pid int) byte {
 func TestPause(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
-	pid := s.now().cmd.Process.Pid
+	pid := s.now().PID()
 	for range 3 {
 		if !s.now().Pause() || state(pid) != 'T' {
 			t.Fatalf("paused, its state is %q", state(pid))
@@ -81,14 +72,14 @@ func TestPause(t *testing.T) {
 	}
 	s.Pause()
 	s.Kill()
-	if dial(s.Addr) == nil || !s.now().State().Signaled() {
+	if Listens(s.Addr)() == nil || s.now().State().ExitCode() != -1 {
 		t.Error("it was killed, and listens")
 	}
 	if s.now().Pause() {
 		t.Error("a dead process was paused")
 	}
 	s.Start()
-	if err := dial(s.Addr); err != nil {
+	if err := Listens(s.Addr)(); err != nil {
 		t.Error(err)
 	}
 }
@@ -135,6 +126,40 @@ func TestEndedEarly(t *testing.T) {
 	if said := <-f.said; !strings.Contains(said, "no such option") {
 		t.Errorf("%q", said)
 	}
+}
+
+// TestWorker: a worker is talked to in lines; what it wrote before its end is read after
+// it; and one that ends instead of writing fails the test.
+func TestWorker(t *testing.T) {
+	t.Parallel()
+	w := Work(t, exec.Command("/bin/sh", "-c", "read -r word; echo got $word; read -r word; exit 3"))
+	w.Say("one")
+	if line := w.Line(); line != "got one" {
+		t.Errorf("%q", line)
+	}
+	w.Say("two")
+	if code := w.End(); code != 3 {
+		t.Errorf("exit code %d", code)
+	}
+	w = Work(t, exec.Command("/bin/sh", "-c", "echo last"))
+	<-w.Done()
+	if line := w.Line(); line != "last" {
+		t.Errorf("%q", line)
+	}
+	f := failing{t, make(chan string, 1)}
+	go Work(f, exec.Command("/bin/false")).Line()
+	if said := <-f.said; !strings.Contains(said, "exit status 1") {
+		t.Errorf("%q", said)
+	}
+	// What a killed process has started is killed, too.
+	w = Work(t, exec.Command("/bin/sh", "-c", "sleep 600 & echo $!; wait"))
+	var pid int
+	fmt.Sscan(w.Line(), &pid)
+	if state(pid) == 0 {
+		t.Fatalf("process %d is not there", pid)
+	}
+	w.Kill()
+	testkit.Eventually(t, fmt.Sprintf("the end of process %d", pid), func() bool { return state(pid) == 0 || state(pid) == 'Z' })
 }
 
 // TestRun: Close undoes in reverse order, also what is added meanwhile.

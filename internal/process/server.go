@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -19,6 +20,8 @@ type Server struct {
 	Env     []string // besides this process's own
 	Dir     string   // has its log, as the file log
 	Ready   func() error
+	// Attributes, if not nil, are those of the process, such as its user.
+	Attributes *syscall.SysProcAttr
 
 	t       TB
 	mu      sync.Mutex
@@ -43,7 +46,7 @@ func (s *Server) launch() {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.Command[0], s.Command[1:]...)
-	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), s.Env...)
+	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.SysProcAttr = log, log, append(os.Environ(), s.Env...), s.Attributes
 	p, err := Start(cmd)
 	if err != nil {
 		s.t.Fatal(err)
@@ -80,6 +83,29 @@ func (s *Server) Await() *Server {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// Listens is a Ready for a server that serves as soon as it accepts connections.
+func Listens(addr string) func() error {
+	return func() error {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+}
+
+// Find returns the path of a program, which may be where only root's PATH leads.
+func Find(t TB, name string) string {
+	t.Helper()
+	for _, dir := range append([]string{""}, "/usr/sbin/", "/usr/local/sbin/", "/opt/homebrew/bin/") {
+		if path, err := exec.LookPath(dir + name); err == nil {
+			return path
+		}
+	}
+	t.Fatalf("%s is not installed; run .ci/setup servers to install it", name)
+	return ""
 }
 
 // Log returns the end of what the server has written.
