@@ -50,7 +50,7 @@ var allowed = map[string][]string{
 	"lockclient/internal/report":     {},
 	"lockclient/internal/waiting":    {"lockclient/driver", "lockclient/internal/pause"},
 	"lockclient/pglock":              {"guard", "lockclient/driver", "lockclient/internal/input", "lockclient/internal/pause", "lockclient/internal/pglease", "internal/migrate", "internal/pgerr", "github.com/jackc/pgx/v5"},
-	"lockclient/redislock":           {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/pattern"},
+	"lockclient/redislock":           {"guard", "lockclient/driver", "lockclient/lockadmin", "lockclient/internal/input", "lockclient/internal/pattern"},
 	"lockclient/locktest":            {"guard", "lockclient", "lockclient/driver/memory"},
 	"internal/migrate":               {"guard", "internal/pgerr", "github.com/jackc/pgx/v5"},
 	"internal/faultproxy":            {},
