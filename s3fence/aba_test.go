@@ -83,10 +83,10 @@ func TestP1ABASteps(t *testing.T) {
 				&s3fence.Headers{Metadata: map[string]string{"attempt": attempt}})
 		}
 		must(t, write(o, 1, "X"))
-		held, old := hold(t, server, firstPut(s3test.Fault{}), func() error { return write(o, 2, "Y") })
+		release, old := hold(t, server, firstPut(s3test.Fault{}), func() error { return write(o, 2, "Y") })
 		must(t, write(other, 3, "Y"))
 		must(t, write(other, 4, "X"))
-		held.Release()
+		release()
 		paused := <-old
 		server.Inject(firstPut(s3test.LoseResponse()))
 		lost := write(other, 5, "Z")

@@ -16,6 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -150,15 +151,19 @@ func firstPut(fault s3test.Fault) s3test.Rule {
 	return s3test.Rule{Ops: puts, Key: key, Times: 1, Fault: fault}
 }
 
-// hold starts call and returns once its request is held.
-func hold(t testing.TB, server *s3test.Server, rule s3test.Rule, call func() error) (held *s3test.Paused, verdict <-chan error) {
+// hold starts call and returns once its first request under the rule is held.
+func hold(t testing.TB, server *s3test.Server, rule s3test.Rule, call func() error) (release func(), verdict <-chan error) {
 	t.Helper()
-	pause := server.Pause(rule, s3test.BeforeApply)
+	arrived, free := make(chan struct{}), make(chan struct{})
+	release = sync.OnceFunc(func() { close(free) })
+	t.Cleanup(release)
+	first := sync.OnceFunc(func() { close(arrived) })
+	rule.Fault.Before = func(*s3test.Request) { first(); <-free }
+	server.Inject(rule)
 	done := make(chan error, 1)
 	go func() { done <- call() }()
-	held, err := pause.Wait(t.Context())
-	must(t, err)
-	return held, done
+	testkit.Receive(t, "the request", arrived)
+	return release, done
 }
 
 // httpFunc is an HTTP client, or what it sends by.

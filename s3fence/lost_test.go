@@ -162,12 +162,12 @@ func TestGivenUpWriteLandsLater(t *testing.T) {
 		server, _, o := setup(t, mode, 0)
 		put(t, o, claim(4, "z"), "before")
 		ctx, cancel := context.WithCancel(t.Context())
-		held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+		release, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
 			return o.Put(ctx, claim(5, "a"), key, strings.NewReader("mine"), nil)
 		})
 		cancel()
 		refused(t, <-verdict, guard.ReasonOutcomeUnknown)
-		held.Release()
+		release()
 		testkit.Eventually(t, "the held write to land", func() bool { return len(server.History(bucketName, key)) == 2 })
 		want(t, o, "mine", guard.Mark{Token: 5, LeaseID: "a"}) // its data is also there
 	})

@@ -82,7 +82,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 			server, b, o := setup(t, s3fence.Pointer, 0)
 			put(t, o, claim(9, "z"), "before")
 			other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-			held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+			release, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
 				return other.Put(context.Background(), claim(c.paused, "a"), key, strings.NewReader("paused"), nil)
 			})
 			put(t, o, claim(c.holder, "a"), "holder's")
@@ -94,7 +94,7 @@ func TestPausedWriterLeavesNoDanglingPointer(t *testing.T) {
 			if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != c.deleted || done.Pointers != 1 {
 				t.Errorf("collected %+v, want %d deleted", done, c.deleted)
 			}
-			held.Release()
+			release()
 			refused(t, <-verdict, c.verdict)
 			body, _ := content(t, o, key) // and it is there
 			if wantBody := map[bool]string{true: "paused", false: "holder's"}[c.verdict == guard.ReasonNone]; body != wantBody {
@@ -114,7 +114,7 @@ func TestPausedWriterControl(t *testing.T) {
 	put(t, o, claim(9, "z"), "before")
 	named := dataKeys(server)[0]
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
-	held, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
+	release, verdict := hold(t, server, firstPut(s3test.Fault{}), func() error {
 		return other.Put(context.Background(), claim(12, "a"), key, strings.NewReader("paused"), nil)
 	})
 	for _, data := range dataKeys(server) {
@@ -122,7 +122,7 @@ func TestPausedWriterControl(t *testing.T) {
 			must(t, b.RemoveForTest(t.Context(), data))
 		}
 	}
-	held.Release()
+	release()
 	must(t, <-verdict)
 	_, err := o.Get(t.Context(), key)
 	if d := damage(t, err); !strings.Contains(d.Problem, "is gone") {
@@ -279,7 +279,7 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 	put(t, o, claim(5, "a"), "old")
 	other := objects(t, b.On(o.Bucket().Client(), bucketName), s3fence.Pointer, nil)
 	var object *s3fence.Object
-	held, read := hold(t, server, s3test.Rule{Ops: gets, Prefix: b.DataPrefix(key), Times: 1}, func() (err error) {
+	release, read := hold(t, server, s3test.Rule{Ops: gets, Prefix: b.DataPrefix(key), Times: 1}, func() (err error) {
 		object, err = other.Get(context.Background(), key)
 		return err
 	})
@@ -287,7 +287,7 @@ func TestReadersWhileThePointerMoves(t *testing.T) {
 	if done := collect(t, later(t, o, 24*time.Hour)); done.Deleted != 1 {
 		t.Fatalf("collected %+v", done)
 	}
-	held.Release()
+	release()
 	must(t, <-read)
 	defer object.Body.Close()
 	if got, err := io.ReadAll(object.Body); err != nil || string(got) != "new" || object.Mark.Token != 6 {
@@ -348,14 +348,13 @@ func TestPutEndsWithItsContext(t *testing.T) {
 	server := newServer(t, nil)
 	b := open(t, server, &s3fence.Options{RequestTimeout: 2 * testkit.Patience})
 	o := objects(t, b, s3fence.Pointer, nil)
-	pause := server.Pause(s3test.Rule{Prefix: b.DataPrefix(key)}, s3test.BeforeApply) // the data, and its deletion
-	defer pause.Release()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil) }()
-	_, err := pause.Wait(t.Context())
-	must(t, err)
+	// The data is held, and so is its deletion.
+	release, done := hold(t, server, s3test.Rule{Prefix: b.DataPrefix(key)}, func() error {
+		return o.Put(ctx, claim(5, "a"), key, strings.NewReader("x"), nil)
+	})
+	defer release()
 	cancel()
 	refused(t, testkit.Receive(t, "the end of Put", done), guard.ReasonUnavailable)
 }

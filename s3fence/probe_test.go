@@ -322,13 +322,7 @@ func TestProbeCancelled(t *testing.T) {
 	server := newServer(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	// After its effect, because a request in flight may land after the clean-up.
-	pause := server.Pause(s3test.Rule{Ops: puts, Skip: 3, Times: 1}, s3test.AfterApply)
-	go func() {
-		if held, err := pause.Wait(context.Background()); err == nil {
-			cancel()
-			held.Release()
-		}
-	}()
+	server.Inject(s3test.Rule{Ops: puts, Skip: 3, Times: 1, Fault: s3test.Fault{After: func(*s3test.Request, int) { cancel() }}})
 	_, err := s3fence.Open(ctx, newClient(server), bucketName, nil)
 	refused(t, err, guard.ReasonUnavailable)
 	if left := server.Objects(bucketName); len(left) != 0 {

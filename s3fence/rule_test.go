@@ -136,9 +136,9 @@ func TestTwoAdoptions(t *testing.T) {
 		server, b, o := setup(t, mode, 0)
 		other := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 		bypass(t, server, key, []byte("old"), nil)
-		held, adopted := hold(t, server, firstPut(s3test.Fault{}), func() error { return o.Adopt(context.Background(), claim(5, "a"), key) })
+		release, adopted := hold(t, server, firstPut(s3test.Fault{}), func() error { return o.Adopt(context.Background(), claim(5, "a"), key) })
 		must(t, other.Adopt(t.Context(), claim(6, "b"), key))
-		held.Release()
+		release()
 		refused(t, <-adopted, guard.ReasonOutcomeUnknown)
 		refused(t, o.Adopt(t.Context(), claim(5, "a"), key), guard.ReasonStale)
 		want(t, o, "old", guard.Mark{Token: 6, LeaseID: "b"})
@@ -213,11 +213,11 @@ func TestP2WriteDuringRaise(t *testing.T) {
 		succ := objects(t, b.On(o.Bucket().Client(), bucketName), mode, nil)
 		long := string(bytesOf(10_000)) // longer than what a read of the mark alone shows
 		put(t, o, claim(5, "a"), "1"+long)
-		held, raised := hold(t, server, firstPut(s3test.Fault{}), func() error {
+		release, raised := hold(t, server, firstPut(s3test.Fault{}), func() error {
 			return succ.Raise(context.Background(), claim(6, "b"), key)
 		})
 		put(t, o, claim(5, "a"), "1,5"+long) // acknowledged
-		held.Release()
+		release()
 		must(t, <-raised)
 		want(t, succ, "1,5"+long, guard.Mark{Token: 6, LeaseID: "b"})
 		refused(t, o.Put(t.Context(), claim(5, "a"), key, bytes.NewReader([]byte("1,5,5")), nil), guard.ReasonStale)

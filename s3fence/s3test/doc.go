@@ -45,14 +45,17 @@
 //	// A store that does not know about conditions.
 //	server.Inject(s3test.Rule{Fault: s3test.IgnoreConditions()})
 //
-// A [Pause] holds requests before or after they take effect until the test lets
+// A hook holds requests before or after they take effect until the test lets
 // them go, whether or not their client is still there:
 //
-//	pause := server.Pause(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Times: 1}, s3test.BeforeApply)
+//	arrived, release := make(chan struct{}), make(chan struct{})
+//	server.Inject(s3test.Rule{Ops: []s3test.Op{s3test.PutObject}, Times: 1, Fault: s3test.Fault{
+//		Before: func(*s3test.Request) { close(arrived); <-release },
+//	}})
 //	go write() // the old holder
-//	held, err := pause.Wait(ctx)
+//	<-arrived
 //	// ... the new holder writes ...
-//	held.Release()
+//	close(release)
 //
 // Random draws are seeded per rule by [Options.Seed]: the n-th request that
 // matches a rule has the same outcome in each run.
@@ -63,8 +66,8 @@
 //
 // # Where to read on
 //
-// A request goes from server.go to request.go (which operation it is), through fault.go and
-// pause.go, to object.go, which decides and applies it; history.go keeps what took effect.
+// A request goes from server.go to request.go (which operation it is), through fault.go, to
+// object.go, which decides and applies it; history.go keeps what took effect.
 package s3test
 
 import "time"
@@ -78,10 +81,6 @@ type Options struct {
 	// ETags says how ETags are made; see also [Server.SetETags]. The zero value
 	// is [ETagMD5].
 	ETags ETagMode
-
-	// NoHistory turns off [Server.History], for benchmarks with more writes
-	// than fit in memory.
-	NoHistory bool
 
 	// Seed is the seed of random faults and ETags.
 	Seed uint64

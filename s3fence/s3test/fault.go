@@ -22,11 +22,8 @@ type Fault struct {
 	// MergeMetadata keeps metadata of the overwritten object where the new
 	// object has none of that name.
 	MergeMetadata bool
-	// Race, if not zero, is how long the server waits between deciding the
-	// conditions of a write and applying it, without deciding them again.
-	Race time.Duration
-	// Between is called at the end of that gap. It may block, and may itself use the
-	// server.
+	// Between is called between deciding the conditions of a write and applying it,
+	// and they are not decided again. It may block, and may itself use the server.
 	Between func(*Request)
 
 	// After is called when the request has taken effect, if it has any, with the
@@ -41,8 +38,7 @@ type Fault struct {
 	// Empty lists names of headers that have an empty value in the response.
 	Empty []string
 	// MetadataFirst and ETagFirst make the server look twice for one read:
-	// first for the metadata, or the ETag, and after the gap that Race and
-	// Between make for all the rest.
+	// first for the metadata, or the ETag, and after Between for all the rest.
 	MetadataFirst, ETagFirst bool
 	// Cut ends the connection in the middle of the response's body.
 	Cut bool
@@ -83,14 +79,10 @@ func LoseRequest() Fault { return Fault{Lose: true} }
 // connection is closed without a response.
 func LoseResponse() Fault { return Fault{Lose: true, Applied: true} }
 
-// Slow is the fault of a request that is processed some time after it was
-// received.
-func Slow(by time.Duration) Fault {
-	return Fault{Before: func(*Request) { time.Sleep(by) }}
-}
-
 // Race is the fault of a store that compares first and writes later.
-func Race() Fault { return Fault{Race: 500 * time.Microsecond} }
+func Race() Fault {
+	return Fault{Between: func(*Request) { time.Sleep(500 * time.Microsecond) }}
+}
 
 // IgnoreConditions is the fault of a store that does not know about conditions.
 func IgnoreConditions() Fault {
@@ -127,12 +119,11 @@ type plan []Fault
 func (p plan) gap(req *Request) (wait func(), ok bool) {
 	return func() {
 		for _, f := range p {
-			time.Sleep(f.Race)
 			if f.Between != nil {
 				f.Between(req)
 			}
 		}
-	}, p.has(func(f *Fault) bool { return f.Race > 0 || f.Between != nil })
+	}, p.has(func(f *Fault) bool { return f.Between != nil })
 }
 
 func (p plan) has(is func(*Fault) bool) bool {
@@ -216,9 +207,6 @@ type Rule struct {
 	// Script, if not empty, replaces Fault: the first of those requests suffers
 	// its first entry, and so on. When it is used up, the rule is spent.
 	Script []Fault
-	// Decide, if not nil, replaces Fault: it returns the fault for each of those
-	// requests. It must not use the server.
-	Decide func(*Request) Fault
 }
 
 // Injection is a rule in force.
@@ -255,16 +243,11 @@ func (i *Injection) Fired() int {
 	return i.fired
 }
 
-// ClearFaults removes all rules and releases all pauses.
+// ClearFaults removes all rules.
 func (s *Server) ClearFaults() {
 	s.rulesMu.Lock()
+	defer s.rulesMu.Unlock()
 	s.rules = nil
-	pauses := s.pauses
-	s.pauses = nil
-	s.rulesMu.Unlock()
-	for _, p := range pauses {
-		p.Release()
-	}
 }
 
 func (s *Server) plan(req *Request) plan {
@@ -298,11 +281,8 @@ func (i *Injection) draw(req *Request) (f Fault, hit bool) {
 		return f, false
 	}
 	i.fired++
-	switch {
-	case len(r.Script) > 0:
+	if len(r.Script) > 0 {
 		return r.Script[i.fired-1], true
-	case r.Decide != nil:
-		return r.Decide(req), true
 	}
 	return r.Fault, true
 }

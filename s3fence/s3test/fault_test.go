@@ -1,7 +1,6 @@
 package s3test_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -73,17 +72,11 @@ func TestRuleSelects(t *testing.T) {
 		{"skip", s3test.Rule{Skip: 3}, "b/2 a/1"},
 		{"times", s3test.Rule{Times: 2}, "a/1 a/2"},
 		{"skip and times", s3test.Rule{Skip: 1, Times: 1, Prefix: "a/"}, "a/2"},
-		{"decide", s3test.Rule{Decide: func(r *s3test.Request) s3test.Fault {
-			if strings.HasSuffix(r.Key, "2") {
-				return s3test.Respond(500)
-			}
-			return s3test.Fault{}
-		}}, "a/2 b/2"},
 		{"script", s3test.Rule{Script: []s3test.Fault{s3test.Respond(500), {}, s3test.Respond(500)}}, "a/1 b/1"},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			c := newClient(t, s3test.Options{})
-			if r.rule.Decide == nil && r.rule.Script == nil {
+			if r.rule.Script == nil {
 				r.rule.Fault = s3test.Respond(500)
 			}
 			c.server.Inject(r.rule)
@@ -224,93 +217,38 @@ func TestSpoiltAnswers(t *testing.T) {
 	}
 }
 
-type outcome struct {
-	reply *reply
-	err   error
-}
-
-func (c *client) goPut(key, body string, pairs ...string) <-chan outcome {
-	done := make(chan outcome, 1)
-	go func() {
-		r, err := c.try(http.MethodPut, "/"+key, body, pairs...)
-		done <- outcome{r, err}
-	}()
-	return done
-}
-
-func wait(t *testing.T, p *s3test.Pause) *s3test.Paused {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
-	defer cancel()
-	held, err := p.Wait(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return held
-}
-
-func TestPauseBefore(t *testing.T) {
+// What a hook holds takes effect when it lets go, and not before.
+func TestHooksHold(t *testing.T) {
 	c := newClient(t, s3test.Options{})
 	etag := c.put("a", "0")
-	pause := c.server.Pause(s3test.Rule{Ops: puts, Times: 1}, s3test.BeforeApply)
-	old := c.goPut("a", "old", "If-Match", etag)
-	held := wait(t, pause)
-	if held.Key != "a" || string(held.Body) != "old" {
-		t.Errorf("%+v", held.Request)
+	arrived, release := make(chan *s3test.Request), make(chan struct{})
+	c.server.Inject(s3test.Rule{Ops: puts, Times: 1, Fault: s3test.Fault{Before: func(r *s3test.Request) { arrived <- r; <-release }}})
+	status := make(chan int, 1)
+	go func() {
+		r, err := c.try(http.MethodPut, "/a", "old", "If-Match", etag)
+		if err != nil {
+			t.Error(err)
+			r = &reply{}
+		}
+		status <- r.status
+	}()
+	if held := testkit.Receive(t, "the old write", arrived); held.Key != "a" || string(held.Body) != "old" {
+		t.Errorf("%+v", held)
 	}
 	c.put("a", "new", "If-Match", etag)
-	held.Release()
-	held.Release()
-	if o := <-old; o.err != nil || o.reply.status != http.StatusPreconditionFailed {
-		t.Errorf("%+v", o)
+	close(release)
+	if got := testkit.Receive(t, "its response", status); got != http.StatusPreconditionFailed {
+		t.Errorf("status %d", got)
 	}
 	c.holds("a", "new")
-}
 
-func TestPauseAfter(t *testing.T) {
-	c := newClient(t, s3test.Options{})
-	pause := c.server.Pause(s3test.Rule{Ops: puts, Fault: s3test.LoseResponse()}, s3test.AfterApply)
-	lost := c.goPut("a", "1")
-	held := wait(t, pause)
-	if held.Status != http.StatusOK {
-		t.Errorf("status %d", held.Status)
-	}
-	c.holds("a", "1")
-	held.Release()
-	if o := <-lost; o.err == nil {
-		t.Errorf("%+v", o)
-	}
-	pause.Release()
-	c.put("a", "2")
-}
-
-func TestCloseLetsPausedRequestsGo(t *testing.T) {
-	c := newClient(t, s3test.Options{})
-	pause := c.server.Pause(s3test.Rule{}, s3test.BeforeApply)
-	held := c.goPut("a", "1")
-	wait(t, pause)
-	c.server.Close()
-	if o := <-held; o.err == nil {
-		t.Errorf("%+v", o)
-	}
-	if h := c.server.History("", ""); len(h) != 0 {
-		t.Errorf("%+v", h)
-	}
-	if _, err := pause.Wait(t.Context()); err == nil {
-		t.Error("waiting for a request to a closed server")
-	}
-}
-
-func TestClearFaultsReleases(t *testing.T) {
-	c := newClient(t, s3test.Options{})
-	pause := c.server.Pause(s3test.Rule{}, s3test.AfterApply)
-	done := c.goPut("a", "1")
-	testkit.Eventually(t, "the request", func() bool { return c.server.Count() > 0 })
-	c.server.ClearFaults()
-	if o := <-done; o.err != nil || o.reply.status != http.StatusOK {
-		t.Errorf("%+v", o)
-	}
-	if _, err := pause.Wait(t.Context()); err == nil {
-		t.Error("waiting on a pause that was released")
+	c.server.Inject(s3test.Rule{Ops: puts, Fault: s3test.Fault{Lose: true, Applied: true, After: func(_ *s3test.Request, status int) {
+		if status != http.StatusOK {
+			t.Errorf("status %d", status)
+		}
+		c.holds("b", "1")
+	}}})
+	if r, err := c.try(http.MethodPut, "/b", "1"); err == nil {
+		t.Errorf("%+v", r)
 	}
 }

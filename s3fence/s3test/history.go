@@ -22,9 +22,6 @@ type Mutation struct {
 // record adds to the history. s.mu is held.
 func (s *Server) record(c *call, previous, next *Object, now time.Time) {
 	s.seq++
-	if s.opts.NoHistory {
-		return
-	}
 	m := Mutation{Seq: s.seq, Op: c.Op, Bucket: c.Bucket, Time: now}
 	m.Key = c.Key
 	if next != nil {

@@ -23,10 +23,8 @@ import (
 // Server is an S3 server on the loopback interface. Its methods may be called
 // at any time from any goroutine, hooks of faults included.
 type Server struct {
-	opts   Options
-	http   *httptest.Server
-	closed chan struct{}
-	once   sync.Once
+	opts Options
+	http *httptest.Server
 
 	// mu makes deciding a condition and applying the write one step.
 	mu      sync.Mutex
@@ -38,7 +36,6 @@ type Server struct {
 
 	rulesMu  sync.Mutex
 	rules    []*Injection
-	pauses   []*Pause
 	injected uint64
 
 	countMu  sync.Mutex
@@ -60,7 +57,6 @@ func New(t testing.TB, opts *Options) *Server {
 // interface to listen on, or if a bucket's name is not valid.
 func Start(opts *Options) *Server {
 	s := &Server{
-		closed:  make(chan struct{}),
 		buckets: map[string]*bucket{},
 		counts:  map[Op]int{},
 	}
@@ -111,12 +107,8 @@ func (s *Server) Client(change ...func(*s3.Options)) *s3.Client {
 // goroutines.
 func (s *Server) HTTPClient() *http.Client { return s.http.Client() }
 
-// Close releases paused and delayed requests without a response, waits for all
-// requests to end and stops the server. The history stays readable.
-func (s *Server) Close() {
-	s.once.Do(func() { close(s.closed) })
-	s.http.Close()
-}
+// Close waits for all requests to end and stops the server. The history stays readable.
+func (s *Server) Close() { s.http.Close() }
 
 // CreateBucket makes a bucket, unless it exists. It panics if the name is not
 // valid.
@@ -165,7 +157,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			f.Before(req)
 		}
 	}
-	s.abortIfClosed()
 	if f := c.plan.end(false); f != nil {
 		c.finish(w, f, nil)
 		return
@@ -180,7 +171,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			f.After(req, a.status)
 		}
 	}
-	s.abortIfClosed()
 	c.finish(w, c.plan.end(true), a)
 }
 
@@ -212,15 +202,6 @@ func (c *call) ignoreHeaders() {
 		if slices.ContainsFunc(ignored, func(i string) bool { return http.CanonicalHeaderKey(i) == name }) {
 			delete(c.header, name)
 		}
-	}
-}
-
-// abortIfClosed closes the connection of a request that was held until the end.
-func (s *Server) abortIfClosed() {
-	select {
-	case <-s.closed:
-		panic(http.ErrAbortHandler)
-	default:
 	}
 }
 

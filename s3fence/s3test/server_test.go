@@ -120,11 +120,6 @@ func TestClockAndHistory(t *testing.T) {
 	if h := c.server.History(bucket, "a"); !h[0].Time.Equal(at) {
 		t.Errorf("%+v", h)
 	}
-	none := newClient(t, s3test.Options{NoHistory: true})
-	none.put("a", "1")
-	if h := none.server.History("", ""); len(h) != 0 {
-		t.Errorf("%+v", h)
-	}
 }
 
 func TestBuckets(t *testing.T) {

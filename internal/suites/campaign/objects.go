@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
@@ -22,6 +23,7 @@ type objects struct{ *s3test.Server }
 // of real stores.
 func startObjects(seed uint64) *objects {
 	s := s3test.Start(&s3test.Options{Buckets: []string{bucketName}, Seed: seed})
+	var mu sync.Mutex // guards rng
 	rng := rand.New(rand.NewPCG(seed, 3000))
 	writes := []s3test.Op{s3test.PutObject}
 	for _, rule := range []s3test.Rule{
@@ -32,9 +34,12 @@ func startObjects(seed uint64) *objects {
 		{Ops: writes, Probability: 0.01, Fault: s3test.Respond(409)},
 		{Probability: 0.01, Fault: s3test.LoseRequest()},
 		// A write that is in flight for longer than a lease lasts.
-		{Ops: writes, Probability: 0.03, Decide: func(*s3test.Request) s3test.Fault {
-			return s3test.Slow(time.Duration(rng.IntN(900)) * time.Millisecond)
-		}},
+		{Ops: writes, Probability: 0.03, Fault: s3test.Fault{Before: func(*s3test.Request) {
+			mu.Lock()
+			delay := time.Duration(rng.IntN(900)) * time.Millisecond
+			mu.Unlock()
+			time.Sleep(delay)
+		}}},
 	} {
 		s.Inject(rule)
 	}
