@@ -13,9 +13,16 @@ import (
 
 // Object is something of the schema as the migrations left it.
 type Object struct {
-	Kind string `json:"kind"` // function, table, index or trigger
-	Name string `json:"name"`
-	On   string `json:"on"` // a trigger's table
+	Kind string `json:"kind"` // function, table, column, index or trigger
+	Name string `json:"name"` // a column's with its table
+	On   string `json:"on"`   // a trigger's or a column's table
+	// Type, Collation and NotNull are a column's. Of collations only "C" is compared, on which
+	// the order of names depends.
+	Type      string `json:"type"`
+	Collation string `json:"collation"`
+	NotNull   bool   `json:"notnull"`
+	// Arguments are the types of a function's arguments but those that are OUT.
+	Arguments []string `json:"arguments"`
 	// What follows is a function's, as pg_proc has it.
 	Body       string   `json:"body"`
 	Definer    bool     `json:"definer"`
@@ -33,6 +40,80 @@ var objectText = regexp.MustCompile(`(?ms)^CREATE (?:OR REPLACE )?FUNCTION fence
 	`|^CREATE (TABLE) fencepost\.(\w+)|^CREATE (?:UNIQUE )?(INDEX) (\w+) ON[^;]*;|^CREATE (TRIGGER) (\w+) [^;]*? ON fencepost\.(\w+)[^;]*;` +
 	`|^DROP FUNCTION (?:IF EXISTS )?fencepost\.(\w+)`)
 
+// tableText finds the columns of a table that a step creates, and addedText those that it adds or
+// drops; columnText is one column's definition on a line of its own.
+var (
+	tableText  = regexp.MustCompile(`(?ms)^CREATE TABLE fencepost\.(\w+) \((.*?)^\)`)
+	addedText  = regexp.MustCompile(`(?m)^ALTER TABLE fencepost\.(\w+) (ADD|DROP) COLUMN (\w+ *[^;]*);`)
+	columnText = regexp.MustCompile(`^ *([a-z]\w*) +([a-z]\w*(?:\[\])?)(.*)`)
+)
+
+// column is one column's definition; ok is false for a line that is none.
+func column(table, definition string) (o Object, ok bool) {
+	m := columnText.FindStringSubmatch(strings.Split(definition, "--")[0])
+	if m == nil {
+		return o, false
+	}
+	o = Object{Kind: "column", Name: table + "." + m[1], On: table, Type: m[2],
+		NotNull: strings.Contains(m[3], "NOT NULL") || strings.Contains(m[3], "PRIMARY KEY")}
+	if strings.Contains(m[3], `COLLATE "C"`) {
+		o.Collation = "C"
+	}
+	return o, true
+}
+
+// columns returns those of the component's tables.
+func (c Component) columns() (all []Object) {
+	for _, m := range c.Migrations {
+		for _, table := range tableText.FindAllStringSubmatch(m.SQL, -1) {
+			for line := range strings.Lines(table[2]) {
+				if o, is := column(table[1], line); is {
+					all = append(all, o)
+				}
+			}
+		}
+		for _, change := range addedText.FindAllStringSubmatch(m.SQL, -1) {
+			name, _, _ := strings.Cut(change[3], " ")
+			all = slices.DeleteFunc(all, func(old Object) bool { return old.Name == change[1]+"."+name })
+			if o, is := column(change[1], change[3]); is && change[2] == "ADD" {
+				all = append(all, o)
+			}
+		}
+	}
+	return all
+}
+
+// arguments returns the types of the arguments that a call has, of what stands after a function's
+// name and its first bracket.
+func arguments(text string) (types []string) {
+	depth, from := 1, 0
+	add := func(argument string) {
+		words := strings.Fields(strings.Split(argument, " DEFAULT ")[0])
+		if len(words) > 0 && words[0] == "VARIADIC" {
+			words = words[1:]
+		}
+		if len(words) > 0 && words[0] != "OUT" {
+			types = append(types, strings.Join(words[min(1, len(words)-1):], " ")) // the name is first
+		}
+	}
+	for n, r := range text {
+		switch {
+		case r == '(':
+			depth++
+		case r == ')':
+			depth--
+		case r == ',' && depth == 1:
+			add(text[from:n])
+			from = n + 1
+		}
+		if depth == 0 {
+			add(text[from:n])
+			break
+		}
+	}
+	return types
+}
+
 // guardedText finds the functions that only who was granted them may execute.
 var guardedText = regexp.MustCompile(`(?ms)^REVOKE ALL ON FUNCTION\s(.*?)\sFROM PUBLIC;`)
 
@@ -48,6 +129,7 @@ func (c Component) Objects() (all []Object) {
 			o := Object{Kind: strings.ToLower(match[4] + match[6] + match[8]), Name: match[1] + match[5] + match[7] + match[9], On: match[10]}
 			switch {
 			case match[1] != "":
+				o.Arguments = arguments(match[2])
 				head := strings.Split(strings.Join(strings.Fields(match[2]), " "), " SET ")
 				o.Kind, o.Body, o.Definer, o.Volatility = "function", match[3], strings.Contains(head[0], "SECURITY DEFINER"), "v"
 				switch {
@@ -81,10 +163,10 @@ func (c Component) Objects() (all []Object) {
 	for n, o := range all {
 		if o.Kind == "function" && listed["fencepost."+o.Name] {
 			all[n].Guarded = true
-			all[n].repair += "\nREVOKE ALL ON FUNCTION fencepost." + o.Name + " FROM PUBLIC;"
+			all[n].repair += "\nREVOKE ALL ON FUNCTION fencepost." + o.Name + "(" + strings.Join(o.Arguments, ", ") + ") FROM PUBLIC;"
 		}
 	}
-	return all
+	return append(all, c.columns()...)
 }
 
 // ObjectsSQL finds what is wrong with the objects in $1 ([Component.ObjectsJSON]): kind, name
@@ -92,14 +174,18 @@ func (c Component) Objects() (all []Object) {
 // pg_catalog.
 const ObjectsSQL = `
 	SELECT kind, name, problem FROM (
-	WITH expected AS (SELECT * FROM json_to_recordset($1::text::json)
-		AS x(kind text, name text, "on" text, body text, definer boolean, volatility text, settings text[], guarded boolean)),
-	have AS (SELECT p.*, has_function_privilege('public', p.oid, 'EXECUTE') AS everybody FROM pg_proc p
+	WITH expected AS (SELECT *, (SELECT coalesce(string_agg(to_regtype(a)::oid::text, ' ' ORDER BY n), '') FROM unnest(x.arguments) WITH ORDINALITY u(a, n)) AS types
+		FROM json_to_recordset($1::text::json) AS x(kind text, name text, "on" text, body text, definer boolean, volatility text, settings text[], guarded boolean,
+			arguments text[], "type" text, "collation" text, "notnull" boolean)),
+	have AS (SELECT p.*, array_to_string(p.proargtypes, ' ') AS types, has_function_privilege('public', p.oid, 'EXECUTE') AS everybody FROM pg_proc p
 		WHERE p.pronamespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = 'fencepost')),
 	relations AS (SELECT c.* FROM pg_class c WHERE c.relnamespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = 'fencepost')),
+	columns AS (SELECT a.*, r.relname, (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation) AS collname FROM pg_attribute a
+		JOIN relations r ON a.attrelid = r.oid WHERE r.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped),
 	triggers AS (SELECT t.*, r.relname FROM pg_trigger t JOIN relations r ON t.tgrelid = r.oid WHERE NOT t.tgisinternal)
 		SELECT e.kind, e.name, 'is missing' AS problem FROM expected e
-			WHERE CASE e.kind WHEN 'function' THEN NOT EXISTS (SELECT FROM have h WHERE h.proname = e.name)
+			WHERE CASE e.kind WHEN 'function' THEN NOT EXISTS (SELECT FROM have h WHERE h.proname = e.name AND h.types = e.types)
+				WHEN 'column' THEN EXISTS (SELECT FROM relations r WHERE r.relname = e."on") AND NOT EXISTS (SELECT FROM columns c WHERE c.relname || '.' || c.attname = e.name)
 				WHEN 'trigger' THEN NOT EXISTS (SELECT FROM triggers t WHERE t.relname = e."on" AND t.tgname = e.name)
 				ELSE NOT EXISTS (SELECT FROM relations r WHERE r.relname = e.name) END
 		UNION ALL
@@ -110,7 +196,19 @@ const ObjectsSQL = `
 			WHEN 'search_path=pg_catalog, pg_temp' = ANY (e.settings) AND ('search_path=pg_catalog, pg_temp' = ANY (h.proconfig)) IS NOT TRUE THEN 'has no pinned search_path'
 			WHEN coalesce((SELECT array_agg(c ORDER BY c COLLATE "C") FROM unnest(h.proconfig) c), '{}') <> coalesce(e.settings, '{}') THEN 'has other settings than this build: ' || array_to_string(h.proconfig, ', ')
 			WHEN e.guarded AND h.everybody THEN 'may be executed by everybody' END
-			FROM expected e JOIN LATERAL (SELECT * FROM have h WHERE h.proname = e.name ORDER BY h.prosrc = e.body DESC LIMIT 1) h ON true WHERE e.kind = 'function'
+			FROM expected e JOIN have h ON h.proname = e.name AND h.types = e.types WHERE e.kind = 'function'
+		UNION ALL
+		SELECT e.kind, e.name || '(' || pg_get_function_identity_arguments(h.oid) || ')', 'is not of this build, which calls it with other arguments: drop it'
+			FROM expected e JOIN have h ON h.proname = e.name AND h.types <> e.types WHERE e.kind = 'function'
+		UNION ALL
+		SELECT e.kind, e.name, CASE
+			WHEN c.atttypid <> to_regtype(e."type") THEN 'has another type than in this build: ' || format_type(c.atttypid, c.atttypmod) || ', not ' || e."type"
+			WHEN e."collation" = 'C' AND c.collname <> 'C' THEN 'has another collation than in this build: names come in another order'
+			WHEN e."notnull" AND NOT c.attnotnull THEN 'may be null' END
+			FROM expected e JOIN columns c ON c.relname || '.' || c.attname = e.name WHERE e.kind = 'column'
+		UNION ALL
+		SELECT 'column', c.relname || '.' || c.attname, 'is not of this build, which gives it no value' FROM columns c JOIN expected t ON t.kind = 'table' AND t.name = c.relname
+			WHERE c.attnotnull AND NOT c.atthasdef AND c.attidentity = '' AND NOT EXISTS (SELECT FROM expected e WHERE e.kind = 'column' AND e.name = c.relname || '.' || c.attname)
 		UNION ALL
 		SELECT e.kind, e.name, 'is not enabled ALWAYS' FROM expected e JOIN triggers t ON t.relname = e."on" AND t.tgname = e.name
 			WHERE e.kind = 'trigger' AND t.tgenabled <> 'A'
@@ -138,7 +236,7 @@ func (e *VersionError) Error() string {
 }
 
 // RepairWith says what to do about a finding of [ObjectsSQL].
-const RepairWith = "run fencectl migrate --repair as the owner of schema fencepost, and then as the same what fencectl roles prints; a table that is missing comes from a backup"
+const RepairWith = "run fencectl migrate --repair as the owner of schema fencepost, and then as the same what fencectl roles prints; a table or column that is missing comes from a backup, and what is not of this build somebody has to drop"
 
 // Repair makes the functions, triggers and indexes again that are missing or differ from this
 // build's, in one transaction, and returns their names; tables it leaves alone. The schema must have

@@ -34,7 +34,7 @@ func TestMarksReadsARange(t *testing.T) {
 	}
 }
 
-// TestExpectedObjects: Verify knows every function, table and trigger of the schema, and
+// TestExpectedObjects: Verify knows every function, table, column and trigger of the schema, and
 // who may call it.
 func TestExpectedObjects(t *testing.T) {
 	pool := pgtest.Pool(t)
@@ -52,6 +52,7 @@ func TestExpectedObjects(t *testing.T) {
 		"function": "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace",
 		"guarded":  "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND NOT has_function_privilege('public', oid, 'EXECUTE')",
 		"table":    "SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname <> 'migrations'",
+		"column":   "SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid WHERE relnamespace = 'fencepost'::regnamespace AND relkind = 'r' AND relname <> 'migrations' AND attnum > 0",
 		"trigger":  "SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = 'fencepost'::regnamespace AND NOT tgisinternal",
 	} {
 		var n int

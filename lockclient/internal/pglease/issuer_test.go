@@ -96,7 +96,7 @@ func TestReenterFails(t *testing.T) {
 	i.Entered().Started = i.Entered().Started.Add(-time.Hour)
 	mustExec(t, pool, "ALTER FUNCTION fencepost.adopt_epoch RENAME TO gone")
 	_, err := i.Acquire(t.Context(), ask("s", "a"))
-	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" {
+	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" || !strings.Contains(err.Error(), "fencectl migrate --repair") {
 		t.Errorf("got %v", err)
 	}
 	if n := value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource = 's'"); n != 0 {
