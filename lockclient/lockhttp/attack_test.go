@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/go-chi/chi/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
@@ -46,21 +43,7 @@ func TestFarClients(t *testing.T) {
 	}{{3, 3, 150 * time.Millisecond}, {2, 6, 300 * time.Millisecond}, {4, 10, 150 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
 			server := memory.NewServer()
-			h := open(t, server.Issuer(), everybody, &lockhttp.Options{Timeout: usual})
-			web, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
-			go web.Serve(listener)
-			connect := func(takes time.Duration) driver.Issuer {
-				return guard.Must(lockhttp.NewIssuer("http://h", &http.Client{Transport: far{&http.Transport{
-					DialContext: func(context.Context, string, string) (net.Conn, error) {
-						near, away := net.Pipe()
-						select {
-						case listener.conns <- away:
-							return near, nil
-						case <-listener.done:
-							return nil, net.ErrClosed
-						}
-					}}, takes}}))
-			}
+			h, connect := serveInBubble(t, server.Issuer())
 			held := server.Steal("r", "holder", time.Hour)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			for n := range c.dead {
@@ -90,8 +73,6 @@ func TestFarClients(t *testing.T) {
 				}
 			}
 			cancel()
-			h.Close(context.Background())
-			web.Close()
 			time.Sleep(time.Minute)
 		})
 	}
@@ -167,36 +148,6 @@ func TestStuckRenewalDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestBodyWhereNoneIs: a body is refused where the fields are in the query, since nobody
-// would check it.
-func TestBodyWhereNoneIs(t *testing.T) {
-	t.Parallel()
-	h := open(t, memory.NewServer().Issuer(), everybody, nil)
-	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","leaseId":"l","ttlSeconds":600}`)
-	for _, request := range [][2]string{{"DELETE", "/v1/locks/l"}, {"GET", "/v1/resources/x"}} {
-		if w := record(h, request[0], request[1], "", `{"resource":"z","fencingToken":99}`); w.Code != 400 || !strings.Contains(w.Body.String(), "query") {
-			t.Errorf("%v: %d %s", request, w.Code, w.Body)
-		}
-	}
-	if w := record(h, "DELETE", "/v1/locks/l?resource=x", "", ""); w.Code != 200 {
-		t.Errorf("the control: %d %s", w.Code, w.Body)
-	}
-}
-
-// TestAllowWhereItIsMounted: a method that a path does not have is refused with those that
-// it has, also below another router.
-func TestAllowWhereItIsMounted(t *testing.T) {
-	t.Parallel()
-	h := open(t, memory.NewServer().Issuer(), everybody, nil)
-	outer := chi.NewRouter()
-	outer.Mount("/{below}", h)
-	for path, handler := range map[string]http.Handler{"/v1/locks": h, "/locks/v1/locks": outer} {
-		if w := record(handler, "PUT", path, "", ""); w.Code != 405 || w.Header().Get("Allow") != "GET" {
-			t.Errorf("%s: %d, Allow %v", path, w.Code, w.Header()["Allow"])
-		}
-	}
-}
-
 // TestNamedStates (P6): what no retry cures is named so, wherever it is seen.
 func TestNamedStates(t *testing.T) {
 	t.Parallel()
@@ -218,8 +169,6 @@ func TestNamedStates(t *testing.T) {
 	}
 	web, _ = serve(t, failed{memory.NewServer().Issuer(), driver.ErrNoWatch}, everybody, nil)
 	for _, path := range []string{"/v1/watch?resource=r", "/v1/resources/r"} {
-		if got := ask(t, web.URL, "", "GET", path, ""); got.status != 501 {
-			t.Errorf("%s without notifications: %d %s", path, got.status, got.text)
-		}
+		ask(t, web.URL, "", "GET", path, "").want(t, 501)
 	}
 }

@@ -84,6 +84,7 @@ func TestBadInput(t *testing.T) {
 		{"too late", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"2026-01-01T00:00:00Z"`), 412, "late", ""},
 		{"too late by two thousand years", a, "POST", "/v1/locks/acquire", acquire(`,"notAfter":"0001-01-01T00:00:00Z"`), 412, "late", ""},
 		{"a spent lease ID", a, "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:released","leaseId":"R","ttlSeconds":600}`, 410, "lease_spent", ""},
+		{"a lease ID that another holder uses", "acme-2", "POST", "/v1/locks/acquire", `{"resource":"acme:billing-close:2026-01","leaseId":"L","ttlSeconds":600}`, 400, "invalid", "leaseId"},
 		{"too large", a, "POST", "/v1/locks/acquire", acquire(`,"metadata":"` + strings.Repeat("x", 600<<10) + `"`), 413, "too_large", ""},
 		{"a query where none is", a, "POST", "/v1/locks/acquire?x=1", acquire(""), 400, "invalid", "query"},
 
@@ -113,6 +114,8 @@ func TestBadInput(t *testing.T) {
 		{"no UTF-8 in the path", a, "DELETE", "/v1/locks/%FF", "", 400, "invalid", "leaseId"},
 		{"no UTF-8 in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:%FF", "", 400, "invalid", "resource"},
 		{"a resource twice", a, "DELETE", "/v1/locks/L?resource=a&resource=b", "", 400, "invalid", "resource"},
+		{"a body where the fields are in the query", a, "DELETE", "/v1/locks/L", `{"resource":"z","fencingToken":99}`, 400, "invalid", "body"},
+		{"a body of a look", a, "GET", "/v1/resources/acme:billing-close:2026-01", `{"resource":"z","fencingToken":99}`, 400, "invalid", "body"},
 		{"a bad token in the query", a, "DELETE", "/v1/locks/L?resource=acme:billing-close:2026-01&fencingToken=01", "", 400, "invalid", "fencingToken"},
 
 		{"another tenant's lock", a, "GET", "/v1/resources/umbrella:billing-close:1", "", 403, "forbidden", ""},
@@ -138,6 +141,9 @@ func TestBadInput(t *testing.T) {
 			if c.status == 401 && got.header.Get("WWW-Authenticate") == "" || c.status == 503 && got.header.Get("Retry-After") == "" || c.status == 405 && got.header.Get("Allow") == "" {
 				t.Errorf("a header is missing: %v", got.header)
 			}
+			if strings.Contains(got.str("detail"), "LeaseID") {
+				t.Errorf("it names a field otherwise than on the wire: %s", got.text)
+			}
 			if strings.Contains(got.text, "\n ") || strings.Contains(c.problem, "forbidden") && strings.Contains(got.text, "umbrella") {
 				t.Errorf("the answer tells what it was asked: %s", got.text)
 			}
@@ -154,9 +160,7 @@ func TestBadInput(t *testing.T) {
 	r, _ := http.NewRequest("POST", web.URL+"/v1/locks/acquire", strings.NewReader(acquire("")))
 	r.Header.Set("Authorization", "Bearer acme-1")
 	r.Header.Set("Content-Type", "text/plain")
-	if got := send(t, r); got.status != 415 || got.problem() != "unsupported_media_type" {
-		t.Errorf("as text: %+v", got)
-	}
+	send(t, r).want(t, 415, "unsupported_media_type")
 }
 
 // TestWholeTexts: what half a surrogate pair would become is a character like others.
@@ -202,11 +206,12 @@ func TestNamesInPaths(t *testing.T) {
 	}
 }
 
-// TestMounted: below another chi router the server takes only its own names of a path.
+// TestMounted: below another chi router the server takes only its own names of a path. A
+// method that a path does not have is refused with those that it has, there too.
 func TestMounted(t *testing.T) {
 	t.Parallel()
-	outer := chi.NewRouter()
-	outer.Mount("/{resource}/locks", open(t, memory.NewServer().Issuer(), everybody, nil))
+	h, outer := open(t, memory.NewServer().Issuer(), everybody, nil), chi.NewRouter()
+	outer.Mount("/{resource}/locks", h)
 	for _, c := range []struct{ method, path, body string }{
 		{"GET", "/v1/time", ""},
 		{"POST", "/v1/locks/acquire", `{"resource":"r","leaseId":"L","ttlSeconds":600}`},
@@ -214,8 +219,11 @@ func TestMounted(t *testing.T) {
 		{"POST", "/v1/locks/L/renew", `{"resource":"r","ttlSeconds":600}`},
 		{"DELETE", "/v1/locks/L?resource=r", ""},
 	} {
-		if got := record(outer, c.method, "/outer/locks"+c.path, "", c.body); got.Code != 200 {
-			t.Errorf("%s %s: %d %s", c.method, c.path, got.Code, got.Body)
+		record(outer, c.method, "/outer/locks"+c.path, "", c.body).want(t, 200)
+	}
+	for path, handler := range map[string]http.Handler{"/v1/locks": h, "/outer/locks/v1/locks": outer} {
+		if got := record(handler, "PUT", path, "", "").want(t, 405); got.header.Get("Allow") != "GET" {
+			t.Errorf("%s: Allow %v", path, got.header["Allow"])
 		}
 	}
 }
@@ -321,16 +329,12 @@ func TestP6ErrorsOverHTTP(t *testing.T) {
 	}
 	// Readiness and credentials that cannot be checked have the same types.
 	web, _ := serve(t, failed{memory.NewServer().Issuer(), guard.ErrMarkAhead}, everybody, nil)
-	if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != 503 || got.problem() != "issuer_behind" {
-		t.Errorf("readiness: %s", got.text)
-	}
+	ask(t, web.URL, "", "GET", "/readyz", "").want(t, 503, "issuer_behind")
 	lacking := func(*http.Request) (*lockhttp.Identity, error) {
 		return nil, guard.Setup("look up", guard.Claim{}, cause)
 	}
 	web, _ = serve(t, memory.NewServer().Issuer(), lacking, nil)
-	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`); got.status != 500 || got.problem() != "setup" {
-		t.Errorf("credentials: %s", got.text)
-	}
+	ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":600}`).want(t, 500, "setup")
 }
 
 // TestVerdictsOfClient: the Go client's good renewals are carried out although one is
@@ -508,7 +512,5 @@ func TestPageIsAClient(t *testing.T) {
 	}
 	r, _ := http.NewRequest("GET", web.URL+"/v1/time", nil)
 	r.AddCookie(&http.Cookie{Name: "fencepost_page", Value: "YWNtZS0x"})
-	if got := send(t, r); got.status != 401 {
-		t.Errorf("by a cookie: %d %s", got.status, got.text)
-	}
+	send(t, r).want(t, 401)
 }

@@ -134,9 +134,7 @@ func TestSentAndGone(t *testing.T) {
 		send := func(method, path, body string, patience time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			r := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body))
-			r.Header.Set("Content-Type", "application/json")
-			h.ServeHTTP(httptest.NewRecorder(), r)
+			recordUnder(ctx, h, method, path, "", body)
 		}
 		send("DELETE", "/v1/locks/"+claim.LeaseID+"?resource=r&fencingToken="+claim.Token.String(), "", trip/2)
 		if held := server.Holder("r"); held != nil {
@@ -169,6 +167,35 @@ func (p *pipes) Accept() (net.Conn, error) {
 }
 func (p *pipes) Close() error   { close(p.done); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// dial returns a new connection to what serves p.
+func (p *pipes) dial(context.Context, string, string) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case p.conns <- far:
+		return near, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// serveInBubble runs a lock server in a bubble, and returns what makes clients with
+// connections of their own. Their requests take a while to arrive.
+func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, connect func(takes time.Duration) driver.Issuer) {
+	t.Helper()
+	h = open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
+	server, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
+	go server.Serve(listener)
+	t.Cleanup(func() {
+		testkit.Check(t, h.Close(context.Background()))
+		server.Close()
+	})
+	return h, func(takes time.Duration) driver.Issuer {
+		i := guard.Must(lockhttp.NewIssuer("http://h", &http.Client{Transport: far{&http.Transport{DialContext: listener.dial}, takes}}))
+		t.Cleanup(func() { i.Close() })
+		return i
+	}
+}
 
 // TestSlowClients: a client that does not send its request's body, or does not
 // read its answer, keeps a connection for some seconds and not for ever, whether
@@ -256,11 +283,7 @@ func TestStreamsLastOverHTTP2(t *testing.T) {
 				web := &http.Server{Handler: h, Protocols: &protocols}
 				listener := &pipes{make(chan net.Conn), make(chan struct{})}
 				go web.Serve(listener)
-				transport := &http.Transport{Protocols: &protocols, DialContext: func(context.Context, string, string) (net.Conn, error) {
-					near, far := net.Pipe()
-					listener.conns <- far
-					return near, nil
-				}}
+				transport := &http.Transport{Protocols: &protocols, DialContext: listener.dial}
 				method, body := "GET", ""
 				if path == "/v1/locks/acquire" {
 					method, body = "POST", `{"resource":"r","ttlSeconds":30,"waitSeconds":60}`
@@ -318,8 +341,8 @@ func TestNobodyWaitsForReports(t *testing.T) {
 			} {
 				began := time.Now()
 				path := strings.Replace(r.path, "%d", server.Last("r").String(), 1)
-				if got := record(h, r.method, path, "", r.body); got.Code != r.status || time.Since(began) > time.Second {
-					t.Errorf("%s %s: after %v: %d %s", r.method, path, time.Since(began), got.Code, got.Body)
+				if got := record(h, r.method, path, "", r.body); got.status != r.status || time.Since(began) > time.Second {
+					t.Errorf("%s %s: after %v: %d %s", r.method, path, time.Since(began), got.status, got.text)
 				}
 			}
 		}
@@ -332,9 +355,7 @@ func TestNobodyWaitsForReports(t *testing.T) {
 		until := make(chan struct{})
 		who := func(id *lockhttp.Identity, err error) (*lockhttp.Identity, error) { id.Audience = "a"; return id, err }
 		h = open(t, server.Issuer(), func(r *http.Request) (*lockhttp.Identity, error) { return who(everybody(r)) }, &lockhttp.Options{Timeout: usual, Signer: silent(until)})
-		if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"s","ttlSeconds":600}`); got.Code != 500 {
-			t.Errorf("%d %s", got.Code, got.Body)
-		}
+		record(h, "POST", "/v1/locks/acquire", "", `{"resource":"s","ttlSeconds":600}`).want(t, 500)
 		synctest.Wait()
 		if held := server.Holder("s"); held != nil {
 			t.Errorf("not released while it blocks: %v", held)
@@ -368,9 +389,7 @@ func TestWatchersThatNeverAsk(t *testing.T) {
 		waited := make(chan time.Duration)
 		go func() {
 			began := time.Now()
-			if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"waitSeconds":3000}`); got.Code != 200 {
-				t.Errorf("%d %s", got.Code, got.Body)
-			}
+			record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"waitSeconds":3000}`).want(t, 200)
 			waited <- time.Since(began)
 		}()
 		synctest.Wait()

@@ -64,13 +64,13 @@ func TestRequestsDuringClose(t *testing.T) {
 			wg.Go(func() {
 				for !stop.Load() {
 					got := record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r%d","ttlSeconds":600}`, n))
-					switch got.Code {
+					switch got.status {
 					case 200, 409:
 						carriedOut.Add(1)
 					case 503:
 						refused.Add(1)
 					default:
-						t.Errorf("%d %s", got.Code, got.Body)
+						t.Errorf("%d %s", got.status, got.text)
 					}
 				}
 			})
@@ -92,9 +92,7 @@ func TestRequestsDuringClose(t *testing.T) {
 			{"GET", "/readyz", ""}, {"GET", "/v1/resources/r", ""}, {"DELETE", "/v1/locks/L?resource=r", ""},
 			{"GET", "/v1/watch?resource=r", ""}, {"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":600}`},
 		} {
-			if got := record(h, request.method, request.path, "", request.body); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), "unavailable") {
-				t.Errorf("closed: %s %s: %d %s", request.method, request.path, got.Code, got.Body)
-			}
+			record(h, request.method, request.path, "", request.body).want(t, http.StatusServiceUnavailable, "unavailable")
 		}
 	}
 }
@@ -132,18 +130,16 @@ func TestCloseBetweenTwo(t *testing.T) {
 		b := between{Issuer: issuer, then: func() {
 			go func() { closed <- h.Close(context.Background()) }()
 			testkit.Eventually(t, "the first refusal", func() bool {
-				return record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":600}`).Code == http.StatusServiceUnavailable
+				return record(h, "POST", "/v1/locks/acquire", "", `{"resource":"x","ttlSeconds":600}`).status == http.StatusServiceUnavailable
 			})
 			if request.method == "GET" { // it is what is asked
 				return
 			}
-			if ready := record(h, "GET", "/readyz", "", ""); ready.Code != http.StatusServiceUnavailable {
-				t.Errorf("it refuses every acquire and is ready: %s", ready.Body)
-			}
+			record(h, "GET", "/readyz", "", "").want(t, http.StatusServiceUnavailable) // it refuses every acquire
 		}}
 		h = open(t, b, everybody, &lockhttp.Options{Admin: b, Raise: func(context.Context, guard.Claim) error { raised.Add(1); return nil }})
-		if got := record(h, request.method, request.path, "", request.body); got.Code != 200 || !strings.Contains(got.Body.String(), request.answer) {
-			t.Errorf("%s: %d %s", request.path, got.Code, got.Body)
+		if got := record(h, request.method, request.path, "", request.body); got.status != 200 || !strings.Contains(got.text, request.answer) {
+			t.Errorf("%s: %d %s", request.path, got.status, got.text)
 		}
 		testkit.Check(t, <-closed)
 		if request.method == "POST" && raised.Load() != 1 {
@@ -185,18 +181,14 @@ func (down) Release(_ context.Context, claim guard.Claim) (bool, error) {
 // until it has run out, which Close does not wait for.
 func TestCloseWhileTheIssuerIsDown(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, closeWhileDown)
-}
-
-func closeWhileDown(t *testing.T) {
-	h := open(t, down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: usual})
-	if got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":3600}`); got.Code != http.StatusInternalServerError {
-		t.Errorf("%d %s", got.Code, got.Body)
-	}
-	began := time.Now()
-	if err := h.Close(t.Context()); err != nil || time.Since(began) > 20*time.Second {
-		t.Errorf("after %v: %v", time.Since(began), err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h := open(t, down{memory.NewServer().Issuer()}, everybody, &lockhttp.Options{Timeout: usual})
+		record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":3600}`).want(t, http.StatusInternalServerError)
+		began := time.Now()
+		if err := h.Close(t.Context()); err != nil || time.Since(began) > 20*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
 }
 
 // TestRestarts: clients acquire and release over HTTP while PostgreSQL is stopped

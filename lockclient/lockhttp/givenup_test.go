@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -83,8 +82,8 @@ func TestP8ClientGoes(t *testing.T) {
 			continue
 		}
 		_, handler = serve(t, issuer, everybody, nil)
-		if got := record(handler, "POST", "/v1/locks/acquire", "", body); got.Code != 200 || !strings.Contains(got.Body.String(), `"token":"1"`) {
-			t.Errorf("again: %d %s", got.Code, got.Body)
+		if got := record(handler, "POST", "/v1/locks/acquire", "", body); got.status != 200 || !strings.Contains(got.text, `"token":"1"`) {
+			t.Errorf("again: %d %s", got.status, got.text)
 		}
 	}
 }
@@ -94,30 +93,28 @@ func TestP8ClientGoes(t *testing.T) {
 // the release and the grant comes first.
 func TestP8IssuerAnswersLate(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, answersLate)
-}
-
-func answersLate(t *testing.T) {
-	server := memory.NewServer()
-	asked, answer := make(chan struct{}), make(chan struct{})
-	issuer := &hooked{Issuer: server.Issuer()}
-	issuer.before = sync.OnceFunc(func() { close(asked); <-answer })
-	handler := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
-	got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600}`)
-	if text := got.Body.String(); got.Code != 500 || !strings.Contains(text, "outcome_unknown") || strings.Contains(text, `"leaseId"`) {
-		t.Fatal(text)
-	}
-	<-asked
-	close(answer)
-	testkit.Check(t, handler.Close(t.Context()))
-	if h := server.Holder("r"); h != nil {
-		t.Errorf("held by %+v", h)
-	}
-	// The ID is spent: the request cannot be replayed.
-	_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: issuer.leaseID.Load().(string), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
-	if !errors.Is(err, driver.ErrLeaseIDSpent) {
-		t.Errorf("a replay: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		server := memory.NewServer()
+		asked, answer := make(chan struct{}), make(chan struct{})
+		issuer := &hooked{Issuer: server.Issuer()}
+		issuer.before = sync.OnceFunc(func() { close(asked); <-answer })
+		handler := open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
+		got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600}`)
+		if text := got.text; got.status != 500 || !strings.Contains(text, "outcome_unknown") || strings.Contains(text, `"leaseId"`) {
+			t.Fatal(text)
+		}
+		<-asked
+		close(answer)
+		testkit.Check(t, handler.Close(t.Context()))
+		if h := server.Holder("r"); h != nil {
+			t.Errorf("held by %+v", h)
+		}
+		// The ID is spent: the request cannot be replayed.
+		_, err := server.Issuer().Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: issuer.leaseID.Load().(string), Owner: "x", TTL: time.Minute, Timeout: time.Minute})
+		if !errors.Is(err, driver.ErrLeaseIDSpent) {
+			t.Errorf("a replay: %v", err)
+		}
+	})
 }
 
 // TestP8NamedIDIsNotReleased: the response to a failed acquire names no lease ID that the
@@ -185,9 +182,7 @@ func TestP8ReleasesAreBounded(t *testing.T) {
 		}, &lockhttp.Options{Timeout: usual})
 		acquire := func(tenant, leaseID string, want int) {
 			t.Helper()
-			if got := record(h, "POST", "/v1/locks/acquire", tenant, `{"resource":"r","ttlSeconds":86400,"leaseId":"`+leaseID+`"}`); got.Code != want {
-				t.Errorf("%s %s: %d %s", tenant, leaseID, got.Code, got.Body)
-			}
+			record(h, "POST", "/v1/locks/acquire", tenant, `{"resource":"r","ttlSeconds":86400,"leaseId":"`+leaseID+`"}`).want(t, want)
 		}
 		for range 1000 {
 			acquire("acme", "", 500)
@@ -232,54 +227,52 @@ func (s stuck) Watch(context.Context, driver.Watch, func()) (driver.Watching, er
 // without waiting for their own timeouts.
 func TestIssuerAway(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, issuerAway)
-}
-
-func issuerAway(t *testing.T) {
-	const timeout, grace = 200 * time.Millisecond, 100 * time.Millisecond
-	forever := make(chan struct{})
-	handler := open(t, stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: timeout})
-	defer func() {
-		close(forever)
-		testkit.Check(t, handler.Close(t.Context()))
-	}()
-	var wg sync.WaitGroup
-	for n, c := range []struct {
-		method, path, body string
-		status             int
-	}{
-		{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`, 500},
-		{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30,"waitSeconds":50}`, 500},
-		{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":30}`, 500},
-		{"POST", "/v1/locks/renew", `{"resource":"r","leaseId":"L","fencingToken":1,"ttlSeconds":30}`, 500},
-		{"DELETE", "/v1/locks/L?resource=r", "", 500},
-		{"GET", "/v1/resources/r", "", 503},
-		{"GET", "/v1/watch?resource=r", "", 503},
-		{"GET", "/readyz", "", 503},
-		{"GET", "/health", "", 200},
-	} {
-		wg.Go(func() {
-			began := time.Now()
-			got := record(handler, c.method, c.path, "", c.body)
-			// Each of the first two that wait is an exchange, and a watch.
-			if took := time.Since(began); took > 2*(timeout+grace) {
-				t.Errorf("%d: %s %s took %v", n, c.method, c.path, took)
-			}
-			if got.Code != c.status || c.status == 500 && !strings.Contains(got.Body.String(), "outcome_unknown") {
-				t.Errorf("%d: %s %s: %d %s", n, c.method, c.path, got.Code, got.Body)
-			}
-		})
-	}
-	for n := range 50 { // with one bound each, they would take ten seconds
-		wg.Go(func() {
-			began := time.Now()
-			got := record(handler, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"queue","leaseId":"L%d","ttlSeconds":30,"waitSeconds":50}`, n))
-			if took := time.Since(began); got.Code != 500 && got.Code != 503 || took > 50*(timeout+grace)/5 {
-				t.Errorf("in the queue: %d %s after %v", got.Code, got.Body, took)
-			}
-		})
-	}
-	wg.Wait()
+	synctest.Test(t, func(t *testing.T) {
+		const timeout, grace = 200 * time.Millisecond, 100 * time.Millisecond
+		forever := make(chan struct{})
+		handler := open(t, stuck{memory.NewServer().Issuer(), forever}, everybody, &lockhttp.Options{Timeout: timeout})
+		defer func() {
+			close(forever)
+			testkit.Check(t, handler.Close(t.Context()))
+		}()
+		var wg sync.WaitGroup
+		for n, c := range []struct {
+			method, path, body string
+			status             int
+		}{
+			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30}`, 500},
+			{"POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":30,"waitSeconds":50}`, 500},
+			{"POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":30}`, 500},
+			{"POST", "/v1/locks/renew", `{"resource":"r","leaseId":"L","fencingToken":1,"ttlSeconds":30}`, 500},
+			{"DELETE", "/v1/locks/L?resource=r", "", 500},
+			{"GET", "/v1/resources/r", "", 503},
+			{"GET", "/v1/watch?resource=r", "", 503},
+			{"GET", "/readyz", "", 503},
+			{"GET", "/health", "", 200},
+		} {
+			wg.Go(func() {
+				began := time.Now()
+				got := record(handler, c.method, c.path, "", c.body)
+				// Each of the first two that wait is an exchange, and a watch.
+				if took := time.Since(began); took > 2*(timeout+grace) {
+					t.Errorf("%d: %s %s took %v", n, c.method, c.path, took)
+				}
+				if got.status != c.status || c.status == 500 && !strings.Contains(got.text, "outcome_unknown") {
+					t.Errorf("%d: %s %s: %d %s", n, c.method, c.path, got.status, got.text)
+				}
+			})
+		}
+		for n := range 50 { // with one bound each, they would take ten seconds
+			wg.Go(func() {
+				began := time.Now()
+				got := record(handler, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"queue","leaseId":"L%d","ttlSeconds":30,"waitSeconds":50}`, n))
+				if took := time.Since(began); got.status != 500 && got.status != 503 || took > 50*(timeout+grace)/5 {
+					t.Errorf("in the queue: %d %s after %v", got.status, got.text, took)
+				}
+			})
+		}
+		wg.Wait()
+	})
 }
 
 // TestRepeated: a request whose answer was lost and that is repeated under its
@@ -304,9 +297,7 @@ func TestRepeated(t *testing.T) {
 	if server.Last("r") != 1 {
 		t.Errorf("%v tokens were granted", server.Last("r"))
 	}
-	if got := ask(t, web.URL, "", "DELETE", "/v1/locks/mine?resource=r", ""); got.status != 200 {
-		t.Errorf("%+v", got)
-	}
+	ask(t, web.URL, "", "DELETE", "/v1/locks/mine?resource=r", "").want(t, 200)
 	if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", body); got.status != 410 || got.problem() != "lease_spent" {
 		t.Errorf("after the release: %+v", got)
 	}
@@ -317,116 +308,102 @@ func TestRepeated(t *testing.T) {
 // not granted.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, waitTogether)
-}
-
-func waitTogether(t *testing.T) {
-	clients := longtest.ByLength(200, 1000)
-	server := memory.NewServer()
-	issuer := &hooked{Issuer: server.Issuer()}
-	handler := open(t, issuer, everybody, &lockhttp.Options{MaxWait: time.Hour})
-	if got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`); got.Code != 200 {
-		t.Fatal(got.Body)
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	seen := map[string]bool{}
-	for range clients {
-		wg.Go(func() {
-			got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":600}`)
-			var g struct {
-				Acquired       bool
-				Token, LeaseID string
-			}
-			decode(t, got.Body.String(), &g)
-			mu.Lock()
-			if seen[g.Token] || !g.Acquired {
-				t.Errorf("%s", got.Body)
-			}
-			seen[g.Token] = true
-			mu.Unlock()
-			if freed := record(handler, "DELETE", "/v1/locks/"+g.LeaseID+"?resource=r&fencingToken="+g.Token, "", ""); freed.Code != 200 {
-				t.Errorf("%s", freed.Body)
-			}
-		})
-	}
-	waiting := func() float64 {
-		var l struct{ Waiting float64 }
-		decode(t, record(handler, "GET", "/v1/resources/r", "", "").Body.String(), &l)
-		return l.Waiting
-	}
-	time.Sleep(time.Second)
-	if n := waiting(); n != float64(clients) {
-		t.Fatalf("%v of %d wait", n, clients)
-	}
-	before := issuer.calls.Load()
-	if before > int64(clients/2) {
-		t.Errorf("the issuer was asked %d times while nothing was to be had", before)
-	}
-	record(handler, "DELETE", "/v1/locks/first?resource=r", "", "")
-	wg.Wait()
-	if len(seen) != clients || server.Last("r") != guard.Token(clients+1) {
-		t.Errorf("%d tokens, the last is %v", len(seen), server.Last("r"))
-	}
-	if n := issuer.calls.Load(); n > int64(4*clients) {
-		t.Errorf("%d attempts for %d grants", n, clients)
-	}
-	handler.Close(t.Context())
+	synctest.Test(t, func(t *testing.T) {
+		clients := longtest.ByLength(200, 1000)
+		server := memory.NewServer()
+		issuer := &hooked{Issuer: server.Issuer()}
+		handler := open(t, issuer, everybody, &lockhttp.Options{MaxWait: time.Hour})
+		record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ttlSeconds":600}`).want(t, 200)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		seen := map[string]bool{}
+		for range clients {
+			wg.Go(func() {
+				got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":600}`)
+				var g struct {
+					Acquired       bool
+					Token, LeaseID string
+				}
+				decode(t, got.text, &g)
+				mu.Lock()
+				if seen[g.Token] || !g.Acquired {
+					t.Errorf("%s", got.text)
+				}
+				seen[g.Token] = true
+				mu.Unlock()
+				record(handler, "DELETE", "/v1/locks/"+g.LeaseID+"?resource=r&fencingToken="+g.Token, "", "").want(t, 200)
+			})
+		}
+		waiting := func() float64 {
+			var l struct{ Waiting float64 }
+			decode(t, record(handler, "GET", "/v1/resources/r", "", "").text, &l)
+			return l.Waiting
+		}
+		time.Sleep(time.Second)
+		if n := waiting(); n != float64(clients) {
+			t.Fatalf("%v of %d wait", n, clients)
+		}
+		before := issuer.calls.Load()
+		if before > int64(clients/2) {
+			t.Errorf("the issuer was asked %d times while nothing was to be had", before)
+		}
+		record(handler, "DELETE", "/v1/locks/first?resource=r", "", "")
+		wg.Wait()
+		if len(seen) != clients || server.Last("r") != guard.Token(clients+1) {
+			t.Errorf("%d tokens, the last is %v", len(seen), server.Last("r"))
+		}
+		if n := issuer.calls.Load(); n > int64(4*clients) {
+			t.Errorf("%d attempts for %d grants", n, clients)
+		}
+		handler.Close(t.Context())
+	})
 }
 
 // TestWaitEnds: a wait ends with its time, with its client and with the server,
 // and leaves nothing.
 func TestWaitEnds(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, waitEnds) // which fails if a goroutine is left
-}
-
-func waitEnds(t *testing.T) {
-	server := memory.NewServer()
-	h := open(t, server.Issuer(), everybody, nil)
-	record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ownerId":"ada","ttlSeconds":600}`)
-	for range 2 {
-		began := time.Now()
-		got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":20}`)
-		var g struct {
-			Holder        struct{ OwnerID, Token string }
-			WaitedSeconds float64
+	synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left
+		server := memory.NewServer()
+		h := open(t, server.Issuer(), everybody, nil)
+		record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","leaseId":"first","ownerId":"ada","ttlSeconds":600}`)
+		for range 2 {
+			began := time.Now()
+			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":20}`)
+			var g struct {
+				Holder        struct{ OwnerID, Token string }
+				WaitedSeconds float64
+			}
+			decode(t, got.text, &g)
+			if got.status != 409 || g.Holder.OwnerID != "ada" || g.Holder.Token != "1" || g.WaitedSeconds != 20 || time.Since(began) != 20*time.Second {
+				t.Errorf("after %v: %s", time.Since(began), got.text)
+			}
 		}
-		decode(t, got.Body.String(), &g)
-		if got.Code != 409 || g.Holder.OwnerID != "ada" || g.Holder.Token != "1" || g.WaitedSeconds != 20 || time.Since(began) != 20*time.Second {
-			t.Errorf("after %v: %s", time.Since(began), got.Body)
+		waits := func(ctx context.Context) response {
+			return recordUnder(ctx, h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":60}`)
 		}
-	}
-	waits := func(ctx context.Context) *httptest.ResponseRecorder {
-		r := httptest.NewRequestWithContext(ctx, "POST", "/v1/locks/acquire", strings.NewReader(`{"resource":"r","ttlSeconds":600,"waitSeconds":60}`))
-		r.Header.Set("Content-Type", "application/json")
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { waits(ctx) })
-	wg.Go(func() {
-		if got := waits(t.Context()); got.Code != 503 || !strings.Contains(got.Body.String(), "unavailable") {
-			t.Errorf("at the server's end: %s", got.Body)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { waits(ctx) })
+		wg.Go(func() {
+			waits(t.Context()).want(t, 503, "unavailable") // at the server's end
+		})
+		waiting := func(want int) {
+			t.Helper()
+			synctest.Wait()
+			if got := record(h, "GET", "/v1/resources/r", "", "").text; !strings.Contains(got, fmt.Sprintf(`"waiting":%d,`, want)) {
+				t.Errorf("%s, want %d that wait", got, want)
+			}
+		}
+		waiting(2)
+		cancel()
+		waiting(1)
+		testkit.Check(t, h.Close(t.Context()))
+		wg.Wait()
+		if server.Last("r") != 1 {
+			t.Errorf("the last token is %v", server.Last("r"))
 		}
 	})
-	waiting := func(want int) {
-		t.Helper()
-		synctest.Wait()
-		if got := record(h, "GET", "/v1/resources/r", "", "").Body.String(); !strings.Contains(got, fmt.Sprintf(`"waiting":%d,`, want)) {
-			t.Errorf("%s, want %d that wait", got, want)
-		}
-	}
-	waiting(2)
-	cancel()
-	waiting(1)
-	testkit.Check(t, h.Close(t.Context()))
-	wg.Wait()
-	if server.Last("r") != 1 {
-		t.Errorf("the last token is %v", server.Last("r"))
-	}
 }
 
 // unprepared is an issuer whose first attempts are late, as when it had to connect first.
@@ -446,8 +423,6 @@ func (u *unprepared) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 func TestIssuerHasToPrepare(t *testing.T) {
 	for late, want := range map[int]int{1: 200, 2: 412} {
 		web, _ := serve(t, &unprepared{memory.NewServer().Issuer(), late}, everybody, nil)
-		if got := ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`); got.status != want {
-			t.Errorf("late %d times: %d %s", late, got.status, got.text)
-		}
+		ask(t, web.URL, "", "POST", "/v1/locks/acquire", `{"resource":"r","ttlSeconds":60}`).want(t, want)
 	}
 }

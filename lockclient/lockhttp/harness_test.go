@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -30,6 +31,7 @@ const problemPrefix = "tag:fencepost-go.github.io,2026:problem/"
 
 // response is an answer that was read.
 type response struct {
+	to     string // the request
 	status int
 	header http.Header
 	text   string
@@ -46,6 +48,15 @@ func (r response) str(name string) string {
 	return s
 }
 
+// want fails the test unless the response has the status and, if one is given, the problem.
+func (r response) want(t testing.TB, status int, problem ...string) response {
+	t.Helper()
+	if r.status != status || len(problem) > 0 && r.problem() != problem[0] {
+		t.Errorf("%.300s: %d %s, want %d %v", r.to, r.status, r.text, status, problem)
+	}
+	return r
+}
+
 // ask sends a request as the identity that the token names.
 func ask(t testing.TB, base, token, method, path, body string) response {
 	t.Helper()
@@ -57,7 +68,9 @@ func ask(t testing.TB, base, token, method, path, body string) response {
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	return send(t, r)
+	got := send(t, r)
+	got.to = fmt.Sprintf("%s %s by %q with %s", method, path, token, body)
+	return got
 }
 
 func send(t testing.TB, r *http.Request) response {
@@ -111,14 +124,21 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 	return id, nil
 }
 
-// record returns the answer of a handler that is called directly.
-func record(h http.Handler, method, path, token, body string) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(method, path, strings.NewReader(body))
+// record returns the response of a handler that is called directly.
+func record(h http.Handler, method, path, token, body string) response {
+	return recordUnder(context.Background(), h, method, path, token, body)
+}
+
+// recordUnder is record for a client that goes away when ctx ends.
+func recordUnder(ctx context.Context, h http.Handler, method, path, token, body string) response {
+	r := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	return w
+	got := response{to: fmt.Sprintf("%s %s by %q with %s", method, path, token, body), status: w.Code, header: w.Header(), text: w.Body.String()}
+	_ = json.Unmarshal(w.Body.Bytes(), &got.body)
+	return got
 }
 
 func decode(t testing.TB, text string, v any) {

@@ -3,8 +3,6 @@ package lockhttp_test
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -46,20 +44,20 @@ func TestFailureOfTheFirst(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ownerId":"hasty","ttlSeconds":20,"waitSeconds":600}`)
-		if got.Code != 500 || !strings.Contains(got.Body.String(), "outcome_unknown") {
-			t.Errorf("the hasty one: %d %s", got.Code, got.Body)
+		if got.status != 500 || !strings.Contains(got.text, "outcome_unknown") {
+			t.Errorf("the hasty one: %d %s", got.status, got.text)
 		}
 	})
 	waiting := func(n int) func() bool {
 		return func() bool {
-			return strings.Contains(record(handler, "GET", "/v1/resources/r", "", "").Body.String(), fmt.Sprintf(`"waiting":%d`, n))
+			return strings.Contains(record(handler, "GET", "/v1/resources/r", "", "").text, fmt.Sprintf(`"waiting":%d`, n))
 		}
 	}
 	testkit.Eventually(t, "the hasty one waits", waiting(1))
 	wg.Go(func() {
 		got := record(handler, "POST", "/v1/locks/acquire", "", `{"resource":"r","ownerId":"patient","ttlSeconds":600,"waitSeconds":600}`)
-		if got.Code != 200 || !strings.Contains(got.Body.String(), `"acquired":true`) {
-			t.Errorf("the patient one: %d %s", got.Code, got.Body)
+		if got.status != 200 || !strings.Contains(got.text, `"acquired":true`) {
+			t.Errorf("the patient one: %d %s", got.status, got.text)
 		}
 	})
 	testkit.Eventually(t, "both wait", waiting(2))
@@ -107,7 +105,7 @@ func clientsInLine(t *testing.T, runOut bool) {
 	server.Steal("r", "holder", time.Hour)
 	var wg sync.WaitGroup
 	for n := range clients {
-		c, err := lockclient.New(connect(), fmt.Sprint("worker-", n), &lockclient.Options{Logger: testkit.Logger(t)})
+		c, err := lockclient.New(connect(0), fmt.Sprint("worker-", n), &lockclient.Options{Logger: testkit.Logger(t)})
 		testkit.Must(t, err)
 		wg.Go(func() {
 			defer c.Close(context.WithoutCancel(t.Context()))
@@ -216,7 +214,7 @@ func TestIssuerFailsTheQueue(t *testing.T) {
 		return server, issuer, h
 	}
 	waits := func(h *lockhttp.Server, seconds int) int {
-		return record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r","ttlSeconds":60,"waitSeconds":%d}`, seconds)).Code
+		return record(h, "POST", "/v1/locks/acquire", "", fmt.Sprintf(`{"resource":"r","ttlSeconds":60,"waitSeconds":%d}`, seconds)).status
 	}
 	testkit.Bubble(t, "no response", func(t *testing.T) {
 		_, issuer, h := start(t)
@@ -312,12 +310,12 @@ func TestPlaceIsKept(t *testing.T) {
 func keepsPlace(t *testing.T, again func(stop, watch func())) {
 	issuer := &counting{Issuer: memory.NewServer().Issuer()}
 	_, connect := serveInBubble(t, issuer)
-	holder := connect()
+	holder := connect(0)
 	g, err := holder.Acquire(t.Context(), driver.Request{Resource: "r", LeaseID: "held", Owner: "o", TTL: time.Minute, Timeout: time.Minute})
 	testkit.Must(t, err)
 	var mu sync.Mutex
 	var woken []string
-	clients := map[string]driver.Issuer{"1": connect(), "2": connect(), "3": connect()}
+	clients := map[string]driver.Issuer{"1": connect(0), "2": connect(0), "3": connect(0)}
 	stops := map[string]func(){}
 	watch := func(id string) {
 		var stopped sync.Once
@@ -374,7 +372,7 @@ func TestOneQueue(t *testing.T) {
 		}
 		for n := range 8 {
 			if n%2 == 0 {
-				c, err := lockclient.New(connect(), "worker", &lockclient.Options{Logger: testkit.Logger(t)})
+				c, err := lockclient.New(connect(0), "worker", &lockclient.Options{Logger: testkit.Logger(t)})
 				testkit.Must(t, err)
 				wg.Go(func() {
 					defer c.Close(context.Background())
@@ -390,8 +388,8 @@ func TestOneQueue(t *testing.T) {
 				wg.Go(func() {
 					id := fmt.Sprint("id-", n)
 					got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"waitSeconds":60,"leaseId":"`+id+`"}`)
-					if got.Code != 200 {
-						t.Errorf("%d: %s", n, got.Body)
+					if got.status != 200 {
+						t.Errorf("%d: %s", n, got.text)
 					}
 					granted(n)
 					record(h, "DELETE", "/v1/locks/"+id+"?resource=r", "", "")
@@ -407,29 +405,6 @@ func TestOneQueue(t *testing.T) {
 	})
 }
 
-// serveInBubble runs a lock server in a bubble, and returns what makes clients with
-// connections of their own.
-func serveInBubble(t *testing.T, issuer driver.Issuer) (h *lockhttp.Server, connect func() driver.Issuer) {
-	t.Helper()
-	h = open(t, issuer, everybody, &lockhttp.Options{Timeout: usual})
-	server, listener := &http.Server{Handler: h}, &pipes{make(chan net.Conn), make(chan struct{})}
-	go server.Serve(listener)
-	t.Cleanup(func() {
-		testkit.Check(t, h.Close(context.Background()))
-		server.Close()
-	})
-	return h, func() driver.Issuer {
-		i, err := lockhttp.NewIssuer("http://h", &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-			near, far := net.Pipe()
-			listener.conns <- far
-			return near, nil
-		}}})
-		testkit.Must(t, err)
-		t.Cleanup(func() { i.Close() })
-		return i
-	}
-}
-
 // TestNobodyPassesTheCalled: while a client that was notified has its first try, a
 // request that waits under a lease ID of its own is not granted. The control waits for
 // longer than the try is reserved.
@@ -441,14 +416,14 @@ func TestNobodyPassesTheCalled(t *testing.T) {
 			h, connect := serveInBubble(t, server.Issuer())
 			held := server.Steal("r", "holder", time.Hour)
 			woken := make(chan struct{})
-			if _, err := connect().Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "called"}, func() { close(woken) }); err != nil {
+			if _, err := connect(0).Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "called"}, func() { close(woken) }); err != nil {
 				t.Fatal(err)
 			}
 			record(h, "DELETE", "/v1/locks/"+held.LeaseID+"?resource=r", "", "")
 			<-woken
 			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":60,"leaseId":"other","waitSeconds":`+wait+`}`)
-			if got.Code != want {
-				t.Errorf("after %s s: %d %s", wait, got.Code, got.Body)
+			if got.status != want {
+				t.Errorf("after %s s: %d %s", wait, got.status, got.text)
 			}
 		})
 	}
@@ -462,7 +437,7 @@ func TestRepeatedWhileOthersWait(t *testing.T) {
 		h := open(t, memory.NewServer().Issuer(), everybody, &lockhttp.Options{Timeout: usual})
 		acquire := func(leaseID string) (code int, body string) {
 			got := record(h, "POST", "/v1/locks/acquire", "", `{"resource":"r","ttlSeconds":600,"waitSeconds":50,"leaseId":"`+leaseID+`"}`)
-			return got.Code, got.Body.String()
+			return got.status, got.text
 		}
 		acquire("mine")
 		var others sync.WaitGroup

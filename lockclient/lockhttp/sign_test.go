@@ -75,9 +75,7 @@ func TestReadySigns(t *testing.T) {
 		server := memory.NewServer()
 		server.Steal("fencepost-readyz", "readyz", time.Minute)
 		web, _ := serve(t, server.Issuer(), everybody, &lockhttp.Options{Signer: &signer{c.err}})
-		if got := ask(t, web.URL, "", "GET", "/readyz", ""); got.status != c.status {
-			t.Errorf("%v: %d %s", c.err, got.status, got.text)
-		}
+		ask(t, web.URL, "", "GET", "/readyz", "").want(t, c.status)
 	}
 }
 
@@ -154,9 +152,7 @@ func TestNoAudience(t *testing.T) {
 	if got.status != 500 || got.problem() != "setup" || server.Last("r") != 0 {
 		t.Errorf("%+v, last token %v", got, server.Last("r"))
 	}
-	if got := ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":60}`); got.status != 500 || got.problem() != "setup" {
-		t.Errorf("%+v", got)
-	}
+	ask(t, web.URL, "", "POST", "/v1/locks/L/renew", `{"resource":"r","fencingToken":1,"ttlSeconds":60}`).want(t, 500, "setup")
 	handler.Close(t.Context()) // waits until the log is written
 	if !strings.Contains(log.String(), "Identity.Audience") {
 		t.Errorf("the log: %s", log)
