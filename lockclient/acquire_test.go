@@ -14,6 +14,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/internal/waiting"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -67,10 +68,8 @@ func TestHeld(t *testing.T) {
 	pool := migrated(t)
 	holder := mustTry(t, newTestClient(t, pool, nil), "r", time.Minute)
 	client := newTestClient(t, pool, nil)
-	state := func() (s string) {
-		err := pool.QueryRow(t.Context(), `SELECT concat_ws(' ', pg_current_wal_insert_lsn(), ctid, xmin, xmax, leases::text) FROM fencepost.leases`).Scan(&s)
-		testkit.Must(t, err)
-		return s
+	state := func() string {
+		return leasetest.Value[string](t, pool, "SELECT concat_ws(' ', pg_current_wal_insert_lsn(), ctid, xmin, xmax, leases::text) FROM fencepost.leases")
 	}
 	try := func() {
 		t.Helper()
@@ -164,12 +163,10 @@ func ExampleHeldError() {
 
 // expiresIn makes a lease run out soon, and returns when. It is not granted with
 // that short a TTL because a slow machine would not get it at all.
-func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duration) (expires time.Time) {
+func expiresIn(t testing.TB, pool *pgxpool.Pool, resource string, d time.Duration) time.Time {
 	t.Helper()
-	err := pool.QueryRow(t.Context(), `UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
-		WHERE resource = $1 RETURNING expires_at`, resource, d.Microseconds()).Scan(&expires)
-	testkit.Must(t, err)
-	return expires
+	return leasetest.Value[time.Time](t, pool, `UPDATE fencepost.leases SET expires_at = clock_timestamp() + $2::bigint * interval '1 microsecond'
+		WHERE resource = $1 RETURNING expires_at`, resource, d.Microseconds())
 }
 
 // TestAcquireCancelledAnytime: whenever ctx ends, there is a lease, or none is
@@ -338,12 +335,7 @@ func TestRowLocked(t *testing.T) {
 	client.issuer.(*pglease.Issuer).LockTimeout = 50 * time.Millisecond
 	lease := mustTry(t, client, "r", time.Hour)
 	mustTry(t, client, "free", time.Hour).Release(t.Context())
-	tx, err := pool.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases FOR UPDATE")
 	_, tried := client.TryAcquire(t.Context(), "free", &AcquireOptions{TTL: time.Hour})
 	for what, err := range map[string]error{"acquire": tried, "renew": lease.Renew(t.Context())} {
 		if pg := pglease.Error(err); !errors.Is(err, guard.ErrUnavailable) || pg == nil || pg.Code != "55P03" {
@@ -412,12 +404,7 @@ func TestLockedReleasesDelayNoRenewal(t *testing.T) {
 	if err := healthy.Renew(t.Context()); err != nil { // from now on releases use the issuer's own connections
 		t.Fatal(err)
 	}
-	tx, err := pool.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource LIKE 'locked %' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases WHERE resource LIKE 'locked %' FOR UPDATE")
 	ctx, cancel := context.WithCancel(t.Context())
 	var releases sync.WaitGroup
 	for _, l := range leases {

@@ -152,8 +152,7 @@ func (simulation) Release(context.Context, guard.Claim) (bool, error)        { r
 // alter changes a function of the schema, for a control.
 func alter(t testing.TB, pool *pgxpool.Pool, function, from, to string) {
 	t.Helper()
-	var body string
-	testkit.Must(t, pool.QueryRow(t.Context(), "SELECT pg_get_functiondef($1::regproc)", "fencepost."+function).Scan(&body))
+	body := leasetest.Value[string](t, pool, "SELECT pg_get_functiondef($1::regproc)", "fencepost."+function)
 	altered := strings.Replace(body, from, to, 1)
 	if altered == body {
 		t.Fatalf("there is no %q to take out", from)
@@ -193,11 +192,7 @@ func refused(c *Client, resource string) bool { return c.waiters.Noted(resource)
 
 // rests reports whether the wake mark is set, so the next release notifies.
 func rests(t testing.TB, pool *pgxpool.Pool, resource string) bool {
-	var marked bool
-	err := pool.QueryRow(context.Background(), `SELECT coalesce(wake_until > clock_timestamp(), false)
-		FROM fencepost.leases WHERE resource = $1`, resource).Scan(&marked)
-	testkit.Must(t, err)
-	return marked
+	return leasetest.Value[bool](t, pool, "SELECT coalesce(wake_until > clock_timestamp(), false) FROM fencepost.leases WHERE resource = $1", resource)
 }
 
 func mustTry(t testing.TB, c *Client, resource string, ttl time.Duration) *Lease {

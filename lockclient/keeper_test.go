@@ -11,6 +11,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestTwoLeasesOfOneResource: a lease that was force-unlocked and its successor,
@@ -397,9 +398,8 @@ func TestReleaseAfterClose(t *testing.T) {
 	testkit.Must(t, client.Close(t.Context()))
 	testkit.Check(t, released.Release(t.Context()))
 	for _, l := range []*Lease{released, chosen} {
-		var held bool
-		if err := pool.QueryRow(t.Context(), "SELECT lease_id IS NOT NULL FROM fencepost.leases WHERE resource = $1", l.Resource()).Scan(&held); err != nil || held != (l == chosen) {
-			t.Errorf("%s: held %t, %v", l.Resource(), held, err)
+		if held := leasetest.Value[bool](t, pool, "SELECT lease_id IS NOT NULL FROM fencepost.leases WHERE resource = $1", l.Resource()); held != (l == chosen) {
+			t.Errorf("%s: held %t", l.Resource(), held)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -121,12 +122,7 @@ func TestLockedRowHoldsUpNobody(t *testing.T) {
 	}
 	free := mustTry(t, client, "free, and locked", time.Hour)
 	testkit.Must(t, free.Release(t.Context()))
-	tx, err := pool.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource LIKE '%locked' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases WHERE resource LIKE '%locked' FOR UPDATE")
 	renewals, results := []driver.Renewal{{Claim: locked.Claim(), TTL: time.Hour}}, make([]driver.Renewed, 21)
 	for _, l := range others {
 		renewals = append(renewals, driver.Renewal{Claim: l.Claim(), TTL: time.Hour})

@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
@@ -304,13 +305,8 @@ func TestSpentIDsAreNotRead(t *testing.T) {
 		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id) SELECT 'r', 'job-' || i FROM generate_series(1, 10000) i")
 		mustExec(t, pool, "INSERT INTO fencepost.spent (resource, lease_id, until) SELECT 'r', 'old-' || i, now() FROM generate_series(1, 150) i")
 		mustSimple(t, pool, "VACUUM ANALYZE fencepost.spent")
-		tx, err := pool.Begin(t.Context())
-		testkit.Must(t, err)
-		defer tx.Rollback(t.Context())
-		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.spend('r', 'mine', 'x', '1000')"); err != nil {
-			t.Fatal(err)
-		}
-		err = tx.QueryRow(t.Context(), `SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid)),
+		tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.spend('r', 'mine', 'x', '1000')")
+		err := tx.QueryRow(t.Context(), `SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid)),
 			(SELECT count(*) FROM fencepost.spent WHERE lease_id LIKE 'old-%')
 			FROM pg_class WHERE oid = 'fencepost.spent'::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'fencepost.spent'::regclass)`).Scan(&rows, &left)
 		testkit.Must(t, err)
@@ -331,11 +327,8 @@ func TestPollingWaiter(t *testing.T) {
 	pool := migrated(t)
 	mustExec(t, pool, "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET track_functions = ''all''', current_database()); END $$")
 	pool.Reset()
-	calls := func(function string) (n int) {
-		err := pool.QueryRow(t.Context(), `SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions
-			WHERE schemaname = 'fencepost' AND funcname = $1`, function).Scan(&n)
-		testkit.Must(t, err)
-		return n
+	calls := func(function string) int {
+		return leasetest.Value[int](t, pool, "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE schemaname = 'fencepost' AND funcname = $1", function)
 	}
 	mustTry(t, newTestClient(t, pool, nil), "r", time.Hour)
 	client := newTuned(t, pool, pglock.Options{Poll: true}, nil)
@@ -389,8 +382,7 @@ const offeredSQL = `CREATE SEQUENCE shared.ran;
 func TestHolderRunsNoCodeOfOthers(t *testing.T) {
 	t.Parallel()
 	admin := migrated(t)
-	var database string
-	testkit.Must(t, admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+	database := leasetest.Value[string](t, admin, "SELECT current_database()")
 	role := pgx.Identifier{"app_" + database}.Sanitize()
 	mustExec(t, admin, "CREATE ROLE "+role)
 	defer mustExec(t, admin, "DROP ROLE "+role)

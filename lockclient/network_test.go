@@ -214,12 +214,7 @@ func open(t *testing.T, direct *pgxpool.Pool, client *Client, conns int) (most i
 	for n := range conns + 3 {
 		leases = append(leases, mustTry(t, client, fmt.Sprint("opens ", n), time.Hour))
 	}
-	tx, err := direct.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, direct, "SELECT FROM fencepost.leases FOR UPDATE")
 	var renewals sync.WaitGroup
 	for _, l := range leases {
 		renewals.Go(func() { l.Renew(t.Context()) })
@@ -227,12 +222,8 @@ func open(t *testing.T, direct *pgxpool.Pool, client *Client, conns int) (most i
 	pgtest.Blocked(t, direct, "fencepost.renew(", conns)
 	for range 20 { // more of them would come by then
 		time.Sleep(10 * time.Millisecond)
-		var n int
-		if err := direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-			AND wait_event_type = 'Lock' AND query LIKE '%fencepost.renew(%'`).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		most = max(most, n)
+		most = max(most, leasetest.Value[int](t, direct, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND query LIKE '%fencepost.renew(%'`))
 	}
 	tx.Rollback(context.Background())
 	renewals.Wait()

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 )
 
 // TestReadmeWithoutALock runs the README's alternatives to a lock, and each
@@ -48,8 +49,7 @@ func TestReadmeWithoutALock(t *testing.T) {
 	}
 	for words, run := range map[string]func(){
 		"constraint": func() {
-			var there bool
-			testkit.Must(t, pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'btree_gist'").Scan(&there))
+			there := leasetest.Value[bool](t, pool, "SELECT count(*) > 0 FROM pg_available_extensions WHERE name = 'btree_gist'")
 			if !there {
 				t.Log("this server has no btree_gist: the constraint is not run")
 				return

@@ -12,6 +12,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -76,6 +77,25 @@ func MustExec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	}
 }
 
+// Value returns the one value of the one row of a query.
+func Value[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) (v T) {
+	t.Helper()
+	testkit.Must(t, pool.QueryRow(context.Background(), sql, args...).Scan(&v))
+	return v
+}
+
+// Begun returns a transaction that has executed a statement, and holds its locks until it
+// ends, or the test does.
+func Begun(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	testkit.Must(t, err)
+	t.Cleanup(func() { tx.Rollback(context.Background()) })
+	_, err = tx.Exec(t.Context(), sql, args...)
+	testkit.Must(t, err)
+	return tx
+}
+
 // RunOut ends a lease by the server's clock, as its TTL would.
 func RunOut(t testing.TB, pool *pgxpool.Pool, resource string) {
 	t.Helper()
@@ -83,12 +103,9 @@ func RunOut(t testing.TB, pool *pgxpool.Pool, resource string) {
 }
 
 // CountRows returns how many resources have a row.
-func CountRows(t testing.TB, pool *pgxpool.Pool) (n int) {
+func CountRows(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
-	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM fencepost.leases`).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return Value[int](t, pool, `SELECT count(*) FROM fencepost.leases`)
 }
 
 // Forgetful is a server that acknowledges before it writes to disk, and writes

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5"
@@ -60,7 +61,7 @@ func newFunctionTests(t *testing.T) *functionTests {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	})}
 	mustExec(t, f.pool, frozenClock)
-	mustExec(t, f.pool, freeze(value[string](t, f.pool, `SELECT string_agg(pg_get_functiondef(p.oid), ';') FROM pg_proc p
+	mustExec(t, f.pool, freeze(leasetest.Value[string](t, f.pool, `SELECT string_agg(pg_get_functiondef(p.oid), ';') FROM pg_proc p
 		WHERE p.pronamespace = 'fencepost'::regnamespace AND p.prosrc ~ 'clock_timestamp|pg_sleep'`)))
 	config := f.pool.Config().ConnConfig.Copy()
 	config.RuntimeParams["synchronous_commit"] = "local"
@@ -474,19 +475,13 @@ func TestGrantAfterAWait(t *testing.T) {
 			}
 		}
 		testkit.Must(t, pglock.Migrate(t.Context(), pool))
-		var acquire string
-		testkit.Must(t, pool.QueryRow(t.Context(), "SELECT pg_get_functiondef('fencepost.acquire'::regproc)").Scan(&acquire))
+		acquire := leasetest.Value[string](t, pool, "SELECT pg_get_functiondef('fencepost.acquire'::regproc)")
 		if !strings.Contains(acquire, asBuilt) && !strings.Contains(acquire, early) {
 			t.Fatal("the function has another condition")
 		}
 		exec(strings.Replace(acquire, asBuilt, over, 1))
 		exec("INSERT INTO fencepost.leases (resource, token) VALUES ('r', 1)")
-		tx, err := pool.Begin(t.Context())
-		testkit.Must(t, err)
-		defer tx.Rollback(context.Background())
-		if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
+		tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE")
 		got := make(chan int64, 1)
 		go func() {
 			var granted int64

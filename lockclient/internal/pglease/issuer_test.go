@@ -41,12 +41,7 @@ func TestAcquiresBesideALockedRow(t *testing.T) {
 	pool := migrated(t)
 	i := newIssuer(t, pool, nil)
 	release(t, i, acquire(t, i, "locked", "a"))
-	tx, err := pool.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases FOR UPDATE")
 	sent := i.Together(2)
 	waits, free := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := i.Acquire(context.Background(), ask("locked", "b")); waits <- err }()
@@ -99,7 +94,7 @@ func TestReenterFails(t *testing.T) {
 	if pg := pglease.Error(err); !errors.Is(err, guard.ErrSetup) || pg == nil || pg.Code != "42883" || !strings.Contains(err.Error(), "fencectl migrate --repair") {
 		t.Errorf("got %v", err)
 	}
-	if n := value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource = 's'"); n != 0 {
+	if n := leasetest.Value[int](t, pool, "SELECT count(*) FROM fencepost.leases WHERE resource = 's'"); n != 0 {
 		t.Error("it was granted")
 	}
 }
@@ -203,11 +198,7 @@ func TestWatchReads(t *testing.T) {
 		return err == nil
 	})
 	for id, want := range map[string]error{"": nil, "b": guard.ErrOutcomeUnknown} {
-		tx, err := pool.Begin(t.Context())
-		testkit.Must(t, err)
-		if _, err := tx.Exec(t.Context(), "LOCK TABLE fencepost.leases IN ACCESS EXCLUSIVE MODE"); err != nil {
-			t.Fatal(err)
-		}
+		tx := leasetest.Begun(t, pool, "LOCK TABLE fencepost.leases IN ACCESS EXCLUSIVE MODE")
 		got := make(chan error, 1)
 		go func() {
 			w, err := i.Watch(context.Background(), driver.Watch{Resource: "r", LeaseID: id, Wait: testkit.Patience}, func() {})
@@ -296,7 +287,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 		mustExec(t, pool, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
 		mustExec(t, pool, "SELECT pg_reload_conf()")
 		testkit.Eventually(t, "all know it", func() bool {
-			return names == value[string](t, pool, "SELECT current_setting('synchronous_standby_names')")
+			return names == leasetest.Value[string](t, pool, "SELECT current_setting('synchronous_standby_names')")
 		})
 	}
 	standby("nobody")
@@ -353,7 +344,7 @@ func TestCancelledStandbyWait(t *testing.T) {
 	close(stop)
 	<-stopped
 	standby("")
-	granted := value[int64](t, pool, "SELECT token FROM fencepost.leases WHERE resource = 'later'")
+	granted := leasetest.Value[int64](t, pool, "SELECT token FROM fencepost.leases WHERE resource = 'later'")
 	if again := acquire(t, i, "later", "a"); int64(again.Token) != granted {
 		t.Errorf("the same lease ID finds token %v instead of %d", again.Token, granted)
 	}
@@ -390,12 +381,7 @@ func TestAnySession(t *testing.T) {
 	}
 	i := newIssuer(t, dial(t, base, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "200" }), nil)
 	held := acquire(t, newIssuer(t, base, nil), "held", "mine") // whose sessions have no timeout
-	tx, err := base.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'held' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Begun(t, base, "SELECT FROM fencepost.leases WHERE resource = 'held' FOR UPDATE")
 	if _, err := i.Release(t.Context(), held); !errors.Is(err, driver.ErrBusy) || !errors.Is(err, guard.ErrUnavailable) {
 		t.Errorf("a release that statement_timeout ended: %v", err)
 	}
@@ -406,13 +392,7 @@ func TestAnySession(t *testing.T) {
 func TestRowSecurity(t *testing.T) {
 	t.Parallel()
 	admin := migrated(t)
-	role := "hidden_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
-	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
-	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
-	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
-	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO "+role)
-	mustExec(t, admin, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO "+role)
-	i := newIssuer(t, dial(t, admin, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" }), nil)
+	i := newIssuer(t, dialAsIssuer(t, admin), nil)
 	claim := acquire(t, i, "r", "mine")
 	renew := func() driver.Renewed {
 		results := make([]driver.Renewed, 1)

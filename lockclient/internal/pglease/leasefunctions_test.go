@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -467,7 +468,7 @@ var epochVariants = []struct {
 func TestEpochFunctions(t *testing.T) {
 	f := newFunctionTests(t)
 	mustExec(t, f.pool, "CREATE FUNCTION hidden(what text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE insufficient_privilege USING MESSAGE = ''no '' || what; END'")
-	functions := value[string](t, f.pool, "SELECT pg_get_functiondef('fencepost.raise_epoch'::regproc)")
+	functions := leasetest.Value[string](t, f.pool, "SELECT pg_get_functiondef('fencepost.raise_epoch'::regproc)")
 	for _, v := range epochVariants {
 		t.Run(v.name, func(t *testing.T) {
 			for k := 0; k < len(v.texts); k += 2 {

@@ -13,6 +13,7 @@ import (
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
+	"github.com/fencepost-go/fencepost/lockclient/internal/leasetest"
 	"github.com/fencepost-go/fencepost/lockclient/internal/pglease"
 )
 
@@ -53,7 +54,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 			}()
 		}
 		testkit.Eventually(t, "it stands in line", func() bool {
-			return n+1 == value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
+			return n+1 == leasetest.Value[int](t, pool, "SELECT coalesce(array_length(waiters, 1), 0) FROM fencepost.leases WHERE resource = 'r'")
 		})
 	}
 	// On a busy machine the mark would run out, since nobody asks again.
@@ -78,7 +79,7 @@ func TestLongestWaitingFirst(t *testing.T) {
 		for _, i := range issuers[n+1:] {
 			line = append(line, i.Process())
 		}
-		if now := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(now, line) {
+		if now := leasetest.Value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(now, line) {
 			t.Errorf("process %d was granted, and the line is %q, want %q", n, now, line)
 		}
 		testkit.Must(t, o.lease.Release(t.Context()))
@@ -98,7 +99,7 @@ func TestLooksInItsTurn(t *testing.T) {
 	defer i.Subscribe("r", wakes.wake)()
 	mustExec(t, pool, "SELECT pg_notify($1, $2)", pglease.Channel+"."+i.Process(), pglease.Topic("r")+" dead "+i.Process())
 	testkit.Eventually(t, "its place in the queue", func() bool {
-		return slices.Equal([]string{i.Process()}, value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
+		return slices.Equal([]string{i.Process()}, leasetest.Value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
 	})
 	settle(t, pool, i)
 	if wakes.woken() {
@@ -155,10 +156,10 @@ func TestAbandonedWaitersLeave(t *testing.T) {
 	}
 	testkit.Eventually(t, "the others have left", func() bool {
 		mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
-		return slices.Equal(stays, value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
+		return slices.Equal(stays, leasetest.Value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"))
 	})
 	time.Sleep(2 * pglease.StayInLine)
-	if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(stays, line) {
+	if line := leasetest.Value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(stays, line) {
 		t.Errorf("the line is %q, want %q", line, stays)
 	}
 }
@@ -181,12 +182,7 @@ func TestBackDuringUnwatch(t *testing.T) {
 	}
 	first := watch(func() {})
 	mustExec(t, pool, "UPDATE fencepost.leases SET wake_until = clock_timestamp() + interval '50 s' WHERE resource = 'r'") // however slow the machine is
-	tx, err := pool.Begin(t.Context())
-	testkit.Must(t, err)
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := leasetest.Begun(t, pool, "SELECT FROM fencepost.leases WHERE resource = 'r' FOR UPDATE")
 	first.Stop()
 	pgtest.Blocked(t, pool, "fencepost.unwatch(", 1) // it is about to be taken out
 	var back wakes
@@ -195,7 +191,7 @@ func TestBackDuringUnwatch(t *testing.T) {
 	testkit.Eventually(t, "it is woken", back.woken)
 	defer watch(func() {}).Stop()
 	second.Stop()
-	if line := value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(line, []string{i.Process()}) {
+	if line := leasetest.Value[[]string](t, pool, "SELECT waiters FROM fencepost.leases WHERE resource = 'r'"); !slices.Equal(line, []string{i.Process()}) {
 		t.Errorf("the line is %q", line)
 	}
 }

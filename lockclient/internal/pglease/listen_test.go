@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,6 +44,18 @@ func dial(t *testing.T, base *pgxpool.Pool, change func(*pgxpool.Config)) *pgxpo
 	return pool
 }
 
+// dialAsIssuer returns a pool of a role that has what an issuer needs.
+func dialAsIssuer(t *testing.T, admin *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	role := "issuer_" + strings.ReplaceAll(input.NewLeaseID(), "-", "")
+	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
+	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
+	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO "+role)
+	mustExec(t, admin, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO "+role)
+	return dial(t, admin, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" })
+}
+
 func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.Issuer {
 	t.Helper()
 	if logger == nil {
@@ -55,16 +68,9 @@ func newIssuer(t *testing.T, pool *pgxpool.Pool, logger *slog.Logger) *pglease.I
 	return i
 }
 
-// value reads one value.
-func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {
-	t.Helper()
-	testkit.Must(t, pool.QueryRow(context.Background(), sql, args...).Scan(&v))
-	return v
-}
-
 func listenerPIDs(t *testing.T, pool *pgxpool.Pool) []int32 {
 	t.Helper()
-	return value[[]int32](t, pool, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
+	return leasetest.Value[[]int32](t, pool, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
 		WHERE datname = current_database() AND query LIKE 'LISTEN %'`)
 }
 
@@ -304,14 +310,8 @@ func TestListenerIdle(t *testing.T) {
 func TestNotifyRefused(t *testing.T) {
 	t.Parallel()
 	admin := migrated(t)
-	role := fmt.Sprintf("mute_%d", time.Now().UnixNano())
-	mustExec(t, admin, "CREATE ROLE "+role+" LOGIN PASSWORD 'x'")
-	t.Cleanup(func() { mustExec(t, admin, "DROP OWNED BY "+role); mustExec(t, admin, "DROP ROLE "+role) })
 	mustExec(t, admin, "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_notify(text, text) FROM PUBLIC")
-	mustExec(t, admin, "GRANT USAGE ON SCHEMA fencepost TO "+role)
-	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO "+role)
-	mustExec(t, admin, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO "+role)
-	pool := dial(t, admin, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "x" })
+	pool := dialAsIssuer(t, admin)
 	issuer := newIssuer(t, pool, nil)
 	for _, n := range []int{1, 20} {
 		var leases []guard.Claim
@@ -328,7 +328,7 @@ func TestNotifyRefused(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if held := value[int](t, admin, "SELECT count(*) FROM fencepost.leases WHERE lease_id IS NOT NULL"); held != 0 {
+		if held := leasetest.Value[int](t, admin, "SELECT count(*) FROM fencepost.leases WHERE lease_id IS NOT NULL"); held != 0 {
 			t.Errorf("%d of %d leases are held", held, n)
 		}
 	}
