@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqladmin"
 )
@@ -36,9 +37,7 @@ func TestVerdicts(t *testing.T) {
 func TestConsume(t *testing.T) {
 	pool := pgtest.Pool(t)
 	c := &consumer{guard.Must(sqlfence.Pgx(pool, nil))}
-	if err := sqladmin.Pgx(pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sqladmin.Pgx(pool).Migrate(t.Context()))
 	if _, err := pool.Exec(t.Context(), consumerSchema); err != nil {
 		t.Fatal(err)
 	}
@@ -70,17 +69,13 @@ func TestConsume(t *testing.T) {
 		}
 	}
 	var cents, consumed int
-	if err := pool.QueryRow(t.Context(), "SELECT (SELECT cents FROM accounts), (SELECT count(*) FROM consumed)").Scan(&cents, &consumed); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pool.QueryRow(t.Context(), "SELECT (SELECT cents FROM accounts), (SELECT count(*) FROM consumed)").Scan(&cents, &consumed))
 	if cents != 1 || consumed != 1 {
 		t.Errorf("the account is at %d after %d messages", cents, consumed)
 	}
 	// The control: without the fence the late message changes the account.
 	late := with(func(m *message) { m.Headers.set(guard.CarrierToken, "10") })
-	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return apply(t.Context(), tx, late) }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return apply(t.Context(), tx, late) }))
 	if err := pool.QueryRow(t.Context(), "SELECT cents FROM accounts").Scan(&cents); err != nil || cents != 2 {
 		t.Errorf("control: %d, %v", cents, err)
 	}

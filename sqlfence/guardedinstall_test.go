@@ -154,9 +154,8 @@ func TestTriggerSQL(t *testing.T) {
 	c := claimOf(`x%3Ay:it's \ 100:z`, 5)
 	must(t, e.db.Raise(t.Context(), c))
 	noError(t, e.presenting(write, c))
-	if text, err = sqladmin.RemoveTriggerSQL(g.Table); err != nil {
-		t.Fatal(err)
-	}
+	text, err = sqladmin.RemoveTriggerSQL(g.Table)
+	must(t, err)
 	e.exec(text)
 	noError(t, e.presenting(write), "after the printed removal")
 }

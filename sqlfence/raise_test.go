@@ -79,9 +79,7 @@ func TestRaiseWaits(t *testing.T) {
 			}
 			must(t, end())
 		}
-		if err := <-raised; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-raised)
 		if n := e.written(); n != int64(len(ends)) {
 			t.Errorf("the successor sees %d rows of %d", n, len(ends))
 		}
@@ -331,9 +329,7 @@ func TestRaiseWithoutASpareConnection(t *testing.T) {
 				t.Errorf("the holder: %v", err)
 			}
 			for _, b := range busy {
-				if err := <-b; err != nil {
-					t.Error(err)
-				}
+				noError(t, <-b)
 			}
 		}
 	})

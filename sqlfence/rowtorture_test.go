@@ -198,9 +198,7 @@ func (s *steps) damage() (d damage) {
 	applied := map[string]bool{}
 	rows, _ := s.admin.Query(context.Background(), "SELECT DISTINCT op FROM log WHERE id > 0 AND op <> ''")
 	ops, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	for _, op := range ops {
 		applied[op] = true
 	}
@@ -356,9 +354,7 @@ var schedules = map[string]struct {
 			late = s.writeLate(old)
 			return nil
 		})
-		if err != nil {
-			s.Fatal(err)
-		}
+		must(s, err)
 		<-late
 	}, "op-2"},
 	// The row is replaced while the holder's statement waits for it. Another try writes it.
@@ -366,17 +362,13 @@ var schedules = map[string]struct {
 		s.antagonist = true
 		h := s.taken(ctx, s.alone, 1)
 		tx, err := s.admin.Begin(ctx)
-		if err != nil {
-			s.Fatal(err)
-		}
+		must(s, err)
 		defer tx.Rollback(context.Background())
 		if tag, err := tx.Exec(ctx, replaceRow, 1); err != nil || tag.RowsAffected() != 1 {
 			s.Fatalf("replaced %d rows, %v", tag.RowsAffected(), err)
 		}
 		late := s.writeLate(h)
-		if err := tx.Commit(ctx); err != nil {
-			s.Fatal(err)
-		}
+		must(s, tx.Commit(ctx))
 		<-late
 		if s.int("SELECT count(*) FROM log WHERE op = 'op-1'") == 0 { // an update is unavailable
 			h.write(ctx, s.alone)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // rewritten is a connection to a server that takes some words of SQL for others.
@@ -47,9 +48,7 @@ func (c *rewritten) Write(b []byte) (int, error) {
 func adminOf(t *testing.T, url string, words ...string) *Admin {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	config.MaxConns = 1 // the probe has a second session all the same
 	dial := config.ConnConfig.DialFunc
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -57,9 +56,7 @@ func adminOf(t *testing.T, url string, words ...string) *Admin {
 		return &rewritten{Conn: c, words: strings.NewReplacer(words...)}, err
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(pool.Close)
 	return Pgx(pool)
 }
@@ -166,9 +163,7 @@ func TestProbeLosesItsHolder(t *testing.T) {
 		} {
 			config.ConnConfig.Tracer = &ending{word, pool, c.end}
 			traced, err := pgxpool.NewWithConfig(t.Context(), config.Copy())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if err := Pgx(traced).Probe(c.ctx); !errors.Is(err, c.want) || guard.ReasonOf(err) != guard.ReasonUnavailable {
 				t.Errorf("%s before %q: %v, want ErrUnavailable", c.how, word, err)
 			}

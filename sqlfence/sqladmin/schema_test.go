@@ -5,28 +5,23 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestMarksReadsARange: listing a prefix reads the index from there to its end.
 func TestMarksReadsARange(t *testing.T) {
 	pool := pgtest.Pool(t)
-	if err := Pgx(pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Pgx(pool).Migrate(t.Context()))
 	if _, err := pool.Exec(t.Context(), "INSERT INTO fencepost.marks SELECT 'k' || n, 1 FROM generate_series(1, 20000) AS n; ANALYZE fencepost.marks"); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := pool.Query(t.Context(), "EXPLAIN ANALYZE "+marksSQL, 10, "k777", "", beyond("k777"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer rows.Close()
 	var plan strings.Builder
 	for rows.Next() {
 		var line string
-		if err := rows.Scan(&line); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, rows.Scan(&line))
 		plan.WriteString(line + "\n")
 	}
 	if text := plan.String(); !strings.Contains(text, "Index Scan using marks_pkey") || strings.Contains(text, "Rows Removed") {
@@ -38,9 +33,7 @@ func TestMarksReadsARange(t *testing.T) {
 // who may call it.
 func TestExpectedObjects(t *testing.T) {
 	pool := pgtest.Pool(t)
-	if err := Pgx(pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Pgx(pool).Migrate(t.Context()))
 	kinds := map[string]int{}
 	for _, o := range schema().Objects() {
 		kinds[o.Kind]++
@@ -56,9 +49,7 @@ func TestExpectedObjects(t *testing.T) {
 		"trigger":  "SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = 'fencepost'::regnamespace AND NOT tgisinternal",
 	} {
 		var n int
-		if err := pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, pool.QueryRow(t.Context(), sql).Scan(&n))
 		if n != kinds[kind] {
 			t.Errorf("%s: %d are expected, the database has %d", kind, kinds[kind], n)
 		}

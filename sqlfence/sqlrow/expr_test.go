@@ -12,14 +12,13 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // fuzzConn is a connection for a fuzz target.
 func fuzzConn(f *testing.F) *pgx.Conn {
 	conn, err := pgx.Connect(context.Background(), pgtest.Database(f))
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	f.Cleanup(func() { conn.Close(context.Background()) })
 	return conn
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
@@ -18,17 +19,13 @@ import (
 func mocked(t *testing.T, expect func(m sqlmock.Sqlmock)) Executor {
 	t.Helper()
 	pool, m, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	expect(m)
 	t.Cleanup(func() {
 		if n := pool.Stats().InUse; n != 0 {
 			t.Errorf("%d connections were not given back", n)
 		}
-		if err := m.ExpectationsWereMet(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, m.ExpectationsWereMet())
 		pool.Close()
 	})
 	return Std(pool)
@@ -62,9 +59,7 @@ const (
 
 func mockTable(t *testing.T, rule guard.Rule) *Table {
 	table, err := anyTable([]string{"jobs"}, []string{"id"}, &TableOptions{Rule: rule})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	table.looked.Store(true)
 	return table
 }
@@ -127,9 +122,7 @@ func TestErrorBehindRows(t *testing.T) {
 // used is not written.
 func TestFailureOfTheFirstLook(t *testing.T) {
 	table, err := anyTable([]string{"fresh"}, []string{"id"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for want, cause := range map[guard.Reason]error{guard.ReasonUnavailable: errInjected, guard.ReasonInvalid: state("42P01")} {
 		db := mocked(t, func(m sqlmock.Sqlmock) {
 			m.ExpectQuery(sqlkit.LookSQL).WithArgs(`"fresh"`, "null", "last_fencing_token").WillReturnError(cause)
@@ -156,9 +149,7 @@ func TestWayOut(t *testing.T) {
 		{"closes", "42704", `type "last_fencing_token" or bigint does not exist`, "", ""},
 	} {
 		table, err := anyTable([]string{c.table}, []string{"id"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		cause := &pgconn.PgError{Severity: "ERROR", Code: c.code, Message: c.message}
 		err = table.failure("update", claimOf("r", 5), cause, true)
 		if !errors.Is(err, guard.ErrInvalid) || !errors.Is(err, cause) || strings.HasSuffix(err.Error(), parts) != (c.parts != "") ||
@@ -171,9 +162,7 @@ func TestWayOut(t *testing.T) {
 // TestKeyValueErrors: the error of a key's value that has no text says why.
 func TestKeyValueErrors(t *testing.T) {
 	table, err := NewTable([]string{"jobs"}, []string{"id"}, guard.Must(guard.NewTemplate("job:{id}")), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	db := mocked(t, func(sqlmock.Sqlmock) {})
 	for why, v := range map[string]any{"injected": unvalued{}, "is not a type whose text": [16]byte{1}} {
 		err := table.Update(t.Context(), db, claimOf("job:x", 5), Key{v}, Set{"v": 1})
@@ -192,9 +181,7 @@ func (unvalued) Value() (driver.Value, error) { return nil, errInjected }
 // microseconds for sending it.
 func BenchmarkUpdateSQL(b *testing.B) {
 	table, err := anyTable([]string{"billing", "closes"}, []string{"tenant", "period"}, &TableOptions{LeaseColumn: "last_lease_id"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
 		s, err := table.statement(updates, claimOf("r", 5), Key{1, "2026-04"}, Set{"total": 12, "closed_by": "x", "version": Raw("version + $1", 1)}, nil, true)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence"
 	"github.com/fencepost-go/fencepost/sqlfence/sqltest"
 )
@@ -35,9 +36,7 @@ func TestPool(t *testing.T) {
 			t.Parallel()
 			pool := sqltest.Pool(t, &sqltest.Options{Setup: setup})
 			db, err := sqlfence.Pgx(pool, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			write := func(token guard.Token) error {
 				claim := guard.Claim{Resource: "closes", Token: token, LeaseID: fmt.Sprint("lease-", token)}
 				return db.InTx(t.Context(), claim, func(ctx context.Context, tx pgx.Tx) error {
@@ -45,9 +44,7 @@ func TestPool(t *testing.T) {
 					return err
 				})
 			}
-			if err := write(2); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, write(2))
 			if err := write(1); !errors.Is(err, guard.ErrStale) {
 				t.Errorf("a stale write: %v", err)
 			}
@@ -67,22 +64,14 @@ func TestServer(t *testing.T) {
 	var name string
 	t.Run("test", func(t *testing.T) {
 		conn, err := pgx.Connect(t.Context(), sqltest.URL(t, &sqltest.Options{Server: server}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.QueryRow(t.Context(), "SELECT current_database() FROM fencepost.migrations LIMIT 1").Scan(&name); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, conn.QueryRow(t.Context(), "SELECT current_database() FROM fencepost.migrations LIMIT 1").Scan(&name))
 	})
 	conn, err := pgx.Connect(t.Context(), server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close(context.Background())
 	var there bool
-	if err := conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&there); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&there))
 	if there || !strings.HasPrefix(name, "fencepost_scratch_") {
 		t.Errorf("the database %q was not dropped", name)
 	}
@@ -126,18 +115,12 @@ func TestFailures(t *testing.T) {
 func TestOutside(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dir := t.TempDir()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const own = "module github.com/fencepost-go/fencepost\n"
 	if !strings.Contains(string(mod), own) {
 		t.Fatal("go.mod does not begin as it did")
@@ -161,9 +144,7 @@ func TestService(t *testing.T) {
 }
 `,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-mod=mod", "-run", "TestService", "-v", ".")
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOPROXY=off", "FENCEPOST_DATABASE_URL="+pgtest.Database(t))

@@ -23,6 +23,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin/pgadmin"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -46,9 +47,7 @@ func printed(t *testing.T, args ...string) string {
 
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // tool is what a user migrates with.
@@ -60,14 +59,10 @@ func withGoose(t *testing.T, url string) tool {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "00001_fencepost.sql"), printed(t, "--for", "goose"))
 	db, err := sql.Open("pgx", url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	p, err := goose.NewProvider(goose.DialectPostgres, db, os.DirFS(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return tool{
 		func() error { _, err := p.Up(t.Context()); return err },
 		func() error { _, err := p.Down(t.Context()); return err },
@@ -79,17 +74,11 @@ func withGolangMigrate(t *testing.T, url string) tool {
 	write(t, filepath.Join(dir, "000001_fencepost.up.sql"), printed(t, "--for", "golang-migrate"))
 	write(t, filepath.Join(dir, "000001_fencepost.down.sql"), printed(t, "--for", "golang-migrate", "--down"))
 	db, err := sql.Open("pgx", url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	driver, err := pgx.WithInstance(db, &pgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	m, err := gomigrate.NewWithDatabaseInstance("file://"+dir, "pgx5", driver)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { m.Close() })
 	return tool{m.Up, func() error {
 		err := m.Steps(-1)
@@ -121,12 +110,8 @@ func TestUpDownUp(t *testing.T) {
 				}
 				tool := c.open(t, url)
 				for round := range 2 {
-					if err := tool.up(); err != nil {
-						t.Fatal(err)
-					}
-					if err := pgadmin.Migrate(t.Context(), pool); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, tool.up())
+					testkit.Must(t, pgadmin.Migrate(t.Context(), pool))
 					if found, err := sqladmin.Pgx(pool).Verify(t.Context(), sqladmin.Verification{}); err != nil || len(found) > 0 {
 						t.Errorf("after the tool: %v, %v", found, err)
 					}
@@ -160,23 +145,15 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 func works(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "worker", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close(context.Background())
 	lease, err := client.TryAcquire(t.Context(), "acme:invoices", &lockclient.AcquireOptions{TTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if lease.Token() != 1 {
 		t.Errorf("the first token is %v", lease.Token())
 	}
-	if err := guard.Must(sqlfence.Pgx(pool, nil)).Raise(t.Context(), lease.Claim()); err != nil {
-		t.Error(err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, guard.Must(sqlfence.Pgx(pool, nil)).Raise(t.Context(), lease.Claim()))
+	testkit.Check(t, lease.Release(t.Context()))
 }
 
 // inUse shows that down removes nothing while a lease runs or a trigger is there.
@@ -184,32 +161,22 @@ func inUse(t *testing.T, pool *pgxpool.Pool, down func() error) {
 	t.Helper()
 	admin := sqladmin.Pgx(pool)
 	client, err := lockclient.New(guard.Must(pglock.New(pool, nil)), "worker", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close(context.Background())
 	lease, err := client.TryAcquire(t.Context(), "held", &lockclient.AcquireOptions{TTL: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := down(); err == nil || !strings.Contains(err.Error(), "the lease of 'held' runs") {
 		t.Errorf("while a lease runs: %v", err)
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, lease.Release(t.Context()))
 	err = admin.InstallTrigger(t.Context(), sqladmin.Trigger{
 		Table: []string{"invoices"}, Resource: guard.Must(guard.NewTemplate("{tenant}:invoices")), Columns: map[string]string{"tenant": "tenant"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := down(); err == nil || !strings.Contains(err.Error(), "the triggers of public.") {
 		t.Errorf("while a table has triggers: %v", err)
 	}
-	if err := admin.RemoveTrigger(t.Context(), []string{"invoices"}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, admin.RemoveTrigger(t.Context(), []string{"invoices"}))
 	if found, err := admin.Verify(t.Context(), sqladmin.Verification{}); err != nil || len(found) > 0 {
 		t.Errorf("after it was refused: %v, %v", found, err)
 	}

@@ -44,9 +44,7 @@ func TestTwoBuilds(t *testing.T) {
 			t.Parallel()
 			url := pgtest.Database(t)
 			pool, err := pgxpool.New(t.Context(), url)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer pool.Close()
 			if _, err := pool.Exec(t.Context(), "CREATE TABLE work (resource text, token bigint)"); err != nil {
 				t.Fatal(err)
@@ -87,14 +85,10 @@ func renewed(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	const query = "SELECT count(*) FROM fencepost.leases WHERE lease_id IS NOT NULL AND expires_at <= $1"
 	var latest time.Time
-	if err := pool.QueryRow(t.Context(), "SELECT max(expires_at) FROM fencepost.leases").Scan(&latest); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pool.QueryRow(t.Context(), "SELECT max(expires_at) FROM fencepost.leases").Scan(&latest))
 	testkit.Eventually(t, "a renewal of each lease", func() bool {
 		var n int
-		if err := pool.QueryRow(t.Context(), query, latest).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, pool.QueryRow(t.Context(), query, latest).Scan(&n))
 		return n == 0
 	})
 }
@@ -102,9 +96,7 @@ func renewed(t *testing.T, pool *pgxpool.Pool) {
 // writes lists the tokens under which a resource was written.
 func writes(t *testing.T, pool *pgxpool.Pool, resource string) (tokens string) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), "SELECT coalesce(string_agg(DISTINCT token::text, ' '), '') FROM work WHERE resource = $1", resource).Scan(&tokens); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pool.QueryRow(t.Context(), "SELECT coalesce(string_agg(DISTINCT token::text, ' '), '') FROM work WHERE resource = $1", resource).Scan(&tokens))
 	return tokens
 }
 
@@ -120,22 +112,14 @@ func buildWorker(t *testing.T, know int, leases, marks string) string {
 		}
 		name := fmt.Sprintf("%04d_later.sql", know+1)
 		at, err := filepath.Abs(filepath.Join("../../..", folder, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		overlay[at] = filepath.Join(dir, filepath.Base(filepath.Dir(filepath.Dir(at)))+name)
-		if err := os.WriteFile(overlay[at], []byte(step), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(overlay[at], []byte(step), 0o600))
 	}
 	text, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, text, 0o600))
 	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./lockclient/lockadmin/pgadmin/testdata/worker")
 	build.Dir = "../../.."
 	if out, err := build.CombinedOutput(); err != nil {
@@ -156,16 +140,10 @@ func startWorker(t *testing.T, program, url, resource string) *builtWorker {
 	cmd := exec.Command(program, resource)
 	cmd.Env, cmd.Stderr = append(os.Environ(), "DATABASE_URL="+url), t.Output()
 	input, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()

@@ -24,13 +24,9 @@ func TestRaiseAgain(t *testing.T) {
 		_ = primary.Stop()
 	})
 	url, _, err := primary.NewDatabase(t.Context()) // it ends with the server
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	pool := pgtest.Connect(t, url)
-	if err := sqladmin.Pgx(pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sqladmin.Pgx(pool).Migrate(t.Context()))
 	const raise = `SELECT fencepost.raise('r', 5, 'lease-5', 2000)`
 	run := func(sql string) error {
 		_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
@@ -47,25 +43,17 @@ func TestRaiseAgain(t *testing.T) {
 		}
 	}
 
-	if err := standby.StopFast(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, standby.StopFast())
 	for _, sql := range []string{"ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"} {
-		if err := run(sql); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, run(sql))
 	}
 	waiting := func() (n int) {
-		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'").Scan(&n))
 		return n
 	}
 	givesUp := func(what string) {
 		testkit.Eventually(t, what, func() bool { return waiting() == 1 })
-		if err := run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
 	}
 	// Until the checkpointer knows the setting, commits do not wait.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -84,9 +72,7 @@ func TestRaiseAgain(t *testing.T) {
 	raised := make(chan error, 1)
 	go func() { raised <- run(raise) }()
 	givesUp("the first raise")
-	if err := testkit.Receive(t, "the first raise, on the primary alone", raised); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Receive(t, "the first raise, on the primary alone", raised))
 
 	db := guard.Must(sqlfence.Pgx(pool, &sqlfence.Options{Logger: testkit.Logger(t)}))
 	claim := guard.Claim{Resource: "r", Token: 5, LeaseID: "lease-5"}
@@ -111,17 +97,13 @@ func TestRaiseAgain(t *testing.T) {
 		}
 		return waiting() == len(ways)
 	})
-	if err := standby.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, standby.Restart(t.Context()))
 	for range ways {
 		if r := testkit.Receive(t, "the standby", done); r.err != nil {
 			t.Errorf("%s: %v", r.way, r.err)
 		}
 	}
-	if err := primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, primary.Kill())
 	config := pool.Config().ConnConfig.Copy()
 	config.Port = uint16(standby.Port())
 	replica := guard.Must(pgx.ConnectConfig(t.Context(), config))

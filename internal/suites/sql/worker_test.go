@@ -45,9 +45,7 @@ func ledger(t *testing.T) (pool *pgxpool.Pool, role string) {
 		return err
 	})
 	sql, err := sqladmin.RolesSQL(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := pool.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
@@ -220,21 +218,13 @@ func start(t *testing.T, pool *pgxpool.Pool, token int, lease string) *worker {
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+pool.Config().ConnString(), "RESOURCE="+name, fmt.Sprint("TOKEN=", token), "LEASE="+lease)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, cmd.Wait())
 	})
 	return &worker{in, bufio.NewReader(out)}
 }
