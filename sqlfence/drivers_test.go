@@ -289,14 +289,20 @@ func TestDriversHandleEnds(t *testing.T) {
 	})
 }
 
-// TestDriversEndedSession (P6): a holder whose session was ended learns what that means,
-// whatever it makes of its errors: stale if a raise ended it, else unavailable. Its own error,
-// also one that looks like a lost connection, is passed on if the session lives.
+// TestDriversEndedSession (P4, P5, P6): a holder whose session was ended learns what that means,
+// whatever it makes of its errors: stale or a conflict if the mark is another's by now, else
+// unavailable. Its own error, also one that looks like a lost connection, is passed on if the
+// session lives; and what it did elsewhere stays unknown, whatever became of its transaction.
 func TestDriversEndedSession(t *testing.T) {
 	own := errors.New("the callback's own")
+	elsewhere := guard.OutcomeUnknown("another system's write", claimOf("other", 1), io.ErrUnexpectedEOF)
 	eachWay(t, func(t *testing.T, e *env, open opened) {
 		db := open(4, nil)
-		for _, raised := range []bool{true, false} {
+		for want, meanwhile := range map[guard.Reason]func(){
+			guard.ReasonUnavailable: func() {},
+			guard.ReasonStale:       func() { must(t, e.db.Raise(context.Background(), claimOf("r", 6))) },
+			guard.ReasonConflict:    func() { e.exec("UPDATE fencepost.marks SET lease_id = 'other' WHERE resource = 'r'") },
+		} {
 			for at, fn := range map[string]func(ctx context.Context, tx testTx) error{
 				"at COMMIT":                    func(context.Context, testTx) error { return nil },
 				"at a statement":               write5,
@@ -306,77 +312,34 @@ func TestDriversEndedSession(t *testing.T) {
 				},
 				"with its own error":                        func(context.Context, testTx) error { return own },
 				"at a statement, and returns its own error": func(ctx context.Context, tx testTx) error { write5(ctx, tx); return own },
+				"with an outcome unknown elsewhere":         func(context.Context, testTx) error { return elsewhere },
 			} {
 				e.exec("DELETE FROM fencepost.marks")
-				err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-					pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-					if err == nil {
-						err = write5(ctx, tx)
-					}
-					if err != nil {
-						return err
-					}
-					e.terminate(pid)
-					if raised {
-						must(t, e.db.Raise(context.Background(), claimOf("r", 6)))
-					}
+				err := db.fenced(t.Context(), claimOf("r", 5), inTurn(write5, e.endsSession, func(ctx context.Context, tx testTx) error {
+					meanwhile()
 					return fn(ctx, tx)
-				})
-				want := guard.ReasonStale
-				switch {
-				case !raised && strings.Contains(at, "own error"):
-					want = guard.ReasonOther
-				case !raised:
-					want = guard.ReasonUnavailable
-				}
-				wantReason(t, err, want, "raised %t, %s", raised, at)
-				if strings.Contains(at, "own error") && !errors.Is(err, own) {
-					t.Errorf("raised %t, %s: %v has lost the callback's error", raised, at, err)
-				}
+				}))
 				e.wantInt(0, "rows", "SELECT count(*) FROM written")
-			}
-		}
-	})
-}
-
-// TestDriversUnknownElsewhere (P5): what a callback did elsewhere stays unknown, whatever became
-// of its own transaction.
-func TestDriversUnknownElsewhere(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env, open opened) {
-		db := open(4, nil)
-		for what, raised := range map[string]bool{"its session was ended": false, "a raise ended its session": true} {
-			e.exec("DELETE FROM fencepost.marks")
-			elsewhere := guard.OutcomeUnknown("another system's write", claimOf("other", 1), io.ErrUnexpectedEOF)
-			err := db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-				pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-				must(t, err)
-				if e.terminate(pid); raised {
-					must(t, e.db.Raise(context.Background(), claimOf("r", 6)))
+				ownError := strings.Contains(at, "own error")
+				var rejected *guard.RejectedError
+				switch {
+				case strings.Contains(at, "elsewhere"):
+					if err != elsewhere {
+						t.Errorf("%s, %s: got %v, want the callback's error itself", want, at, err)
+					}
+					continue
+				case want == guard.ReasonUnavailable && ownError:
+					wantReason(t, err, guard.ReasonOther, "%s, %s", want, at)
+				default:
+					wantReason(t, err, want, "%s, %s", want, at)
 				}
-				return elsewhere
-			})
-			if err != elsewhere {
-				t.Errorf("%s: got %v, want the callback's error itself", what, err)
+				if ownError && !errors.Is(err, own) {
+					t.Errorf("%s, %s: %v has lost the callback's error", want, at, err)
+				}
+				if want == guard.ReasonConflict && (!errors.As(err, &rejected) || rejected.Mark.LeaseID != "other") {
+					t.Errorf("%s: got %v, want the other lease", at, err)
+				}
 			}
-		}
-	})
-}
-
-// TestDriversConflictAfterwards (P4, P6): a holder whose session was ended learns of another
-// lease under its token.
-func TestDriversConflictAfterwards(t *testing.T) {
-	eachWay(t, func(t *testing.T, e *env, open opened) {
-		err := open(4, nil).fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
-			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-			must(t, err)
-			e.terminate(pid)
-			e.exec("UPDATE fencepost.marks SET lease_id = 'other' WHERE resource = 'r'")
-			return nil
-		})
-		wantReason(t, err, guard.ReasonConflict)
-		var rejected *guard.RejectedError
-		if !errors.As(err, &rejected) || rejected.Mark.LeaseID != "other" {
-			t.Errorf("got %v, want the other lease", err)
 		}
 	})
 }

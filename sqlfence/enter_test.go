@@ -85,9 +85,19 @@ func TestEnterInSavepointControl(t *testing.T) {
 	}
 }
 
-// TestEnterBadInput: refused before anything is sent, or with a rollback.
+// TestEnterBadInput: refused before anything is sent, or with a rollback; so is a transaction
+// that is nil.
 func TestEnterBadInput(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
+		var none testTx
+		switch f := e.db.(type) {
+		case pgxFence:
+			none = pgxTx{db: f.DB}
+		case stdFence:
+			none = stdTx{db: f.DB}
+		}
+		wantInvalid(t, "Enter of nothing", none.enter(t.Context(), claimOf("r", 5)), "tx", "nil")
+		wantInvalid(t, "Present of nothing", none.present(t.Context(), claimOf("r", 5)), "tx", "nil")
 		e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
 			wantInvalid(t, "no claim", tx.enter(ctx), "claims", "")
 			wantInvalid(t, "twice", tx.enter(ctx, claimOf("r", 5), claimOf("r", 5)), "claims", `"r"`)
@@ -287,20 +297,5 @@ func TestEnterAnotherTransaction(t *testing.T) {
 			return nil
 		}))
 		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
-	})
-}
-
-// TestEnterNil: a transaction that is nil is refused.
-func TestEnterNil(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		var entered, presented error
-		switch db := e.db.(type) {
-		case pgxFence:
-			entered, presented = db.Enter(t.Context(), nil, claimOf("r", 5)), db.Present(t.Context(), nil, claimOf("r", 5))
-		case stdFence:
-			entered, presented = db.Enter(t.Context(), nil, claimOf("r", 5)), db.Present(t.Context(), nil, claimOf("r", 5))
-		}
-		wantInvalid(t, "Enter", entered, "tx", "nil")
-		wantInvalid(t, "Present", presented, "tx", "nil")
 	})
 }

@@ -222,6 +222,15 @@ func (e *env) terminate(pid int64) {
 	e.waitFor("the end of a session", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1::bigint::int)", pid)
 }
 
+// endsSession is the step that ends its own session.
+func (e *env) endsSession(ctx context.Context, tx testTx) error {
+	pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+	if err == nil {
+		e.terminate(pid)
+	}
+	return err
+}
+
 // waitersSQL counts the sessions of this database that wait for an advisory
 // lock.
 const waitersSQL = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted

@@ -189,30 +189,6 @@ func TestInvalidRows(t *testing.T) {
 	})
 }
 
-// TestUnreadable: a dest that cannot take the value is not a success, and the
-// error says what may have happened; a caller's transaction continues.
-func TestUnreadable(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.createDocs()
-		e.exec("INSERT INTO docs VALUES (1, 'text', NULL)")
-		table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
-		var n int
-		var s string
-		var p *string
-		for what, dest := range map[string]Dest{"text as a number": {"v": &n}, "NULL as text": {"w": &s}} {
-			wantReason(t, table.Raise(t.Context(), e.db, claimOf("r", 5), Key{1}, dest), guard.ReasonOutcomeUnknown, what)
-			wantReason(t, table.Update(t.Context(), e.db, claimOf("r", 5), Key{1}, Set{"v": "text"}, dest), guard.ReasonOutcomeUnknown, "%s, an update", what)
-			err := e.db.plain(t.Context(), func(ctx context.Context, tx testTx) error {
-				wantReason(t, table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, dest), guard.ReasonOther, "%s in a transaction", what)
-				return table.Raise(ctx, tx.in(), claimOf("r", 5), Key{1}, Dest{"w": &p})
-			})
-			if err != nil || p != nil {
-				t.Errorf("the transaction is of no use any more: %v", err)
-			}
-		}
-	})
-}
-
 // TestRowsClosedAfterUnreadable: a row that the reader refuses ends the reading,
 // and the connection accepts the next statement although rows were left.
 func TestRowsClosedAfterUnreadable(t *testing.T) {

@@ -195,49 +195,6 @@ func TestPoolExhausted(t *testing.T) {
 	})
 }
 
-// TestLostRows (P5, P6): in every exec mode of pgx, a statement on rows whose
-// answer is lost is an unknown outcome and is sent once: a driver that repeats
-// it would write twice, or mistake its own write for another's. The row counts the
-// writes.
-func TestLostRows(t *testing.T) {
-	bothDrivers(t, func(t *testing.T, e *env) {
-		e.createPairs()
-		e.exec(`CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
-			CREATE TRIGGER counts BEFORE UPDATE ON pairs FOR EACH ROW EXECUTE FUNCTION counts()`)
-		table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
-		claim, key := claimOf("r", 5), Key{1, "x"}
-		calls := map[string]func(q Querier) error{
-			"Update":      func(q Querier) error { return table.Update(t.Context(), q, claim, key, Set{"v": "new"}) },
-			"Upsert":      func(q Querier) error { return table.Upsert(t.Context(), q, claim, key, Set{"v": "new"}) },
-			"Table.Raise": func(q Querier) error { var v string; return table.Raise(t.Context(), q, claim, key, Dest{"v": &v}) },
-		}
-		for _, mode := range e.execModes() {
-			for way, call := range calls {
-				e.exec("TRUNCATE pairs; INSERT INTO pairs (a, b, v) VALUES (1, 'x', 'old')")
-				p, through := e.newProxy()
-				db := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode })
-				if err := call(db); err != nil { // the control, and the statement is prepared
-					t.Fatalf("%s, %v: %v", way, mode, err)
-				}
-				executed, cut := false, false
-				p.set(func(message string) fate {
-					executed = executed || message[0] == 'E' // Execute; a Sync follows
-					last := message[0] == 'S' && executed || message[0] == 'Q' && strings.Contains(message, "pairs")
-					if cut || !last {
-						return forward
-					}
-					cut = true // a repeated statement would get through
-					return cutAfter
-				})
-				wantReason(t, call(db), guard.ReasonOutcomeUnknown, "%s, %v", way, mode)
-				p.set(nil)
-				e.waitFor("the row", "SELECT n >= 2 FROM pairs")
-				e.wantInt(2, way+", "+mode.String()+": how often the statement was sent, with the control", "SELECT n FROM pairs")
-			}
-		}
-	})
-}
-
 // TestServerKilled (P5): a server that dies in the middle of an update, an
 // enter, a raise and a COMMIT: never a success, an unknown outcome where
 // something may have been committed, and the marks are there after it.
@@ -338,29 +295,6 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 				t.Errorf("%v: the control wrote %d rows", mode, n)
 			}
 			e.exec("TRUNCATE work; DELETE FROM fencepost.marks")
-		}
-	})
-}
-
-// TestSwallowedError (P5): a callback that returns nil although a statement of its
-// own failed has committed nothing, and gets an error that says so.
-func TestSwallowedError(t *testing.T) {
-	eachDriver(t, func(t *testing.T, e *env) {
-		e.exec("CREATE TABLE work (token bigint CHECK (token < 9))")
-		transactor, insert := e.transactor()
-		swallow := func(ctx context.Context) error {
-			if err := insert(ctx, 5); err != nil {
-				return err
-			}
-			_ = insert(ctx, 9)
-			return nil
-		}
-		for what, err := range map[string]error{
-			"InTx": transactor.InTx(t.Context(), claimOf("r", 5), swallow),
-		} {
-			if !errors.Is(err, sqlkit.ErrAborted) || guard.ReasonOf(err) != guard.ReasonOther || e.int("SELECT count(*) FROM work") != 0 {
-				t.Errorf("%s: got %v and %d rows, want that nothing was committed", what, err, e.int("SELECT count(*) FROM work"))
-			}
 		}
 	})
 }

@@ -3,7 +3,6 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"strings"
 	"testing"
@@ -17,28 +16,6 @@ import (
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/sqlfence/sqlrow"
 )
-
-// wrapping is a driver of database/sql that hides pgx, as one that traces does.
-type wrapping struct{ driver.Connector }
-
-func (w wrapping) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := w.Connector.Connect(ctx)
-	return hidden{c}, err
-}
-
-type hidden struct{ driver.Conn }
-
-func (h hidden) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	return h.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
-}
-
-func (h hidden) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	return h.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
-}
-
-func (h hidden) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	return h.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
-}
 
 // rowExecutors are the ways to send a Table's statements: call is given each, and for
 // transactions an end.
@@ -62,7 +39,7 @@ func (e *env) rowExecutors(change func(*pgx.ConnConfig), call func(way string, o
 	must(e, err)
 	call("a transaction", sqlrow.Pgx(tx), func() error { return tx.Commit(ctx) })
 	tx.Rollback(ctx)
-	for name, db := range map[string]*sql.DB{"std": stdlib.OpenDB(*config.ConnConfig), "wrapped": sql.OpenDB(wrapping{stdlib.GetConnector(*config.ConnConfig)})} {
+	for name, db := range map[string]*sql.DB{"std": stdlib.OpenDB(*config.ConnConfig), "wrapped": sql.OpenDB(wrappedConnector{stdlib.GetConnector(*config.ConnConfig)})} {
 		defer db.Close()
 		call(name+", a pool", sqlrow.Std(db), none)
 		conn, err := db.Conn(ctx)
@@ -135,22 +112,24 @@ func TestRowDestRefuses(t *testing.T) {
 	e.createDocs()
 	table := e.table("docs", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
 	own := errors.New("the destination's own")
-	for what, cause := range map[string]error{
-		"invalid": guard.Invalid("a", "b", "c"), "stale": &guard.RejectedError{Reason: guard.ReasonStale}, "setup": guard.Setup("a", guard.Claim{}, own), "its own": own,
+	for what, dest := range map[string]Dest{
+		"invalid": {"v": &refusing{guard.Invalid("a", "b", "c")}}, "stale": {"v": &refusing{&guard.RejectedError{Reason: guard.ReasonStale}}},
+		"setup": {"v": &refusing{guard.Setup("a", guard.Claim{}, own)}}, "its own": {"v": &refusing{own}},
+		"text as a number": {"v": new(int)}, "NULL as text": {"w": new(string)},
 	} {
 		e.rowExecutors(func(*pgx.ConnConfig) {}, func(way string, on sqlrow.Executor, end func() error) {
 			for kind, call := range map[string]func(d Dest) error{
 				"Update": func(d Dest) error {
-					return table.Update(t.Context(), on, claimOf("r", 6), Key{1}, Set{"v": "new"}, Dest{"w": new(string)}, d)
+					return table.Update(t.Context(), on, claimOf("r", 6), Key{1}, Set{"v": "new"}, Dest{"id": new(int)}, d)
 				},
 				"Raise": func(d Dest) error { return table.Raise(t.Context(), on, claimOf("r", 6), Key{1}, d) },
 			} {
 				if strings.Contains(way, "transaction") && kind == "Raise" { // it is over
 					continue
 				}
-				e.exec("TRUNCATE docs; INSERT INTO docs VALUES (1, 'old', 'w', 0)")
-				err := call(Dest{"v": &refusing{cause}})
-				must(t, end())
+				e.exec("TRUNCATE docs; INSERT INTO docs VALUES (1, 'old', NULL, 0)")
+				err := call(dest)
+				must(t, end()) // the transaction goes on
 				want := guard.ReasonOutcomeUnknown
 				if strings.Contains(way, "transaction") {
 					want = guard.ReasonOther
@@ -274,14 +253,26 @@ func loseUpdate() func(message string) fate {
 	}
 }
 
-// TestRowLostResponse (P5): a write whose response was lost is sent once, whatever type
-// has the pool in it, and is an unknown outcome unless a transaction was lost with it.
-// The control is a DB's own ExecContext, which sends it again.
+// TestRowLostResponse (P5): in each exec mode of pgx, a write whose response was lost is sent
+// once, whatever type has the pool in it, and is an unknown outcome unless a transaction was lost
+// with it: a driver that repeats it would write twice, or mistake its own write for another's. The
+// row counts the writes. The control is a DB's own ExecContext, which sends it again.
 func TestRowLostResponse(t *testing.T) {
 	e := newEnvOf(t, "pgx")
-	e.exec("CREATE TABLE counts (id int PRIMARY KEY, n int NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)")
+	e.exec(`CREATE TABLE counts (id int PRIMARY KEY, v int, n int NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
+		CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := OLD.n + 1; RETURN NEW; END';
+		CREATE TRIGGER counts BEFORE UPDATE ON counts FOR EACH ROW EXECUTE FUNCTION counts()`)
 	p, through := e.newProxy()
 	table := e.table("counts", []string{"id"}, &TableOptions{Rule: guard.SameOrNewer})
+	claim, key, dest := claimOf("r", 5), Key{1}, Dest{"v": new(*int)}
+	calls := map[string]func(on sqlrow.Executor) error{
+		"Update": func(on sqlrow.Executor) error { return table.Update(t.Context(), on, claim, key, Set{"v": 1}) },
+		"Update that reads": func(on sqlrow.Executor) error {
+			return table.Update(t.Context(), on, claim, key, Set{"v": 1}, dest)
+		},
+		"Upsert":      func(on sqlrow.Executor) error { return table.Upsert(t.Context(), on, claim, key, Set{"v": 1}) },
+		"Table.Raise": func(on sqlrow.Executor) error { return table.Raise(t.Context(), on, claim, key, dest) },
+	}
 	inPgx := func(c *pgx.ConnConfig, use func(pool *pgxpool.Pool)) {
 		s, err := openPgx(c, 4)
 		must(t, err)
@@ -295,7 +286,7 @@ func TestRowLostResponse(t *testing.T) {
 	}
 	type used = func(on sqlrow.Executor)
 	conn := func(db *sql.DB) *sql.Conn { c, err := db.Conn(t.Context()); must(t, err); return c }
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
+	for _, mode := range e.execModes() {
 		for way, open := range map[string]func(c *pgx.ConnConfig, use used){
 			"a pool":        func(c *pgx.ConnConfig, use used) { inPgx(c, func(p *pgxpool.Pool) { use(sqlrow.Pgx(p)) }) },
 			"embeds a pool": func(c *pgx.ConnConfig, use used) { inPgx(c, func(p *pgxpool.Pool) { use(sqlrow.Pgx(embedsPool{p})) }) },
@@ -306,7 +297,7 @@ func TestRowLostResponse(t *testing.T) {
 				inStd(c, func(db *sql.DB) { use(sqlrow.Std(embedsConn{conn(db)})) })
 			},
 			"embeds a hidden DB": func(c *pgx.ConnConfig, use used) {
-				db := sql.OpenDB(wrapping{stdlib.GetConnector(*c)})
+				db := sql.OpenDB(wrappedConnector{stdlib.GetConnector(*c)})
 				defer db.Close()
 				use(sqlrow.Std(embedsDB{db}))
 			},
@@ -319,26 +310,23 @@ func TestRowLostResponse(t *testing.T) {
 				})
 			},
 		} {
-			for _, dest := range [][]Dest{nil, {{"n": new(int)}}} {
+			for kind, call := range calls {
 				config, err := pgx.ParseConfig(e.url)
 				must(t, err)
 				through(config)
 				config.DefaultQueryExecMode = mode
-				e.exec("TRUNCATE counts; INSERT INTO counts VALUES (1, 0)")
-				increase := func(on sqlrow.Executor) error {
-					return table.Update(t.Context(), on, claimOf("r", 5), Key{1}, Set{"n": sqlrow.Raw("counts.n + 1")}, dest...)
-				}
+				e.exec("TRUNCATE counts; INSERT INTO counts VALUES (1)")
 				want, rows := guard.ReasonOutcomeUnknown, int64(2)
 				if strings.Contains(way, "transaction") {
 					want, rows = guard.ReasonUnavailable, 0
 				}
 				open(config, func(on sqlrow.Executor) {
 					defer p.set(nil)
-					noError(t, increase(on), "%v, %s: a write", mode, way)
+					noError(t, call(on), "%v, %s, %s: a write", mode, way, kind)
 					p.set(loseUpdate())
-					wantReason(t, increase(on), want, "%v, %s, reads %d", mode, way, len(dest))
+					wantReason(t, call(on), want, "%v, %s, %s", mode, way, kind)
 				})
-				e.wantInt(rows, mode.String()+", "+way+": the writes", "SELECT n FROM counts FOR UPDATE")
+				e.wantInt(rows, mode.String()+", "+way+", "+kind+": the writes", "SELECT n FROM counts FOR UPDATE")
 			}
 		}
 	}
@@ -346,10 +334,10 @@ func TestRowLostResponse(t *testing.T) {
 	must(t, err)
 	through(config)
 	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
-	e.exec("UPDATE counts SET n = 0")
+	e.exec("TRUNCATE counts; INSERT INTO counts VALUES (1)")
 	inStd(config, func(db *sql.DB) {
 		p.set(loseUpdate())
-		_, err := embedsDB{db}.ExecContext(t.Context(), "UPDATE counts SET n = n + 1")
+		_, err := embedsDB{db}.ExecContext(t.Context(), "UPDATE counts SET v = 1")
 		noError(t, err, "the control")
 	})
 	e.wantInt(2, "the writes of the control", "SELECT n FROM counts")

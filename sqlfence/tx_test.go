@@ -17,6 +17,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/httpfence"
 	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
 )
 
 // written counts what the transactions of a test committed.
@@ -28,8 +29,9 @@ func (e *env) createWritten() {
 
 // TestInTxRollsBack: an error, a panic and runtime.Goexit roll back and are
 // passed on unchanged; the mark stays raised, so that a failed takeover still keeps
-// the predecessor out, and later transactions run. The control is the same write
-// when nothing goes wrong.
+// the predecessor out, and later transactions run. A callback that returns nil although a
+// statement of its own failed has committed nothing (P5), and gets an error that says so.
+// The control is the same write when nothing goes wrong.
 func TestInTxRollsBack(t *testing.T) {
 	failed := errors.New("failed")
 	eachDriver(t, func(t *testing.T, e *env) {
@@ -48,6 +50,13 @@ func TestInTxRollsBack(t *testing.T) {
 			t.Errorf("got %v, want the callback's error", err)
 		}
 		check("error")
+
+		swallowing := func(ctx context.Context, tx testTx) error { write5(ctx, tx); tx.exec(ctx, "SELECT 1/0"); return nil }
+		err := e.db.fenced(t.Context(), claimOf("swallowed", 5), swallowing)
+		if wantReason(t, err, guard.ReasonOther, "a swallowed error"); !errors.Is(err, sqlkit.ErrAborted) {
+			t.Errorf("got %v, want that nothing was committed", err)
+		}
+		check("swallowed")
 
 		exact := func(context.Context, testTx) error { return failed }
 		if err := e.db.fenced(t.Context(), claimOf("exact", 5), exact); err != failed {
