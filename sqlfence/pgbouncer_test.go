@@ -3,16 +3,13 @@ package sqlfence
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -268,7 +265,9 @@ func TestOutdatedPlan(t *testing.T) {
 			e.createPairs()
 			column := "by_" + o.driver // the process remembers the statement
 			e.exec("INSERT INTO pairs (a, b) VALUES (1, 'x'); ALTER TABLE pairs ADD " + column + " int NOT NULL DEFAULT 0")
-			db := e.on(e.connect(1, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement; keepPlans(c) }), nil)
+			p, through := e.newProxy()
+			p.change(keptPlans())
+			db := e.on(e.connect(1, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement }), nil)
 			table := e.table("pairs", []string{"a", "b"}, &TableOptions{Rule: guard.SameOrNewer})
 			raise := func() error {
 				var n int64
@@ -290,57 +289,26 @@ func TestOutdatedPlan(t *testing.T) {
 	}
 }
 
-// keptPlans is a connection to a server behind a pooler that keeps prepared statements: what its
-// client closes stays, and what it prepares under a name that is there is not prepared.
-type keptPlans struct {
-	net.Conn
-	unsent []byte
-	there  map[string]bool
-	others byte
-}
-
-func keepPlans(c *pgx.ConnConfig) {
-	c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		return &keptPlans{Conn: conn, there: map[string]bool{}}, err
-	}
-	c.TLSConfig, c.Fallbacks = nil, nil
-}
-
-func (k *keptPlans) Write(p []byte) (int, error) {
-	k.unsent = append(k.unsent, p...)
-	var out []byte
-	for {
-		head := 1
-		if len(k.unsent) > 0 && k.unsent[0] == 0 { // the start-up message has no type
-			head = 0
-		}
-		if len(k.unsent) < head+4 {
-			break
-		}
-		end := head + int(binary.BigEndian.Uint32(k.unsent[head:]))
-		if len(k.unsent) < end {
-			break
-		}
-		message := slices.Clone(k.unsent[:end])
-		k.unsent = k.unsent[end:]
+// keptPlans makes of a client's messages what a pooler sends that keeps prepared statements: what
+// its client closes stays, and what it prepares under a name that is there is not prepared.
+func keptPlans() func(message []byte) []byte {
+	there, others := map[string]bool{}, byte(0)
+	return func(message []byte) []byte {
 		switch message[0] {
+		case 0: // a connection begins
+			clear(there)
 		case 'P': // Parse: the name is first
 			name, _, _ := bytes.Cut(message[5:], []byte{0})
-			if len(name) > 0 && k.there[string(name)] {
-				k.others++
-				message[5], message[6] = '_', 'A'+k.others // another one of the same length, which nobody uses
+			if len(name) > 0 && there[string(name)] {
+				others++
+				message[5], message[6] = '_', 'A'+others // another one of the same length, which nobody uses
 			}
-			k.there[string(name)] = true
+			there[string(name)] = true
 		case 'C': // Close, of a statement
 			if message[5] == 'S' && len(message) > 7 {
 				message[6] = '-'
 			}
 		}
-		out = append(out, message...)
+		return message
 	}
-	if _, err := k.Conn.Write(out); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }

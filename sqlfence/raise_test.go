@@ -60,7 +60,8 @@ func (e *env) raise(claim guard.Claim) error {
 // TestRaiseWaits (P2): a raise waits for the older holder's transactions, all
 // of them, returns when they have committed, and what they wrote is then
 // visible. An enter under the older token is stale from then on, and even while
-// the raise waits, such enters cannot pass it forever.
+// the raise waits, such enters cannot pass it forever. TestBrokenShapes has the control, a
+// raise that does not take the lock.
 func TestRaiseWaits(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, e *env) {
 		e.createWritten()
@@ -80,27 +81,8 @@ func TestRaiseWaits(t *testing.T) {
 			must(t, end())
 		}
 		must(t, <-raised)
-		if n := e.written(); n != int64(len(ends)) {
-			t.Errorf("the successor sees %d rows of %d", n, len(ends))
-		}
-		if err := <-late; !errors.Is(err, guard.ErrStale) {
-			t.Errorf("the enter behind the raise: %v, want stale", err)
-		}
-	})
-}
-
-// TestRaiseWaitsControl: a raise that does not take the lock returns at once,
-// and what the older holder commits afterwards is missing in what was read.
-func TestRaiseWaitsControl(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		e.mutate("raise", "PERFORM pg_advisory_xact_lock(", "PERFORM (")
-		end := e.holding(claimOf("r", 5))
-		must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
-		before := e.written()
-		if err := end(); err != nil || before != 0 {
-			t.Errorf("%d rows were seen, then %v", before, err)
-		}
+		e.wantInt(int64(len(ends)), "rows that the successor sees", "SELECT count(*) FROM written")
+		wantReason(t, <-late, guard.ReasonStale, "the enter behind the raise")
 	})
 }
 
@@ -127,32 +109,22 @@ func TestOneHolderSideBySide(t *testing.T) {
 	})
 }
 
-// TestStaleRaiseDoesNotQueue: a raise that will be refused takes no lock: in
-// the queue it would block the holder's next transactions.
-func TestStaleRaiseDoesNotQueue(t *testing.T) {
+// TestTimesOut: a holder that does not end makes the successor's raise
+// ErrUnavailable, with the server's lock timeout inside, and no mark. Behind a raise
+// that waits, an enter gives up after Options.LockTimeout. A raise that will be refused takes
+// no lock and has its verdict at once: in the queue it would block the holder's next transactions.
+func TestTimesOut(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		e.createWritten()
 		end := e.holding(claimOf("r", 5))
 		impatient := e.open(&Options{RaiseTimeout: time.Millisecond}) // a raise that waits gets no verdict
 		wantReason(t, impatient.Raise(t.Context(), claimOf("r", 4)), guard.ReasonStale, "an older token")
 		wantReason(t, impatient.Raise(t.Context(), guard.Claim{Resource: "r", Token: 5, LeaseID: "another"}), guard.ReasonConflict, "another lease")
-		must(t, end())
-	})
-}
-
-// TestTimesOut: a holder that does not end makes the successor's raise
-// ErrUnavailable, with the server's lock timeout inside, and no mark. Behind a raise
-// that waits, an enter gives up after Options.LockTimeout.
-func TestTimesOut(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		e.createWritten()
-		end := e.holding(claimOf("r", 5))
 		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: endsNobody}) // else a slow machine ends the holder
 		timesOut := func(what string, err error) {
 			t.Helper()
-			if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.LockTimeout {
-				t.Errorf("%s: got %v, want ErrUnavailable with SQLSTATE 55P03", what, err)
-			}
+			wantReason(t, err, guard.ReasonUnavailable, what)
+			wantState(t, err, pgerr.LockTimeout, what)
 		}
 		timesOut("Raise", db.Raise(t.Context(), claimOf("r", 6)))
 		_, err := db.Admit(t.Context(), claimOf("r", 6))
@@ -209,17 +181,13 @@ func TestRaiseKeepsItsPlace(t *testing.T) {
 				})
 			}()
 			if c.passed {
-				if err := <-younger; err != nil {
-					t.Errorf("%s: the younger transaction: %v", what, err)
-				}
+				noError(t, <-younger, "%s: the younger transaction", what)
 			} else {
 				looked(3)
 			}
 			noError(t, errors.Join(end(), <-raised), "%s", what)
 			if !c.passed {
-				if err := <-younger; !errors.Is(err, guard.ErrStale) {
-					t.Errorf("%s: the younger transaction: %v, want ErrStale", what, err)
-				}
+				wantReason(t, <-younger, guard.ReasonStale, "%s: the younger transaction", what)
 			}
 		}
 	})
@@ -285,9 +253,7 @@ func TestShortRaisesEndAHolder(t *testing.T) {
 				wantReason(t, end(), guard.ReasonUnavailable, "%s, the control", what)
 			}
 			close(resume)
-			if err := <-old; err != nil {
-				t.Errorf("%s, the control's holder: %v", what, err)
-			}
+			noError(t, <-old, "%s, the control's holder", what)
 			resume, old = begin()
 			e.shortRaises(e.open(&Options{RaiseTimeout: patience}), claimOf("r", 6))
 			close(resume)
@@ -325,9 +291,7 @@ func TestRaiseWithoutASpareConnection(t *testing.T) {
 			noError(t, db.Raise(t.Context(), claimOf("r", 6)), "%d connections", conns+1)
 			close(resume)
 			close(release)
-			if err := <-old; !errors.Is(err, guard.ErrStale) {
-				t.Errorf("the holder: %v", err)
-			}
+			wantReason(t, <-old, guard.ReasonStale, "the holder")
 			for _, b := range busy {
 				noError(t, <-b)
 			}

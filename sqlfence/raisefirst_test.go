@@ -247,30 +247,27 @@ func TestBrokenShapes(t *testing.T) {
 // from its snapshot; it is refused only if it locks or writes the row.
 func TestSnapshotControls(t *testing.T) {
 	e := someEnv(t)
-	for _, level := range []Isolation{RepeatableRead, Serializable} {
+	each := func(level Isolation, check func(what string, rows int64, err error)) {
 		db := e.serverDefault("default_transaction_isolation", levels[level])
-		ways := map[string]func() error{
-			"InTxAll": func() error { return atLevel(db, level)(context.Background(), claimOf("r", 5), write5) },
-			"Enter":   func() error { return entering(db)(context.Background(), claimOf("r", 5), write5) },
+		for name, in := range map[string]work{"InTxAll": atLevel(db, level), "Enter": entering(db)} {
+			rows, err := e.staleEnter(func() error { return in(context.Background(), claimOf("r", 5), write5) })
+			check(level.String()+", "+name, rows, err)
 		}
-		for name, way := range ways {
-			rows, err := e.staleEnter(way)
+	}
+	for _, level := range []Isolation{RepeatableRead, Serializable} {
+		each(level, func(what string, rows int64, err error) {
 			if reason := guard.ReasonOf(err); rows != 0 || reason != guard.ReasonStale && reason != guard.ReasonUnavailable {
-				t.Errorf("%v, %s: %v, %d rows", level, name, err, rows)
+				t.Errorf("%s: %v, %d rows", what, err, rows)
 			}
-		}
+		})
 	}
 	e.mutate("enter_snapshot", "FOR SHARE", "")
 	e.mutate("enter_row", "UPDATE fencepost.marks AS x SET lease_id = p_lease\n", "mine := pg_current_xact_id()::xid; UPDATE fencepost.marks AS x SET lease_id = p_lease\n")
 	e.mutate("enter_row", "x.token = p_token AND", "false AND")
 	e.mutate("enter_row", `COLLATE "C" RETURNING x.xmin INTO mine;`, `COLLATE "C";`)
-	db := e.serverDefault("default_transaction_isolation", levels[RepeatableRead])
-	for name, way := range map[string]func() error{
-		"InTxAll": func() error { return atLevel(db, RepeatableRead)(context.Background(), claimOf("r", 5), write5) },
-		"Enter":   func() error { return entering(db)(context.Background(), claimOf("r", 5), write5) },
-	} {
-		if rows, err := e.staleEnter(way); err != nil || rows != 1 {
-			t.Errorf("%s, the control: %v, %d rows", name, err, rows)
+	each(RepeatableRead, func(what string, rows int64, err error) {
+		if err != nil || rows != 1 {
+			t.Errorf("%s, the control: %v, %d rows", what, err, rows)
 		}
-	}
+	})
 }

@@ -2,6 +2,8 @@ package sqlfence
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // setRoles are the ways in which a login gets another role in each of its sessions.
@@ -127,33 +130,37 @@ func TestOtherLogin(t *testing.T) {
 	})
 }
 
-// TestExclusiveStranger (P6): who holds a resource's lock exclusively without entering blocks
-// raises and transactions of the holder alike, and both name the session.
+// TestExclusiveStranger (P6): a raise that waits for a session that only took the resource's
+// lock, for all or for one, says so and does not end it. Who holds it exclusively blocks the
+// transactions of the holder, too, and they name the session.
 func TestExclusiveStranger(t *testing.T) {
 	someDriver(t, func(t *testing.T, e *env) {
 		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
 		stranger, err := e.admin.Acquire(t.Context())
 		must(t, err)
 		defer stranger.Release()
-		for _, lock := range []string{"SELECT pg_advisory_lock(fencepost.lock_key('r'))", "BEGIN; SELECT pg_advisory_xact_lock(fencepost.lock_key('r'))"} {
-			_, err := stranger.Exec(t.Context(), lock)
+		pid := "pid " + itoa(int(stranger.Conn().PgConn().PID()))
+		for _, lock := range []string{"SELECT pg_advisory_lock_shared(%s)", "BEGIN; SELECT pg_advisory_lock_shared(%s)", "SELECT pg_advisory_lock(%s)", "BEGIN; SELECT pg_advisory_xact_lock(%s)"} {
+			_, err := stranger.Exec(t.Context(), fmt.Sprintf(lock, "fencepost.lock_key('r')"))
 			must(t, err)
+			var log logged
 			looked := e.countLooks()
-			endRaise := e.raising(e.open(&Options{RaiseTimeout: patience, TerminateAfter: time.Millisecond}), claimOf("r", 6))
+			endRaise := e.raising(e.open(&Options{RaiseTimeout: patience, TerminateAfter: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))}), claimOf("r", 6))
 			looked(3)
-			pid := "pid " + itoa(int(stranger.Conn().PgConn().PID()))
-			wantSays(t, endRaise(), guard.ReasonUnavailable, pid, "a raise")
-			hasty := e.open(&Options{LockTimeout: time.Millisecond})
-			for what, call := range map[string]func() error{
-				"InTx": func() error { return hasty.fenced(t.Context(), claimOf("r", 5), ran) },
-				"Exec": func() error { _, err := hasty.fencedExec(t.Context(), claimOf("r", 5), "SELECT 1"); return err },
-				"Enter": func() error {
-					return hasty.plain(t.Context(), func(ctx context.Context, tx testTx) error { return tx.enter(ctx, claimOf("r", 5)) })
-				},
-			} {
-				err := call()
-				wantSays(t, err, guard.ReasonUnavailable, pid, what)
-				wantSays(t, err, guard.ReasonUnavailable, "without entering", what)
+			waited := map[string]error{"a raise": endRaise()}
+			testkit.Eventually(t, "the report", func() bool { return strings.Contains(log.String(), "waits for older holders") })
+			if strings.Contains(log.String(), "terminating") {
+				t.Errorf("%q: logged %s", lock, &log)
+			}
+			if !strings.Contains(lock, "shared") {
+				hasty := e.open(&Options{LockTimeout: time.Millisecond})
+				waited["InTx"] = hasty.fenced(t.Context(), claimOf("r", 5), ran)
+				_, waited["Exec"] = hasty.fencedExec(t.Context(), claimOf("r", 5), "SELECT 1")
+				waited["Enter"] = hasty.plain(t.Context(), enters(claimOf("r", 5)))
+			}
+			for what, err := range waited {
+				wantSays(t, err, guard.ReasonUnavailable, pid, "%s, %s", lock, what)
+				wantSays(t, err, guard.ReasonUnavailable, "without entering", "%s, %s", lock, what)
 			}
 			_, err = stranger.Exec(t.Context(), "SELECT pg_advisory_unlock_all(); COMMIT") // it was not ended
 			must(t, err)

@@ -303,38 +303,6 @@ func TestLateHolders(t *testing.T) {
 	})
 }
 
-// TestRaiseNamesStrangers (P6): a raise that waits for a session that only took
-// the advisory lock says so, and does not end it.
-func TestRaiseNamesStrangers(t *testing.T) {
-	someDriver(t, func(t *testing.T, e *env) {
-		must(t, e.db.Raise(t.Context(), claimOf("r", 5)))
-		stranger, err := e.admin.Acquire(t.Context())
-		must(t, err)
-		defer stranger.Release()
-		run := func(sql string) {
-			t.Helper()
-			if _, err := stranger.Exec(context.Background(), sql); err != nil {
-				t.Error(err)
-			}
-		}
-		for _, begin := range []string{"", "BEGIN; "} {
-			var log logged
-			run(begin + "SELECT pg_advisory_lock_shared(fencepost.lock_key('r'))")
-			looked := e.countLooks()
-			db := e.open(&Options{RaiseTimeout: patience, TerminateAfter: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-			end := e.raising(db, claimOf("r", 6))
-			looked(3)
-			wantSays(t, end(), guard.ReasonUnavailable, "without entering", "%q", begin)
-			testkit.Eventually(t, "the report", func() bool { return strings.Contains(log.String(), "waits for older holders") })
-			if strings.Contains(log.String(), "terminating") {
-				t.Errorf("%q: logged %s", begin, &log)
-			}
-			run("SELECT pg_advisory_unlock_shared(fencepost.lock_key('r')); COMMIT") // it was not ended
-		}
-		noError(t, e.db.Raise(t.Context(), claimOf("r", 6)))
-	})
-}
-
 // TestTerminateCountsFromEntering: a transaction that had been open for long
 // when it entered has TerminateAfter from when a raise first found it, even if each
 // raise that finds it is short; then it is ended, although it is working.

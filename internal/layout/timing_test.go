@@ -61,7 +61,6 @@ var timed = map[string][]string{
 	"it bounds the wait for a lock that nobody has, not the work": {
 		"sqlfence/enter_test.go: TestEnterAnotherTransaction",
 		"sqlfence/migrate_test.go: TestLockKeyIsSecret",
-		"sqlfence/raise_test.go: TestStaleRaiseDoesNotQueue",
 	},
 	"each outcome is a right one, in time or late": {
 		"examples/lockserver/main_test.go: TestShutdown",
