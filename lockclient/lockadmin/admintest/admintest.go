@@ -69,6 +69,16 @@ func (s *suite) acquire(resource, id string) guard.Claim {
 	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
 }
 
+// renews says whether a renewal still finds the lease of the claim.
+func (s *suite) renews(what string, claim guard.Claim, want driver.RenewState) {
+	s.Helper()
+	results := make([]driver.Renewed, 1)
+	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
+	if results[0].State != want {
+		s.Errorf("%s: %+v", what, results[0])
+	}
+}
+
 // can checks that an engine has a call, or says that it does not: then the case is over.
 func (s *suite) can(op string, err error) bool {
 	s.Helper()
@@ -155,11 +165,7 @@ func (s *suite) forceUnlock() {
 	claim := s.acquire(s.name("r"), "lease-1")
 	done, err := s.Admin.ForceUnlock(s.ctx, claim.Resource, "ada", "it hangs", &lockadmin.ForceUnlockOptions{ExpectedLeaseID: "lease-1"})
 	if !s.can("force unlock", err) {
-		results := make([]driver.Renewed, 1)
-		s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
-		if results[0].State != driver.Extended {
-			s.Errorf("after what is not supported: %+v", results[0])
-		}
+		s.renews("after what is not supported", claim, driver.Extended)
 		return
 	}
 	s.must(err)
@@ -167,11 +173,7 @@ func (s *suite) forceUnlock() {
 		done.Cut.Owner != "worker-1" || done.Cut.Token != claim.Token || done.Cut.State != lockadmin.StateHeld || done.AuditID <= 0 || done.At.IsZero() || done.Repeated {
 		s.Errorf("%+v", done)
 	}
-	results := make([]driver.Renewed, 1)
-	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
-	if results[0].State != driver.Over {
-		s.Errorf("the cut lease: %+v", results[0])
-	}
+	s.renews("the cut lease", claim, driver.Over)
 	if why, is := s.Issuer.(driver.Explainer); is {
 		var cut *driver.ForceUnlockedError
 		if err := why.Why(s.ctx, claim); !errors.As(err, &cut) || cut.Actor == "" || cut.Reason != "it hangs" && cut.Reason != "it hangs (in the name of ada)" {
@@ -197,11 +199,7 @@ func (s *suite) another() {
 	if !errors.Is(err, lockadmin.ErrLeaseChanged) || !errors.As(err, &changed) || changed.Expected != "lease-1" || changed.Now.LeaseID != "lease-2" {
 		s.Errorf("%v", err)
 	}
-	results := make([]driver.Renewed, 1)
-	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
-	if results[0].State != driver.Extended {
-		s.Errorf("the successor's lease: %+v", results[0])
-	}
+	s.renews("the successor's lease", claim, driver.Extended)
 }
 
 // nobody: a free resource has a token to invalidate, too: its last holder may come back.
@@ -234,11 +232,7 @@ func (s *suite) repeated() {
 	if !again.Repeated || again.Invalidated != first.Invalidated || again.AuditID != first.AuditID || again.Cut.LeaseID != "lease-1" {
 		s.Errorf("%+v, after %+v", again, first)
 	}
-	results := make([]driver.Renewed, 1)
-	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: next, TTL: time.Hour}}, results)
-	if results[0].State != driver.Extended {
-		s.Errorf("the successor's lease: %+v", results[0])
-	}
+	s.renews("the successor's lease", next, driver.Extended)
 }
 
 // audit: who did what and why, the latest first, and no page is lost.
@@ -319,11 +313,7 @@ func (s *suite) advanceFloor() {
 	if next := s.acquire(s.name("new"), "lease-2"); reached < claim.Token+1000 || next.Token <= reached {
 		s.Errorf("token %v after an advance to %v", next.Token, reached)
 	}
-	results := make([]driver.Renewed, 1)
-	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
-	if results[0].State != driver.Extended {
-		s.Errorf("a lease that runs: %+v", results[0])
-	}
+	s.renews("a lease that runs", claim, driver.Extended)
 }
 
 // epoch: the floor is not above a later token.
@@ -416,9 +406,5 @@ func (s *suite) badInput() {
 	refused("force unlock", "ExpectedLeaseID", err)
 	_, err = s.Admin.Advance(s.ctx, claim.Resource, 0)
 	refused("advance", "token", err)
-	results := make([]driver.Renewed, 1)
-	s.Issuer.Renew(s.ctx, []driver.Renewal{{Claim: claim, TTL: time.Hour}}, results)
-	if results[0].State != driver.Extended {
-		s.Errorf("after what was refused: %+v", results[0])
-	}
+	s.renews("after what was refused", claim, driver.Extended)
 }
