@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
@@ -175,4 +177,33 @@ func TestServerAway(t *testing.T) {
 	if err := lease.Release(t.Context()); err != nil || rowOf(t, pool, "r").Live {
 		t.Errorf("release again: %v, row %+v", err, rowOf(t, pool, "r"))
 	}
+}
+
+// forgetful is a server that acknowledges before it writes to disk, and writes
+// as late as it can.
+func forgetful(t *testing.T) *pgtest.Server {
+	t.Helper()
+	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{
+		"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off",
+		"wal_buffers": "32MB", // more than a test writes: a session whose buffers are full writes them
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Stop() })
+	return server
+}
+
+// holdBack stops the processes of a forgetful server that write to its log on
+// their own. From then on a kill loses exactly what nobody waited for; without
+// this it depends on when the kill comes. Kill ends stopped processes too.
+func holdBack(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	var pids []string
+	testkit.Eventually(t, "three processes that write, which start with the first sessions", func() bool {
+		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
+			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
+		return err == nil && len(pids) == 3
+	})
+	mustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
 }

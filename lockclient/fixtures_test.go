@@ -40,8 +40,6 @@ var (
 	dial         = leasetest.Dial
 	countRows    = leasetest.CountRows
 	runOut       = leasetest.RunOut
-	forgetful    = leasetest.Forgetful
-	holdBack     = leasetest.HoldBack
 	byLength     = longtest.ByLength[int]
 	behindProxy  = leasetest.BehindProxy
 	watchHistory = leasetest.WatchHistory

@@ -3,7 +3,6 @@ package leasetest
 
 import (
 	"context"
-	"strings"
 	"testing"
 
 	"github.com/fencepost-go/fencepost/internal/migrate"
@@ -106,33 +105,4 @@ func RunOut(t testing.TB, pool *pgxpool.Pool, resource string) {
 func CountRows(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
 	return Value[int](t, pool, `SELECT count(*) FROM fencepost.leases`)
-}
-
-// Forgetful is a server that acknowledges before it writes to disk, and writes
-// as late as it can.
-func Forgetful(t *testing.T) *pgtest.Server {
-	t.Helper()
-	server, err := pgtest.Start(t.Context(), &pgtest.Options{Settings: map[string]string{
-		"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off",
-		"wal_buffers": "32MB", // more than a test writes: a session whose buffers are full writes them
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Stop() })
-	return server
-}
-
-// HoldBack stops the processes of a forgetful server that write to its log on
-// their own. From then on a kill loses exactly what nobody waited for; without
-// this it depends on when the kill comes. Kill ends stopped processes too.
-func HoldBack(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	var pids []string
-	testkit.Eventually(t, "three processes that write, which start with the first sessions", func() bool {
-		err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid::text), '{}') FROM pg_stat_activity
-			WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')`).Scan(&pids)
-		return err == nil && len(pids) == 3
-	})
-	MustExec(t, pool, "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; kill -STOP "+strings.Join(pids, " ")+"'")
 }
