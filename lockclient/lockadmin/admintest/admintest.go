@@ -1,7 +1,8 @@
 // Package admintest checks that an engine's operators' calls are what package lockadmin says.
 //
 // It is for tests of engines: one table of cases over one interface. Each case has resources
-// of its own. What an engine cannot do must say so in one way, and do nothing.
+// of its own. What an engine cannot do must say so in one way, and do nothing. Then every fault
+// that an engine may have is put into it, one at a time: the case that is for it must report it.
 package admintest
 
 import (
@@ -32,7 +33,7 @@ type Engine struct {
 // patience ends a hang; nothing is awaited for as long.
 const patience = 5 * time.Minute
 
-// Run runs the cases.
+// Run runs the cases, and looks whether they catch what is broken.
 func Run(t *testing.T, e Engine) {
 	cases := []struct {
 		name string
@@ -43,19 +44,73 @@ func Run(t *testing.T, e Engine) {
 		{"advance", (*suite).advance}, {"advance floor", (*suite).advanceFloor}, {"epoch", (*suite).epoch}, {"raise epoch", (*suite).raiseEpoch},
 		{"purge", (*suite).purge}, {"inspect", (*suite).inspect}, {"bad input", (*suite).badInput},
 	}
+	byName := map[string]func(*suite){}
 	for _, c := range cases {
+		byName[c.name] = c.run
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			c.run(&suite{T: t, Engine: e, ctx: ctx})
+			for _, problem := range problems(t, e, c.run) {
+				t.Error(problem)
+			}
+		})
+	}
+	for _, f := range faults {
+		if slices.Contains(e.Cannot, f.needs) {
+			continue
+		}
+		t.Run("broken: "+f.name, func(t *testing.T) {
+			broken := e
+			broken.Admin = f.of(e.Admin)
+			found := problems(t, broken, byName[f.caughtBy])
+			if len(found) == 0 {
+				t.Errorf("%q does not report it", f.caughtBy)
+			}
 		})
 	}
 }
 
+// problems is what a case finds wrong with an engine.
+func problems(t *testing.T, e Engine, run func(*suite)) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := &suite{T: t, Engine: e, ctx: ctx}
+	s.until(run)
+	return s.found
+}
+
+// suite is one run of a case, which finds problems in place of failing the test.
 type suite struct {
 	*testing.T
 	Engine
-	ctx context.Context
+	ctx   context.Context
+	found []string
+}
+
+// over is what ends a case that cannot go on.
+type over struct{}
+
+// until runs a case to its end.
+func (s *suite) until(run func(*suite)) {
+	defer func() {
+		if r := recover(); r != nil && r != any(over{}) {
+			panic(r)
+		}
+	}()
+	run(s)
+}
+
+// Errorf notes a problem.
+func (s *suite) Errorf(format string, args ...any) {
+	s.found = append(s.found, fmt.Sprintf(format, args...))
+}
+
+// Fatal notes a problem and ends the case, as Fatalf does.
+func (s *suite) Fatal(args ...any) { s.Fatalf("%s", fmt.Sprint(args...)) }
+
+// Fatalf is explained with Fatal.
+func (s *suite) Fatalf(format string, args ...any) {
+	s.Errorf(format, args...)
+	panic(over{})
 }
 
 func (s *suite) name(part string) string { return "admintest:" + s.Name() + ":" + part }
