@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 var proven = guard.Claim{Resource: "acme:billing-close:2026-04", Token: 34, LeaseID: "019f1b2c"}
@@ -29,9 +30,7 @@ type proofs struct {
 func newProofs(t testing.TB) *proofs {
 	p := &proofs{key: proof.NewPrivateKey()}
 	var jwk struct{ D string }
-	if err := json.Unmarshal(p.key.JWK(), &jwk); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(p.key.JWK(), &jwk))
 	p.secret = ed25519.NewKeyFromSeed(guard.Must(base64.RawURLEncoding.DecodeString(jwk.D)))
 	p.good = guard.Must(guard.Must(proof.NewSigner(p.key, nil)).Sign(proven, "ledger", time.Unix(4102444800, 0)))
 	keys := guard.Must(proof.NewKeys(context.Background(), proof.Static(p.key.Public()), nil))

@@ -45,17 +45,13 @@ func newService(t *testing.T) *service {
 	if s.db, err = sqlfence.Pgx(s.pool, &sqlfence.Options{LockTimeout: testkit.Patience, IdleTimeout: testkit.Patience, CommitTimeout: testkit.Patience}); err != nil {
 		t.Fatal(err)
 	}
-	if err := sqladmin.Pgx(s.pool).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sqladmin.Pgx(s.pool).Migrate(t.Context()))
 	if _, err := s.pool.Exec(t.Context(), `CREATE TABLE rows (id bigint GENERATED ALWAYS AS IDENTITY, key text UNIQUE)`); err != nil {
 		t.Fatal(err)
 	}
 	resource := guard.Must(httpfence.Named(guard.Must(guard.NewTemplate("account:{id}")), httpfence.Bindings{"id": httpfence.PathValue("id")}))
 	fence, err := httpfence.NewTx(s.db.Transactor(), resource, &httpfence.Options{Logger: testkit.Logger(t), MaxWait: testkit.Patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	mux := http.NewServeMux()
 	mux.Handle("/accounts/{id}", fence.InTxFunc(func(w http.ResponseWriter, r *http.Request) error {
 		tx, ok := s.db.TxFrom(r.Context())
@@ -180,15 +176,11 @@ func start(t *testing.T, dir, address, config, name string, args ...string) {
 		}
 	}
 	file := filepath.Join(dir, "config")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(config), 0o644))
 	var said strings.Builder
 	cmd := exec.Command(path, append(args, file)...)
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
@@ -243,24 +235,18 @@ func TestReplays(t *testing.T) {
 				s := newService(t)
 				if case_ == "taken over" {
 					s.before = func() {
-						if err := s.db.Raise(context.Background(), guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}); err != nil {
-							t.Error(err)
-						}
+						testkit.Check(t, s.db.Raise(context.Background(), guard.Claim{Resource: "account:acme", Token: 11, LeaseID: "b"}))
 					}
 				}
 				address := proxies[c.proxy](t, s.urls, c.setting)
 				ctx := guard.WithClaim(t.Context(), guard.Claim{Resource: "account:acme", Token: 10, LeaseID: "a"})
 				req, err := http.NewRequestWithContext(ctx, c.method, "http://"+address+"/accounts/acme", strings.NewReader("x"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if case_ == "live token and a key" {
 					req.Header.Set("Idempotency-Key", "k")
 				}
 				resp, err := guard.Must(httpfence.NewTransport(&http.Transport{DisableKeepAlives: true}, []string{"http://" + address}, nil)).RoundTrip(req)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				_, _ = io.Copy(io.Discard, resp.Body)
 				_ = resp.Body.Close()
 				rows, status := c.rows, 201
@@ -274,9 +260,7 @@ func TestReplays(t *testing.T) {
 					status = 412
 				}
 				var n int
-				if err := s.pool.QueryRow(t.Context(), "SELECT count(*) FROM rows").Scan(&n); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM rows").Scan(&n))
 				if n != rows || resp.StatusCode != status || (s.asked.Load() == 2) != c.replayed {
 					t.Errorf("%d rows, %d, asked %d times; want %d rows, %d", n, resp.StatusCode, s.asked.Load(), rows, status)
 				}
@@ -315,14 +299,10 @@ func TestFieldsThroughProxies(t *testing.T) {
 				{http.Header{"X-Fencing-Token": {"9"}, "X-Fencing-Lease": {"a"}, "X-Fencing-Resource": {"account:acme"}}, 412},
 			} {
 				req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+address+"/accounts/acme", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				req.Header = c.header
 				resp, err := http.DefaultTransport.RoundTrip(req)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				_ = resp.Body.Close()
 				if resp.StatusCode != c.status {
 					t.Errorf("%v: %d, want %d", c.header, resp.StatusCode, c.status)

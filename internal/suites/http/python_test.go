@@ -32,13 +32,9 @@ func python(t *testing.T) string {
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("this test needs Python, which .ci/setup tests installs: %v", err)
 	}
@@ -166,9 +162,7 @@ func TestGoClientOfPython(t *testing.T) {
 			name := guard.Must(guard.Must(guard.NewTemplate("{tenant}:billing-close:{period}")).Name("a:\u00e4, \"b\"%", "2026-04"))
 			write := func(client *http.Client, resource string, claim guard.Claim) error {
 				r, err := http.NewRequestWithContext(guard.WithClaim(t.Context(), claim), http.MethodPut, server+"/r/"+httpfence.Encode(resource), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				resp, err := httpfence.Do(client, r)
 				if err == nil {
 					_ = resp.Body.Close()
@@ -177,12 +171,8 @@ func TestGoClientOfPython(t *testing.T) {
 			}
 			old := guard.Claim{Resource: name, Token: 33, LeaseID: "b 1,\u00e4"}
 			young := guard.Claim{Resource: name, Token: 34, LeaseID: "c"}
-			if err := write(client, name, old); err != nil {
-				t.Fatal(err)
-			}
-			if err := httpfence.RaiseAt(client, server+"/raise/"+httpfence.Encode(name))(t.Context(), young); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, write(client, name, old))
+			testkit.Must(t, httpfence.RaiseAt(client, server+"/raise/"+httpfence.Encode(name))(t.Context(), young))
 			if err := write(client, name, old); !errors.Is(err, guard.ErrStale) {
 				t.Errorf("the old holder: %v", err)
 			}
@@ -196,9 +186,7 @@ func TestGoClientOfPython(t *testing.T) {
 			if err := write(http.DefaultClient, name, young); !errors.Is(err, guard.ErrMissing) {
 				t.Errorf("control: a client that presents nothing: %v", err)
 			}
-			if err := write(client, name, young); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, write(client, name, young))
 		})
 	}
 }

@@ -36,9 +36,7 @@ func chromium(t *testing.T) context.Context {
 		t.Fatalf("this test needs chromium, which .ci/setup servers installs: %v", err)
 	}
 	dir, err := os.MkdirTemp("", "fencepost-browser-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { // its other processes end after the first, and write until then
 		testkit.Eventually(t, "the end of the browser", func() bool { return os.RemoveAll(dir) == nil })
 	})
@@ -73,9 +71,7 @@ func session(t *testing.T, browser context.Context) context.Context {
 
 func do(t *testing.T, ctx context.Context, actions ...chromedp.Action) {
 	t.Helper()
-	if err := chromedp.Run(ctx, actions...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, chromedp.Run(ctx, actions...))
 }
 
 func signIn(t *testing.T, ctx context.Context, url, token string) {
@@ -108,9 +104,7 @@ func picture(t *testing.T, ctx context.Context, name string) {
 	}
 	var png []byte
 	do(t, ctx, chromedp.FullScreenshot(&png, 100))
-	if err := os.WriteFile(filepath.Join(screenshots, name+".png"), png, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(screenshots, name+".png"), png, 0o644))
 }
 
 // visible is the text of the view that the page shows.

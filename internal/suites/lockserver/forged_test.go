@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func post(t *testing.T, url, token, path, body string) string {
@@ -19,9 +21,7 @@ func send(t *testing.T, url, token, path, body string, status int) string {
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Authorization", "Bearer "+token)
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != status {
@@ -40,9 +40,7 @@ func TestForgedForms(t *testing.T) {
 		r.Header.Set("Content-Type", kind)
 		r.Header.Set("Authorization", "Bearer demo-ops") // as of a hook that takes a cookie
 		resp, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusUnsupportedMediaType || len(resp.Cookies()) > 0 {
 			t.Errorf("%q: %s, cookies %v", kind, resp.Status, resp.Cookies())

@@ -40,40 +40,26 @@ func people(r *http.Request) (*lockhttp.Identity, error) {
 func serve(t *testing.T) (url string, handler *lockhttp.Server, pool *pgxpool.Pool, raise func(context.Context, guard.Claim) error) {
 	t.Helper()
 	pool = pgtest.Pool(t)
-	if err := pgadmin.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pgadmin.Migrate(t.Context(), pool))
 	issuer, err := pglock.New(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	operator, err := pgadmin.New(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	marks, err := sqlfence.Pgx(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	signer, err := proof.NewSigner(signingKey, &proof.SignerOptions{Leeway: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	raise = func(ctx context.Context, claim guard.Claim) error {
 		_, err := marks.Admit(ctx, claim)
 		return err
 	}
 	handler, err = lockhttp.New(issuer, people, &lockhttp.Options{ShowHolders: true, Admin: operator, Signer: signer, Raise: raise, Timeout: testkit.Patience, ReadyWithin: testkit.Patience, Logger: testkit.Logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
-		if err := handler.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, handler.Close(ctx))
 		server.Close()
 		issuer.Close()
 	})

@@ -14,6 +14,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
 	"github.com/getkin/kin-openapi/routers/gorillamux"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestDescription: the document that the server returns is valid, and every
@@ -26,12 +28,8 @@ func TestDescription(t *testing.T) {
 		return w.Body.Bytes()
 	}
 	doc, err := openapi3.NewLoader().LoadFromData(get("/openapi.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := doc.Validate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, doc.Validate(t.Context()))
 	// Fields may be added to responses; here every field that there is must be described.
 	closed := false
 	for _, schema := range doc.Components.Schemas {
@@ -40,9 +38,7 @@ func TestDescription(t *testing.T) {
 		}
 	}
 	router, err := gorillamux.NewRouter(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	seen := map[string]bool{}
 	const demo, r = "demo-ops", "demo:billing-close:1"
 	var token, lease string

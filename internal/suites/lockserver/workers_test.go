@@ -15,6 +15,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/guard/proof"
 	"github.com/fencepost-go/fencepost/httpfence"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -50,9 +51,7 @@ func (w *worker) next(t *testing.T) (got wrote) {
 func TestWorkers(t *testing.T) {
 	url, handler, pool, _ := serve(t)
 	db, err := sqlfence.Pgx(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA billing; CREATE TABLE billing.closes (tenant text, period text, note text NOT NULL, PRIMARY KEY (tenant, period))`); err != nil {
 		t.Fatal(err)
 	}
@@ -63,14 +62,10 @@ func TestWorkers(t *testing.T) {
 	}
 	resource := func(r *http.Request) (string, error) { return closes.Name("demo", r.PathValue("period")) }
 	keys, err := proof.NewKeys(t.Context(), proof.Static(signingKey.Public()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	verify := proof.NewVerifier(keys).Hook(func(*http.Request) (string, error) { return "demo", nil })
 	fence, err := httpfence.New(db, resource, &httpfence.Options{Verify: verify})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	service := http.NewServeMux()
 	service.Handle("PUT /demo/closes/{period}", fence.Admit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })))
 	service.Handle("/", handler)
@@ -79,9 +74,7 @@ func TestWorkers(t *testing.T) {
 	store := s3test.New(t, nil)
 	store.CreateBucket("bucket")
 	format, err := filepath.Abs("../../../s3fence/testdata/fencepost_s3.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	start := func(owner string, args ...string) *worker {
 		path, err := exec.LookPath(args[0])
 		if err != nil {
@@ -92,16 +85,10 @@ func TestWorkers(t *testing.T) {
 		cmd.Env = append(os.Environ(), "URL="+web.URL, "TOKEN=demo-worker", "RESOURCE=demo:billing-close:2026-04", "PERIOD=2026-04", "OWNER="+owner,
 			"DATABASE_URL="+pool.Config().ConnString(), "S3_URL="+store.URL()+"/bucket/closes/2026-04", "FENCEPOST_S3="+format, "TTL=600", "PYTHONDONTWRITEBYTECODE=1")
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, cmd.Start())
 		return &worker{in, bufio.NewReader(out), cmd}
 	}
 	expect := func(what string, got wrote, word string) {
@@ -132,9 +119,7 @@ func TestWorkers(t *testing.T) {
 		expect(order[1]+" goes on", young.next(t), "written")
 		for _, w := range []*worker{old, young} {
 			w.in.Close()
-			if err := w.cmd.Wait(); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, w.cmd.Wait())
 		}
 		older, newer := guard.Must(guard.ParseToken(first.Token)), guard.Must(guard.ParseToken(next.Token))
 		if older <= last || newer <= older {
@@ -156,21 +141,13 @@ func TestWorkers(t *testing.T) {
 func stored(t *testing.T, store *s3test.Server) string {
 	t.Helper()
 	bucket, err := s3fence.Open(t.Context(), store.Client(), "bucket", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	objects, err := bucket.Objects(s3fence.Sealed, &s3fence.ObjectsOptions{InsecureAnyResource: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got, err := objects.Get(t.Context(), "closes/2026-04")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer got.Body.Close()
 	text, err := io.ReadAll(got.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(text)
 }

@@ -163,9 +163,7 @@ func TestP1ABAControl(t *testing.T) {
 	testkit.Eventually(t, "the naive protocol to fail", func() bool {
 		// Each fuzz begins without an object, as its tokens begin with 1.
 		_, err := client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(bucket), Key: aws.String(key)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		p := newProxy(t, g)
 		through := gatewayClient(g, p.URL)
 		f := abaFuzz(t, p, func(ctx context.Context, _ int, c guard.Claim, body, attempt string) error {

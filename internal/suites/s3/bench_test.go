@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // BenchmarkPut writes in turn a sealed object and, without a condition, the same
@@ -76,13 +77,9 @@ func BenchmarkPut(b *testing.B) {
 func storedAs(t testing.TB, client *s3.Client) ([]byte, map[string]string) {
 	t.Helper()
 	out, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String(bucket), Key: aws.String(key)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer out.Body.Close()
 	body, err := io.ReadAll(out.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return body, out.Metadata
 }

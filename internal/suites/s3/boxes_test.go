@@ -107,26 +107,20 @@ func (b box) start(t *testing.T, store string) func(o *s3.Options) {
 	}
 	own := process.FreeAddr(t)
 	dir, err := os.MkdirTemp("/tmp", "box")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	if err := os.Chmod(dir, 0o777); err != nil { // some drop their rights
 		t.Fatal(err)
 	}
 	config := filepath.Join(dir, "config")
-	if err := os.WriteFile(config, []byte(b.config(own, strings.TrimPrefix(store, "http://"), dir)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(b.config(own, strings.TrimPrefix(store, "http://"), dir)), 0o644))
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, program, b.args(own, config, dir)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait()
@@ -159,9 +153,7 @@ func TestBoxesInBetween(t *testing.T) {
 	g := startGateway(t)
 	direct := gatewayClient(g, g.URL)
 	report, err := s3fence.Probe(t.Context(), direct, bucket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for name, c := range boxes {
 		t.Run(name, func(t *testing.T) {
 			client := gatewayClient(g, g.URL, c.start(t, g.URL))
@@ -172,36 +164,24 @@ func TestBoxesInBetween(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			around, err := s3fence.Open(t.Context(), direct, bucket, &s3fence.Options{Report: report})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			h := &s3fence.Headers{ContentType: "text/csv", CacheControl: "public, max-age=3600"}
 			for _, mode := range []s3fence.Mode{s3fence.Sealed, s3fence.SealedGzip, pointers} {
 				name := fmt.Sprint(name, "/", nameOf(mode))
 				through, err := in(b, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				other, err := in(around, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if _, err := through.Get(t.Context(), name); !errors.Is(err, guard.ErrNotFound) {
 					t.Errorf("before the first write: %v", err)
 				}
 				for token := guard.Token(1); token < 6; token++ {
 					by := []handle{through, other}[token%2]
-					if err := by.Put(t.Context(), claim(token), name, []byte(token.String()), h); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, by.Put(t.Context(), claim(token), name, []byte(token.String()), h))
 					object, err := through.Get(t.Context(), name)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, err)
 					body, err := io.ReadAll(object.Body)
 					object.Body.Close()
 					if err != nil || string(body) != token.String() || object.Mark.Token != token {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -93,13 +94,9 @@ func startGateway(t testing.TB) *gateway.Gateway {
 func openSealed(t testing.TB, client *s3.Client) *s3fence.Objects {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), client, bucket, &s3fence.Options{InsecureSkipProbe: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	o, err := b.Objects(s3fence.Sealed, anyResource)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return o
 }
 

@@ -128,13 +128,9 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 	var wg, second sync.WaitGroup
 	open := func(via http.RoundTripper) handle {
 		b, err := s3fence.Open(t.Context(), client(via), bucket, &s3fence.Options{InsecureSkipProbe: true, GracePeriod: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		o, err := in(b, mode)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return o
 	}
 	for range holders {
@@ -179,19 +175,13 @@ func count(t *testing.T, client func(http.RoundTripper) *s3.Client, name string,
 	second.Wait() // the second deliveries arrive
 	t.Logf("refused: %v", c.refused)
 	object, err := open(nil).Get(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer object.Body.Close()
 	text, err := io.ReadAll(object.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	digits, _, _ := strings.Cut(string(text), " ")
 	final, err := strconv.Atoi(digits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if final < c.done || final > c.done+c.unknown {
 		c.bad = append(c.bad, fmt.Sprintf("%d increments were done, %d of unknown outcome, and the counter is at %d", c.done, c.unknown, final))
 	}

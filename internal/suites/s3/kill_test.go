@@ -183,9 +183,7 @@ func TestP1StoreKilledControl(t *testing.T) {
 	_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
 		Bucket: aws.String(bucket), Key: aws.String(key), Body: bytes.NewReader(old), Metadata: metadata,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := c.look(t.Context(), o, key); err == nil {
 		t.Error("a lost write was not noticed")
 	}

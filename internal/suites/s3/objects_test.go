@@ -25,9 +25,7 @@ func TestObjects(t *testing.T) {
 	g := startGateway(t)
 	client := gatewayClient(g, g.URL)
 	b, err := s3fence.Open(t.Context(), client, bucket, &s3fence.Options{GracePeriod: time.Nanosecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := b.Objects(s3fence.Plain, anyResource); !errors.Is(err, guard.ErrInvalid) {
 		t.Errorf("Plain on a store whose ETags are those of bodies: %v", err)
 	}
@@ -35,9 +33,7 @@ func TestObjects(t *testing.T) {
 	for _, mode := range []s3fence.Mode{s3fence.Sealed, pointers} {
 		t.Run(nameOf(mode), func(t *testing.T) {
 			o, err := in(b, mode)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			name := nameOf(mode) + "/é 日本.csv"
 			put := func(token guard.Token, body []byte) error {
 				return o.Put(t.Context(), claim(token), name, body, &s3fence.Headers{ContentType: "text/csv", CacheControl: "no-store", Metadata: map[string]string{"tenant": "123"}})
@@ -45,9 +41,7 @@ func TestObjects(t *testing.T) {
 			want := func(body []byte, token guard.Token) {
 				t.Helper()
 				object, err := o.Get(t.Context(), name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				defer object.Body.Close()
 				got, err := io.ReadAll(object.Body)
 				h := object.Headers
@@ -66,14 +60,10 @@ func TestObjects(t *testing.T) {
 				if token == 0 {
 					continue
 				}
-				if err := put(guard.Token(token), body); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, put(guard.Token(token), body))
 				want(body, guard.Token(token))
 			}
-			if err := o.Raise(t.Context(), claim(4), name); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, o.Raise(t.Context(), claim(4), name))
 			want(large, 4)
 			stale(put(3, []byte("stale")))
 			if mode == pointers {
@@ -103,9 +93,7 @@ func TestObjects(t *testing.T) {
 			if n := listed(); n != 1 {
 				t.Errorf("%d are listed", n)
 			}
-			if err := o.Delete(t.Context(), claim(5), name); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, o.Delete(t.Context(), claim(5), name))
 			if _, err := o.Get(t.Context(), name); !errors.Is(err, guard.ErrNotFound) {
 				t.Errorf("after deletion: %v", err)
 			}
@@ -119,9 +107,7 @@ func TestObjects(t *testing.T) {
 			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{
 				Bucket: aws.String(bucket), Key: aws.String(foreign), Body: strings.NewReader("theirs"),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if err := o.Put(t.Context(), claim(6), foreign, nil, nil); !errors.Is(err, guard.ErrUnfenced) {
 				t.Errorf("got %v, want unfenced", err)
 			}
@@ -129,9 +115,7 @@ func TestObjects(t *testing.T) {
 			if !ok {
 				return
 			}
-			if err := objects.Adopt(t.Context(), claim(6), foreign); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, objects.Adopt(t.Context(), claim(6), foreign))
 			stale(o.Put(t.Context(), claim(5), foreign, nil, nil))
 		})
 	}
@@ -140,9 +124,7 @@ func TestObjects(t *testing.T) {
 // A real store's responses to configurations that cannot work.
 func TestAccess(t *testing.T) {
 	g := startGateway(t)
-	if err := openSealed(t, gatewayClient(g, g.URL)).Put(t.Context(), claim(5), key, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, openSealed(t, gatewayClient(g, g.URL)).Put(t.Context(), claim(5), key, nil, nil))
 	for name, c := range map[string]struct {
 		change func(*gateway.Gateway)
 		bucket string
@@ -159,13 +141,9 @@ func TestAccess(t *testing.T) {
 			client := gatewayClient(wrong, g.URL)
 			_, opened := s3fence.Open(t.Context(), client, c.bucket, nil)
 			b, err := s3fence.Open(t.Context(), client, c.bucket, &s3fence.Options{InsecureSkipProbe: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			o, err := b.Objects(s3fence.Sealed, anyResource)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			_, got := o.Get(t.Context(), key)
 			for call, err := range map[string]error{
 				"open": opened, "get": got, "put": o.Put(t.Context(), claim(6), key, nil, nil), "raise": o.Raise(t.Context(), claim(6), key),

@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -22,9 +23,7 @@ var versioned = realStore{"versitygw v1.8.0 with versioning", false, func(t *tes
 	_, err := client(nil).PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{
 		Bucket: aws.String(bucket), VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return client
 }}
 
@@ -53,20 +52,12 @@ func TestStoresAndRefusals(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			o, err := b.Objects(s3fence.Sealed, anyResource)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for token := guard.Token(9); token > 6; token-- { // the mark is forgotten, so lower ones are admitted
-				if err := o.Put(t.Context(), claim(token), key, []byte("x"), nil); err != nil {
-					t.Fatal(err)
-				}
-				if err := o.InsecureDelete(t.Context(), key); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, o.Put(t.Context(), claim(token), key, []byte("x"), nil))
+				testkit.Must(t, o.InsecureDelete(t.Context(), key))
 			}
 		})
 	}
@@ -77,12 +68,8 @@ func TestStoresAndRefusals(t *testing.T) {
 // was written is not known: a cache of absence in front of a store looks the same.
 func TestVersioningAfterwards(t *testing.T) {
 	o := openSealed(t, versioned.start(t)(nil)) // without a probe
-	if err := o.Put(t.Context(), claim(5), key, []byte("x"), nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := o.InsecureDelete(t.Context(), key); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, o.Put(t.Context(), claim(5), key, []byte("x"), nil))
+	testkit.Must(t, o.InsecureDelete(t.Context(), key))
 	err := o.Put(t.Context(), claim(6), key, []byte("y"), nil)
 	if !errors.Is(err, guard.ErrOutcomeUnknown) || !strings.Contains(err.Error(), "delete marker") {
 		t.Errorf("Put over a delete marker = %v", err)
@@ -96,9 +83,7 @@ func TestNamesThatCannotBe(t *testing.T) {
 	p := newProxy(t, g)
 	o := openSealed(t, gatewayClient(g, p.URL))
 	for _, name := range []string{"dir/object", "file"} {
-		if err := o.Put(t.Context(), claim(5), name, []byte("x"), nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, o.Put(t.Context(), claim(5), name, []byte("x"), nil))
 	}
 	for what, name := range map[string]string{
 		"a folder": "dir", "below an object": "file/object", "a segment of 256 bytes": "long/" + strings.Repeat("n", 256), "a segment of 300 bytes": strings.Repeat("n", 300),

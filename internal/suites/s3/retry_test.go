@@ -21,6 +21,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 )
 
@@ -122,21 +123,13 @@ func TestP5RetryingClient(t *testing.T) {
 			for w := range writers {
 				l := newLossy()
 				b, err := s3fence.Open(t.Context(), retrying(g, l), bucket, &s3fence.Options{InsecureSkipProbe: true})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				o, err := in(b, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				quiet, err := s3fence.Open(t.Context(), plain, bucket, &s3fence.Options{InsecureSkipProbe: true})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				reader, err := in(quiet, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				wg.Go(func() {
 					name := fmt.Sprintf("retry-%s-%d", mode, w)
 					live := ""

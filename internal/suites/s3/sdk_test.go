@@ -17,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
 
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
 
@@ -103,9 +104,7 @@ func TestSDKErrors(t *testing.T) {
 	server := newServer(t, s3test.Options{})
 	client := sdk(server)
 	first, err := put(client, "a", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	match := func(etag string) func(*s3.PutObjectInput) {
 		return func(in *s3.PutObjectInput) { in.IfMatch = aws.String(etag) }
 	}
@@ -187,9 +186,7 @@ func TestSDKList(t *testing.T) {
 	var got []string
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, o := range page.Contents {
 			got = append(got, *o.Key)
 		}

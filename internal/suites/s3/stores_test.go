@@ -356,27 +356,19 @@ func TestDeviantStoresFailClosed(t *testing.T) {
 		t.Run(store.name, func(t *testing.T) {
 			client := store.start(t)
 			b, err := s3fence.Open(t.Context(), client(nil), bucket, &s3fence.Options{InsecureSkipProbe: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, mode := range []s3fence.Mode{s3fence.Sealed, pointers} {
 				o, err := in(b, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				name := nameOf(mode) + "/" + key
 				if err := o.Put(t.Context(), claim(11), name, []byte("short"), nil); err != nil {
 					t.Logf("%s: %v", mode, err)
 					continue
 				}
 				other, err := s3fence.Open(t.Context(), client(nil), bucket, &s3fence.Options{InsecureSkipProbe: true})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				late, err := in(other, mode)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if m, err := late.Mark(t.Context(), name); err == nil && m.Token != 11 {
 					t.Errorf("%s: the mark is %+v", mode, m)
 				}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/suites/s3/gateway"
 	"github.com/fencepost-go/fencepost/internal/suites/s3/s3conform"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 func target(g *gateway.Gateway) s3conform.Target {
@@ -37,9 +38,7 @@ func TestRacing(t *testing.T) {
 			t.Fatalf("not noticed: %q", races)
 		}
 		failures, err := s3conform.Check(t.Context(), target)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, f := range failures {
 			t.Log(f)
 			races = slices.DeleteFunc(races, func(name string) bool { return name == f.Case })

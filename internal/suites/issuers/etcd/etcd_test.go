@@ -21,19 +21,25 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/issuertest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/etcdlock"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/admintest"
 )
+
+func TestMain(m *testing.M) {
+	etcdnode.Main()
+	issuertest.Main(m)
+}
 
 func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -51,9 +57,7 @@ func startNode(t testing.TB, dir string) (addr string, stop func()) {
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.UnsafeNoFsync = true
 	e, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Receive(t, "etcd", e.Server.ReadyNotify())
 	stopped := false
 	stop = func() {
@@ -70,9 +74,7 @@ func startNode(t testing.TB, dir string) (addr string, stop func()) {
 func connect(t testing.TB, addr string, opts ...grpc.DialOption) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(addr, ","), DialTimeout: time.Minute, Logger: zap.NewNop(), DialOptions: opts})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -80,9 +82,7 @@ func connect(t testing.TB, addr string, opts ...grpc.DialOption) *clientv3.Clien
 func issuer(t testing.TB, addr string) *etcdlock.Issuer {
 	t.Helper()
 	i, err := etcdlock.New(connect(t, addr), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { i.Close() })
 	return i
 }
@@ -156,6 +156,44 @@ func (n *network) pass(ctx context.Context, method string, req, reply any, cc *g
 	}
 }
 
+var (
+	ask     = issuertest.Ask
+	acquire = issuertest.Acquire
+	release = issuertest.Release
+)
+
+// TestOperators runs the operators' calls, and what etcd shares with ZooKeeper.
+func TestOperators(t *testing.T) {
+	addr, _ := startNode(t, t.TempDir())
+	i := issuer(t, addr)
+	admintest.Run(t, admintest.Engine{Admin: i, Issuer: i, Cannot: []string{"purge", "inspect"}})
+	issuertest.Run(t, func(t *testing.T) *issuertest.Engine {
+		addr, _ := startNode(t, t.TempDir())
+		c := connect(t, addr)
+		return &issuertest.Engine{
+			Name: "etcd", Addr: addr, Issuer: func() issuertest.Issuer { return issuer(t, addr) },
+			Base: func() string {
+				got, err := c.Get(t.Context(), "fencepost/base")
+				testkit.Must(t, err)
+				return string(got.Kvs[0].Value)
+			},
+			SetBase: func(value string) {
+				_, err := c.Put(t.Context(), "fencepost/base", value)
+				testkit.Must(t, err)
+			},
+			Places: func(resource string) int {
+				places, err := c.Get(t.Context(), "fencepost/queue/"+resource+"\x00", clientv3.WithPrefix())
+				testkit.Must(t, err)
+				for _, place := range places.Kvs {
+					c.KeepAliveOnce(t.Context(), clientv3.LeaseID(place.Lease))
+				}
+				return int(places.Count)
+			},
+			Lost: 1 << 30, // revisions
+		}
+	})
+}
+
 // TestConformance runs the suite, and the suite on broken issuers.
 func TestConformance(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
@@ -175,9 +213,7 @@ func conformance(t *testing.T, addr string) {
 			Network: func(t testing.TB) (driver.Issuer, drivertest.Network) {
 				n := &network{}
 				i, err := etcdlock.New(connect(t, addr, grpc.WithChainUnaryInterceptor(n.pass)), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				t.Cleanup(func() { i.Close() })
 				return i, n
 			},
@@ -188,19 +224,6 @@ func conformance(t *testing.T, addr string) {
 	})
 }
 
-func ask(resource, id string) driver.Request {
-	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Minute, Timeout: time.Minute}
-}
-
-func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
-	t.Helper()
-	g, err := i.Acquire(t.Context(), ask(resource, id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
-}
-
 // TestP3TokensSurviveAWipedCluster: the data directory is lost. The base keeps
 // the tokens above those of the former cluster; revisions alone repeat.
 func TestP3TokensSurviveAWipedCluster(t *testing.T) {
@@ -208,9 +231,7 @@ func TestP3TokensSurviveAWipedCluster(t *testing.T) {
 	before := acquire(t, issuer(t, addr), "r", "a")
 	revision := func(addr string) int64 {
 		resp, err := connect(t, addr).Put(t.Context(), "control", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return resp.Header.Revision
 	}
 	was := revision(addr)
@@ -227,33 +248,36 @@ func TestP3TokensSurviveAWipedCluster(t *testing.T) {
 	}
 }
 
+// saved copies a stopped node's data, and returns what puts it back.
+func saved(t testing.TB, data string) (restore func()) {
+	t.Helper()
+	backup := filepath.Join(t.TempDir(), "backup")
+	testkit.Must(t, os.CopyFS(backup, os.DirFS(data)))
+	return func() {
+		t.Helper()
+		testkit.Must(t, errors.Join(os.RemoveAll(data), os.CopyFS(data, os.DirFS(backup))))
+	}
+}
+
 // TestP3TokensSurviveARestore: an old copy of the data is restored without
 // bumping the revision. A new process repeats tokens until RaiseEpoch is
 // called, and one that ran throughout refuses: the former is the residual risk.
 func TestP3TokensSurviveARestore(t *testing.T) {
-	dir := t.TempDir()
-	data, backup := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
+	data := filepath.Join(t.TempDir(), "data")
 	addr, stop := startNode(t, data)
 	acquire(t, issuer(t, addr), "first", "a")
 	stop()
-	if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
-		t.Fatal(err)
-	}
+	restore := saved(t, data)
 	addr, stop = startNode(t, data)
 	lost := acquire(t, issuer(t, addr), "r", "a")
 	stop()
-	if err := os.RemoveAll(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(data, os.DirFS(backup)); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	addr, _ = startNode(t, data)
 	i := issuer(t, addr)
 	if next := acquire(t, i, "r", "b"); next.Token > lost.Token {
 		t.Errorf("control: token %v after %v, though the revision went back", next.Token, lost.Token)
-	} else if freed, err := i.Release(t.Context(), next); !freed || err != nil {
-		t.Fatal(freed, err)
+	} else {
+		release(t, i, next)
 	}
 	if _, err := i.RaiseEpoch(t.Context()); err != nil {
 		t.Fatal(err)
@@ -279,22 +303,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v; want ErrSetup that says %q", name, err, want)
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46")) // TLS: protocol version alert
-			conn.Close()
-		}
-	}()
-	for name, addr := range map[string]string{"a server that uses TLS": l.Addr().String(), "nobody there": freePort(t)} {
+	for name, addr := range map[string]string{"a server that uses TLS": issuertest.WantsTLS(t), "nobody there": freePort(t)} {
 		r := ask("r", "a")
 		r.Timeout = 2 * time.Second
 		_, err := issuer(t, addr).Acquire(t.Context(), r)
@@ -308,67 +317,22 @@ func TestRefusals(t *testing.T) {
 		func() error { _, err := c.UserAdd(t.Context(), "nobody", "secret"); return err },
 		func() error { _, err := c.AuthEnable(t.Context()); return err },
 	} {
-		if err := f(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, f())
 	}
-	_, err = issuer(t, addr).Acquire(t.Context(), ask("r", "a"))
+	_, err := issuer(t, addr).Acquire(t.Context(), ask("r", "a"))
 	setup("no user", "user name is empty", err)
-	nobody, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "nobody", Password: "secret", Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
+	as := func(user string) *clientv3.Client {
+		c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: user, Password: "secret", Logger: zap.NewNop()})
+		testkit.Must(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
 	}
-	t.Cleanup(func() { nobody.Close() })
-	i, err := etcdlock.New(nobody, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	i, err := etcdlock.New(as("nobody"), nil)
+	testkit.Must(t, err)
 	_, err = i.Acquire(t.Context(), ask("r", "a"))
 	setup("a user without rights", "permission denied", err)
-	root, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "root", Password: "secret", Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { root.Close() })
-	if got, err := root.Get(t.Context(), "fencepost/lease/", clientv3.WithPrefix()); err != nil || got.Count != 0 {
+	if got, err := as("root").Get(t.Context(), "fencepost/lease/", clientv3.WithPrefix()); err != nil || got.Count != 0 {
 		t.Errorf("%d leases were left, %v", got.Count, err)
-	}
-}
-
-// TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
-// keeps its token.
-func TestAdvanceAndRaiseEpoch(t *testing.T) {
-	addr, _ := startNode(t, t.TempDir())
-	i := issuer(t, addr)
-	held := acquire(t, i, "r", "a")
-	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
-	}
-	if _, err := i.RaiseEpoch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	results := make([]driver.Renewed, 1)
-	i.Renew(t.Context(), []driver.Renewal{{Claim: held, TTL: time.Minute}}, results)
-	if results[0].State != driver.Extended {
-		t.Errorf("a lease that runs through RaiseEpoch: %+v", results[0])
-	}
-	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
-		t.Fatal(freed, err)
-	}
-	above := held.Token + 1<<40
-	if reached, err := i.Advance(t.Context(), "r", above); err != nil || reached != above {
-		t.Errorf("Advance: %v, %v", reached, err)
-	}
-	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
-		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
-	}
-	// Another process does not have the base in memory.
-	next := acquire(t, issuer(t, addr), "r", "b")
-	if next.Token <= above {
-		t.Errorf("token %v after Advance to %v", next.Token, above)
-	}
-	if other := acquire(t, issuer(t, addr), "other", "a"); other.Token <= above {
-		t.Errorf("another resource has token %v; the base counts for all", other.Token)
 	}
 }
 
@@ -385,9 +349,7 @@ func TestServerWentBack(t *testing.T) {
 	}
 	c := connect(t, oldAddr)
 	i, err := etcdlock.New(c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	acquire(t, i, "r", "a")
 	c.SetEndpoints(newAddr) // as if a restored cluster had the old one's address
 	var last error
@@ -439,9 +401,7 @@ func TestLateAcquire(t *testing.T) {
 	addr, _ := startNode(t, t.TempDir())
 	c := connect(t, addr)
 	i, err := etcdlock.New(c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { i.Close() })
 	acquire(t, i, "warm", "a")
 	keys, err := c.Get(t.Context(), "fencepost/attempt/", clientv3.WithPrefix())
@@ -464,75 +424,39 @@ func TestLateAcquire(t *testing.T) {
 	acquire(t, i, "r", "a") // under an attempt of its own: the cluster may have lost the other
 }
 
-// TestWakeOne: a release wakes the longest waiting process alone, and its
-// release at the next.
-func TestWakeOne(t *testing.T) {
-	addr, _ := startNode(t, t.TempDir())
-	a := issuer(t, addr)
-	held := acquire(t, a, "r", "a")
-	woken := make(chan int, 10)
-	var waiting []*etcdlock.Issuer
-	for n := range 3 {
-		i := issuer(t, addr)
-		waiting = append(waiting, i)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
-		if err != nil || w.Held == nil || w.Held.Token != held.Token {
-			t.Fatalf("%+v, %v", w, err)
+// TestNoPlaceAfterClose: a watch that begins beside Close, or after it, leaves no
+// place in line, which those behind it would wait for.
+func TestNoPlaceAfterClose(t *testing.T) {
+	addr, stop := startNode(t, t.TempDir())
+	defer stop()
+	c := connect(t, addr)
+	beside := 0
+	for round := range 30 {
+		i, err := etcdlock.New(c, nil)
+		testkit.Must(t, err)
+		var watches sync.WaitGroup
+		for n := range 4 {
+			watches.Go(func() {
+				i.Watch(t.Context(), driver.Watch{Resource: fmt.Sprint("r", n), LeaseID: "x"}, func() {})
+			})
 		}
-		t.Cleanup(w.Stop)
-	}
-	changed := make(chan bool, 1)
-	onlooker, err := issuer(t, addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { changed <- true })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(onlooker.Stop)
-	for n := range 3 {
-		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
-			t.Fatal(freed, err)
+		time.Sleep(time.Duration(round) * 200 * time.Microsecond)
+		testkit.Check(t, i.Close())
+		watches.Wait()
+		if _, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "x"}, func() {}); !errors.Is(err, guard.ErrUnavailable) {
+			t.Errorf("after Close: %v", err)
 		}
-		if got := <-woken; got != n {
-			t.Fatalf("process %d was woken, process %d waits longest", got, n)
-		}
-		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
+		testkit.Eventually(t, fmt.Sprintf("the end of the places of round %d", round), func() bool {
+			places, err := c.Get(t.Context(), "fencepost/queue/", clientv3.WithPrefix())
+			testkit.Must(t, err)
+			if places.Count > 0 {
+				beside++
+			}
+			for _, place := range places.Kvs { // it does not run out by itself
+				c.KeepAliveOnce(t.Context(), clientv3.LeaseID(place.Lease))
+			}
+			return places.Count == 0
+		})
 	}
-	<-changed
-	select {
-	case n := <-woken:
-		t.Errorf("process %d was woken while the lease was held", n)
-	case <-time.After(time.Second):
-	}
-}
-
-// TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
-// came leaves the line. Otherwise those behind it would wait for its place to run
-// out.
-func TestGrantedBeforeItsTurn(t *testing.T) {
-	addr, _ := startNode(t, t.TempDir())
-	i, c := issuer(t, addr), connect(t, addr)
-	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "a"}, func() {})
-	if err != nil || w.Held != nil {
-		t.Fatalf("%+v, %v", w, err)
-	}
-	w.Stop()
-	r := ask("r", "a")
-	r.Waiting = true
-	places := func() *clientv3.GetResponse {
-		resp, err := c.Get(t.Context(), "fencepost/queue/", clientv3.WithPrefix())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp
-	}
-	place := places()
-	if place.Count != 1 {
-		t.Fatalf("%d places", place.Count)
-	}
-	if _, err := i.Acquire(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	testkit.Eventually(t, "the end of the place", func() bool {
-		c.KeepAliveOnce(t.Context(), clientv3.LeaseID(place.Kvs[0].Lease)) // it does not run out meanwhile
-		return places().Count == 0
-	})
+	t.Logf("places were seen %d times", beside)
 }

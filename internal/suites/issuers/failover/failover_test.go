@@ -24,9 +24,7 @@ func etcd(t testing.TB, addrs ...string) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: time.Minute, Logger: zap.NewNop(),
 		DialKeepAliveTime: time.Second, DialKeepAliveTimeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -34,18 +32,14 @@ func etcd(t testing.TB, addrs ...string) *clientv3.Client {
 func etcdIssuer(t testing.TB, addrs ...string) driver.Issuer {
 	t.Helper()
 	i, err := etcdlock.New(etcd(t, addrs...), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return i
 }
 
 func zooKeeperIssuer(t testing.TB, addrs ...string) driver.Issuer {
 	t.Helper()
 	i, err := zklock.New(addrs, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return i
 }
 
@@ -66,9 +60,7 @@ func redisIssuer(t testing.TB, c redis.UniversalClient) driver.Issuer {
 			}()
 			return func() { sub.Close() }, nil
 		}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return i
 }
 
@@ -93,9 +85,7 @@ func etcdLeader(t *testing.T, cluster *servers.Etcd) int {
 	testkit.Eventually(t, "a leader", func() bool {
 		for n, addr := range cluster.Addrs() {
 			c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			s, err := c.Status(ctx, addr)
 			cancel()

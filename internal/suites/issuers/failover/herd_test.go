@@ -56,19 +56,13 @@ func TestNoHerd(t *testing.T) {
 			var attempts atomic.Int64
 			open := func(name string) *lockclient.Client {
 				locks, err := lockclient.New(counting{connect(), &attempts}, name, &lockclient.Options{Logger: slog.New(slog.DiscardHandler), OpTimeout: time.Minute})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				return locks
 			}
 			first := open("first")
 			held, err := first.Acquire(t.Context(), "r", &lockclient.AcquireOptions{TTL: ttl})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := held.KeepAlive(0); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, held.KeepAlive(0))
 			var wg sync.WaitGroup
 			for k := range n {
 				locks := open(fmt.Sprint("waiter-", k))
@@ -78,21 +72,15 @@ func TestNoHerd(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					if err := lease.KeepAlive(0); err != nil {
-						t.Error(err)
-					}
+					testkit.Check(t, lease.KeepAlive(0))
 					time.Sleep(100 * time.Millisecond)
-					if err := lease.Release(t.Context()); err != nil {
-						t.Error(err)
-					}
+					testkit.Check(t, lease.Release(t.Context()))
 					locks.Close(context.WithoutCancel(t.Context()))
 				})
 			}
 			testkit.Eventually(t, "all to wait", func() bool { return attempts.Load() >= int64(n)+1 })
 			before := attempts.Load()
-			if err := held.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, held.Release(t.Context()))
 			wg.Wait()
 			first.Close(context.WithoutCancel(t.Context()))
 			per := float64(attempts.Load()-before) / float64(n)

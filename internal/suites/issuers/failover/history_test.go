@@ -103,9 +103,7 @@ func (h *history) contend(ctx context.Context, t *testing.T, issuer driver.Issue
 		h.mu.Lock()
 		h.grants = append(h.grants, g)
 		h.mu.Unlock()
-		if err := lease.KeepAlive(0); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, lease.KeepAlive(0))
 		_, believes := issuer.(believer) // it holds its lease until another has it
 		for until := driver.Now() + ttl*3/2; ; time.Sleep(time.Millisecond) {
 			now := driver.Now() // before the look: it was valid then or later

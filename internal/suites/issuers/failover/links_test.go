@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // link stands between two nodes and can be cut: then it swallows what it
@@ -32,9 +33,7 @@ var dialerHeader = []byte("X-Server-From: ")
 func newLink(t *testing.T, to string) *link {
 	t.Helper()
 	p, err := faultproxy.New("tcp", to, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(p.Close)
 	k := &link{Proxy: p, dialers: map[*faultproxy.Conn]string{}}
 	p.Set(k.pass)
@@ -112,9 +111,7 @@ func startLinkedEtcd(t *testing.T, n int) *linkedEtcd {
 	for _, addr := range e.Addrs() {
 		c := etcd(t, addr)
 		status, err := c.Status(t.Context(), addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		e.names = append(e.names, strconv.FormatUint(status.Header.MemberId, 16))
 	}
 	return e

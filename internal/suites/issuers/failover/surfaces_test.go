@@ -16,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/internal/longtest"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/sqlfence"
@@ -133,15 +134,11 @@ func newSurfaces(t *testing.T) *surfaces {
 	if err == nil {
 		err = sqladmin.Pgx(pool).Migrate(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	rows := sqlrow.Pgx(pool)
 	closes, err := sqlrow.NewTable([]string{"closes"}, []string{"tenant"}, guard.Must(guard.NewTemplate("{tenant}:close")),
 		&sqlrow.TableOptions{Rule: guard.SameOrNewer})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	marks := guard.NewMemory()
 	return &surfaces{highest: map[string]guard.Token{}, written: map[string]int{}, refused: map[string]int{}, violations: map[string]int{},
 		write: map[string]func(context.Context, guard.Claim) error{

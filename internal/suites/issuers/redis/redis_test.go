@@ -15,10 +15,12 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/process"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/issuertest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 	"github.com/fencepost-go/fencepost/lockclient/lockadmin"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/admintest"
 	"github.com/fencepost-go/fencepost/lockclient/redislock"
 )
 
@@ -88,9 +90,7 @@ func (s *server) issuer(t testing.TB, addr string) *redislock.Issuer {
 	t.Helper()
 	c := s.client(t, addr)
 	i, err := redislock.New(doOf(c), &redislock.Options{Subscribe: subscribeOf(c)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { i.Close() })
 	return i
 }
@@ -116,6 +116,21 @@ func subscribeOf(c redis.UniversalClient) func(context.Context, string, func(str
 	}
 }
 
+var (
+	ask     = issuertest.Ask
+	acquire = issuertest.Acquire
+	release = issuertest.Release
+)
+
+func TestMain(m *testing.M) { issuertest.Main(m) }
+
+// TestAdmin runs the suite of the operators' calls on a real Redis.
+func TestAdmin(t *testing.T) {
+	s := startServer(t)
+	i := s.issuer(t, s.addr)
+	admintest.Run(t, admintest.Engine{Admin: i, Issuer: i, Cannot: []string{"advance floor", "epoch", "raise epoch", "purge"}})
+}
+
 // TestConformance runs the suite, and the suite on broken issuers.
 func TestConformance(t *testing.T) {
 	conformance(t, startServer(t).addr, (&server{}).issuer)
@@ -136,19 +151,6 @@ func conformance(t *testing.T, addr string, issuer func(testing.TB, string) *red
 	})
 }
 
-func ask(resource, id string) driver.Request {
-	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: time.Minute, Timeout: time.Minute}
-}
-
-func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
-	t.Helper()
-	g, err := i.Acquire(t.Context(), ask(resource, id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
-}
-
 // TestP3TokensSurviveLostData: the data is lost, by a restart without
 // persistence and by FLUSHALL; the tokens grow. A plain INCR repeats them.
 func TestP3TokensSurviveLostData(t *testing.T) {
@@ -156,18 +158,14 @@ func TestP3TokensSurviveLostData(t *testing.T) {
 	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
 	plain := func() int64 {
 		n, err := c.Incr(t.Context(), "plain").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return n
 	}
 	last, lastPlain := acquire(t, i, "r", "0"), plain()
 	for n, lose := range []func(){
 		func() { s.kill(); s.start() },
 		func() {
-			if err := c.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.FlushAll(t.Context()).Err())
 		},
 	} {
 		lose()
@@ -203,9 +201,7 @@ func TestTokensAbove53Bits(t *testing.T) {
 			t.Errorf("the counter at %v, which the clock does not reach in a week, ends in %v", above, ttl)
 		}
 	}
-	if err := s.client(t, s.addr).Set(t.Context(), "fencepost:{full}:counter", guard.MaxToken.String(), 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.client(t, s.addr).Set(t.Context(), "fencepost:{full}:counter", guard.MaxToken.String(), 0).Err())
 	if _, err := i.Acquire(t.Context(), ask("full", "a")); !errors.Is(err, guard.ErrSetup) || !strings.Contains(err.Error(), "exhausted") {
 		t.Errorf("at the highest token: %v", err)
 	}
@@ -227,12 +223,8 @@ func TestAdvance(t *testing.T) {
 	}
 	// What ISSUERS.md tells operators to do with redis-cli.
 	const above = guard.Token(1 << 60)
-	if err := s.client(t, s.addr).Set(t.Context(), "fencepost:{r}:counter", above.String(), 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.client(t, s.addr).Set(t.Context(), "fencepost:{r}:counter", above.String(), 0).Err())
+	release(t, i, held)
 	if got := acquire(t, i, "r", "b"); got.Token != above+1 {
 		t.Errorf("with a counter set by hand: token %v, want %v", got.Token, above+1)
 	}
@@ -255,9 +247,7 @@ func TestForeignValues(t *testing.T) {
 		"a counter at the highest int64":     func(r string) error { return c.Set(t.Context(), r+":counter", "9223372036854775807", 0).Err() },
 		"a counter at the highest of tokens": func(r string) error { return c.Set(t.Context(), r+":counter", "9223372036854775806", 0).Err() },
 	} {
-		if err := set("fencepost:{" + name + "}"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, set("fencepost:{"+name+"}"))
 		if g, err := i.Acquire(t.Context(), ask(name, "a")); !errors.Is(err, guard.ErrSetup) || g.Token != guard.NoToken {
 			t.Errorf("%s: %+v, %v; want a setup error", name, g, err)
 		}
@@ -298,18 +288,14 @@ func TestServerWentBack(t *testing.T) {
 		}
 		return answer, err
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ahead = 3600 // the server that is asked first is an hour ahead of the next
 	if _, err := i.Acquire(t.Context(), ask("r", "a")); !errors.Is(err, guard.ErrMarkAhead) || !strings.Contains(err.Error(), "Advance") {
 		t.Errorf("the clock went back an hour and there is no counter: %v; want ErrMarkAhead and the way out", err)
 	}
 	acquire(t, s.issuer(t, s.addr), "r", "b")
 	// With a counter the tokens grow, whatever the clock says.
-	if err := c.Del(t.Context(), "fencepost:{r}:lease").Err(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Del(t.Context(), "fencepost:{r}:lease").Err())
 	acquire(t, i, "r", "c")
 }
 
@@ -326,9 +312,7 @@ func TestAdvanceIsLostWithTheData(t *testing.T) {
 	mark := acquire(t, i, "r", "a")
 	lose := func() {
 		t.Helper()
-		if err := s.client(t, s.addr).FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.client(t, s.addr).FlushAll(t.Context()).Err())
 	}
 	lose()
 	if fallen := acquire(t, i, "r", "b"); fallen.Token >= mark.Token {
@@ -354,22 +338,16 @@ func TestOneCommandForAnAcquire(t *testing.T) {
 		sent = append(sent, fmt.Sprint(args[0]))
 		return c.Do(ctx, args...).Result()
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	pair := func(id string) guard.Claim {
 		t.Helper()
 		held := acquire(t, i, "r", id)
-		if freed, err := i.Release(t.Context(), held); !freed || err != nil {
-			t.Fatal(freed, err)
-		}
+		release(t, i, held)
 		return held
 	}
 	last := pair("a")
 	for n, left := range []time.Duration{7 * 24 * time.Hour, 6*24*time.Hour + time.Hour, 5 * 24 * time.Hour} {
-		if err := c.PExpire(t.Context(), "fencepost:{r}:counter", left).Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.PExpire(t.Context(), "fencepost:{r}:counter", left).Err())
 		sent = nil
 		next := pair(fmt.Sprint(n))
 		if next.Token <= last.Token {
@@ -401,13 +379,9 @@ func TestWakeOne(t *testing.T) {
 		time.Sleep(2 * time.Millisecond) // the queue is ordered by milliseconds
 	}
 	onlooker, err := s.issuer(t, s.addr).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { woken <- 99 })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(onlooker.Stop)
-	if freed, err := a.Release(t.Context(), held); !freed || err != nil {
-		t.Fatal(freed, err)
-	}
+	release(t, a, held)
 	got := map[int]bool{<-woken: true, <-woken: true}
 	if !got[0] || !got[99] {
 		t.Errorf("woken: %v; want the longest waiting and the onlooker", got)
@@ -436,22 +410,16 @@ func TestNothingIsWrittenBeforeARefusal(t *testing.T) {
 	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
 	for _, kind := range []string{"queue", "until"} {
 		key := "fencepost:{" + kind + "}:"
-		if err := c.Set(t.Context(), key+kind, "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Set(t.Context(), key+kind, "x", 0).Err())
 		if _, err := i.Acquire(t.Context(), ask(kind, "a")); !errors.Is(err, guard.ErrSetup) {
 			t.Errorf("%s: acquire: %v", kind, err)
 		}
 		if n := c.Exists(t.Context(), key+"lease", key+"counter").Val(); n != 0 {
 			t.Errorf("%s: the refused acquire left a lease", kind)
 		}
-		if err := c.Del(t.Context(), key+kind).Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Del(t.Context(), key+kind).Err())
 		held := acquire(t, i, kind, "b")
-		if err := c.Set(t.Context(), key+kind, "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Set(t.Context(), key+kind, "x", 0).Err())
 		for _, claim := range []guard.Claim{held, {Resource: kind, LeaseID: "b"}} {
 			if _, err := i.Release(t.Context(), claim); !errors.Is(err, guard.ErrSetup) {
 				t.Errorf("%s: release: %v", kind, err)
@@ -470,15 +438,11 @@ func TestNothingIsWrittenBeforeARefusal(t *testing.T) {
 // acquires and releases; but nobody is woken.
 func TestNoRightToPublish(t *testing.T) {
 	s := startServer(t)
-	if err := s.client(t, s.addr).Do(t.Context(), "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.client(t, s.addr).Do(t.Context(), "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels").Err())
 	c := redis.NewClient(&redis.Options{Addr: s.addr, Username: "mute", Password: "secret", MaxRetries: -1})
 	t.Cleanup(func() { c.Close() })
 	i, err := redislock.New(doOf(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	held := acquire(t, i, "r", "a")
 	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
 		t.Errorf("released %v, %v", freed, err)
@@ -499,9 +463,7 @@ func TestSubscribingHangs(t *testing.T) {
 			return func() {}, nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	watched := make(chan error, 2)
 	for _, id := range []string{"w", "x"} {
@@ -516,9 +478,7 @@ func TestSubscribingHangs(t *testing.T) {
 		_, err := i.Acquire(context.WithoutCancel(ctx), ask("r", "a"))
 		done <- err
 	}()
-	if err := testkit.Receive(t, "an acquire beside the subscription", done); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Receive(t, "an acquire beside the subscription", done))
 	cancel()
 	for range 2 {
 		if err := testkit.Receive(t, "the end of a watch whose context has ended", watched); !errors.Is(err, driver.ErrNoWatch) {

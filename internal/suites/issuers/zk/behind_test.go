@@ -1,7 +1,12 @@
 package zk_test
 
 import (
+	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -9,7 +14,9 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
+	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
 )
 
 // lagging is an ensemble in which one follower can be kept from hearing the leader.
@@ -27,9 +34,7 @@ func startLagging(t *testing.T) *lagging {
 	l, proxies := &lagging{}, map[link]*faultproxy.Proxy{}
 	l.ZooKeeper = servers.StartZooKeeperVia(t, 3, func(follower, leader int, addr string) string {
 		p, err := faultproxy.New("tcp", addr, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(p.Close)
 		proxies[link{follower, leader}] = p
 		return p.Addr()
@@ -71,9 +76,7 @@ func (l *lagging) behind(t *testing.T, write func(), stale func() bool, f func()
 	l.gate = nil
 	l.mu.Unlock()
 	close(gate)
-	if err := <-result; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-result)
 }
 
 // TestServerBehind: a follower serves reads of what it knows. What the issuer says
@@ -87,9 +90,7 @@ func TestServerBehind(t *testing.T) {
 	sees := func(resource string) bool {
 		t.Helper()
 		ok, _, err := bare.Exists("/fencepost/r-" + resource + "/lock")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return ok
 	}
 	for _, resource := range []string{"watched", "released", "renewed", "freed", "waited"} { // sessions and containers
@@ -166,4 +167,132 @@ func TestServerBehind(t *testing.T) {
 		_, err := far.Acquire(t.Context(), r)
 		return err
 	})
+}
+
+// TestP7RenewalWhileTheLeaseRunsOut: a lease runs out while its renewal is on the way.
+// The renewal does not promise what another is granted.
+func TestP7RenewalWhileTheLeaseRunsOut(t *testing.T) {
+	const short = 8 * time.Second
+	z := startServers(t, 1)
+	proxy := drivertest.NewProxy(t, "tcp", z.Nodes[0].Addr)
+	i, other := issuer(t, nil, proxy.Addr()), issuer(t, nil, z.Addrs()...)
+	r := ask("r", "a")
+	r.TTL = short
+	g, err := i.Acquire(t.Context(), r)
+	testkit.Must(t, err)
+	claim := guard.Claim{Resource: "r", LeaseID: "a", Token: g.Token}
+	end := g.From + g.TTL + time.Second // see Deadlines in the documentation
+	time.Sleep(end - driver.Now() - 150*time.Millisecond)
+	proxy.Hold()
+	results := make([]driver.Renewed, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), testkit.Patience)
+		defer cancel()
+		i.Renew(ctx, []driver.Renewal{{Claim: claim, TTL: short}}, results)
+	}()
+	time.Sleep(end - driver.Now() + 300*time.Millisecond)
+	proxy.Deliver()
+	<-done
+	if results[0].State != driver.Extended {
+		return
+	}
+	time.Sleep(300 * time.Millisecond)
+	r.LeaseID = "b"
+	next, err := other.Acquire(t.Context(), r)
+	if left := results[0].From + results[0].TTL - driver.Now(); err == nil && left > 0 {
+		t.Errorf("token %v is granted while the renewal says that token %v lasts another %v", next.Token, g.Token, left)
+	}
+}
+
+// TestP7LeaseOutlivesItsSession: the process that was granted a lease is gone, and with it
+// its session. Nobody else is granted the lease before the holder's deadline, another
+// process can renew it, and after its end it is granted.
+func TestP7LeaseOutlivesItsSession(t *testing.T) {
+	const short = 2 * time.Second
+	z := startServers(t, 1)
+	crashed, other := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
+	r := ask("r", "a")
+	r.TTL = short
+	g, err := crashed.Acquire(t.Context(), r)
+	testkit.Must(t, err)
+	crashed.Close()
+	results := make([]driver.Renewed, 1)
+	other.Renew(t.Context(), []driver.Renewal{{Claim: guard.Claim{Resource: "r", LeaseID: "a", Token: g.Token}, TTL: short}}, results)
+	if results[0].State != driver.Extended {
+		t.Fatalf("renewed by another process: %+v", results[0])
+	}
+	deadline := results[0].From + results[0].TTL
+	r.LeaseID = "b"
+	for {
+		next, err := other.Acquire(t.Context(), r)
+		if left := deadline - driver.Now(); err == nil {
+			if next.Token <= g.Token || left > 0 {
+				t.Errorf("token %v is granted after %v, which lasts another %v", next.Token, g.Token, left)
+			}
+			nodes, _, err := client(t, z.Addrs()...).Children("/fencepost/r-r")
+			if slices.Sort(nodes); err != nil || len(nodes) != 2 || !strings.HasPrefix(nodes[0], "grant-") || nodes[1] != "lock" {
+				t.Errorf("after the takeover the nodes are %q, %v", nodes, err)
+			}
+			return
+		} else if !errors.Is(err, driver.ErrHeld) || left < -testkit.Patience {
+			t.Fatalf("%v after the deadline: %v", -left, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// TestP3BaseOfARestoredSnapshot: a base is lost with a restored snapshot, and RaiseEpoch
+// replaces it by another. A process that has the lost one in memory grants nothing from it,
+// though as many changes were made as before: it refuses, or grants above what others were
+// granted since.
+func TestP3BaseOfARestoredSnapshot(t *testing.T) {
+	for name, above := range map[string]guard.Token{
+		"raised above the lost one": 1 << 36,
+		"raised below the lost one": 1 << 50,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			z := startServers(t, 1)
+			running, other := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
+			held := acquire(t, other, "held", "a")
+			free(t, running, acquire(t, running, "r", "a"))
+			saved := filepath.Join(t.TempDir(), "saved")
+			z.Nodes[0].Kill()
+			testkit.Must(t, os.CopyFS(saved, os.DirFS(z.Dirs[0])))
+			z.Nodes[0].Start()
+			// repeat calls f while there is no connection.
+			repeat := func(f func() error) error {
+				for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+					err := f()
+					if !errors.Is(err, guard.ErrUnavailable) && !errors.Is(err, guard.ErrOutcomeUnknown) || time.Since(began) > testkit.Patience {
+						return err
+					}
+				}
+			}
+			ask := func(resource, id string) (g driver.Grant, err error) {
+				err = repeat(func() error { g, err = running.Acquire(t.Context(), ask(resource, id)); return err })
+				return g, err
+			}
+			testkit.Must(t, repeat(func() error { _, err := other.Advance(t.Context(), "other", held.Token+above); return err }))
+			if g, err := ask("held", "b"); !errors.Is(err, driver.ErrHeld) { // it learns the base
+				t.Fatal(g, err)
+			}
+			z.Nodes[0].Kill()
+			testkit.Must(t, errors.Join(os.RemoveAll(z.Dirs[0]), os.CopyFS(z.Dirs[0], os.DirFS(saved))))
+			z.Nodes[0].Start()
+			fresh := issuer(t, nil, z.Addrs()...)
+			testkit.Must(t, repeat(func() error { _, err := fresh.RaiseEpoch(t.Context()); return err }))
+			last := acquire(t, fresh, "r", "b")
+			free(t, fresh, last)
+			g, err := ask("r", "c")
+			if err == nil && g.Token <= last.Token || err != nil && !errors.Is(err, guard.ErrMarkAhead) {
+				t.Errorf("the running process: token %v after %v, %v", g.Token, last.Token, err)
+			}
+			if lost := above > 1<<40; lost && err == nil {
+				t.Errorf("the base went back, and the running process is granted token %v", g.Token)
+			}
+		})
+	}
 }

@@ -69,9 +69,7 @@ func brief(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
 	r := ask(resource, id)
 	r.TTL = time.Second
 	g, err := i.Acquire(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
 }
 
@@ -80,26 +78,10 @@ func ended(t testing.TB, i driver.Issuer, resource string) {
 	t.Helper()
 	testkit.Eventually(t, "the end of the lease", func() bool {
 		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource}, func() {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		w.Stop()
 		return w.Held == nil
 	})
-}
-
-func free(t testing.TB, i driver.Issuer, claim guard.Claim) {
-	t.Helper()
-	if freed, err := i.Release(t.Context(), claim); !freed || err != nil {
-		t.Fatalf("the release of %+v: %v, %v", claim, freed, err)
-	}
-}
-
-func renew(t testing.TB, i driver.Issuer, claim guard.Claim) driver.Renewed {
-	t.Helper()
-	results := make([]driver.Renewed, 1)
-	i.Renew(t.Context(), []driver.Renewal{{Claim: claim, TTL: ttl}}, results)
-	return results[0]
 }
 
 // TestP7DelayedRequestOfAnEarlierGrant: a request is decided while a lease runs or is over,
@@ -295,17 +277,13 @@ func TestP3AcquireDuringRaiseEpoch(t *testing.T) {
 			raised <- err
 		}()
 		if raising == other { // else it waits in the same connection
-			if err := <-raised; err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, <-raised)
 			raised = nil
 		}
 		close(g.open)
 		during := <-granted
 		if raised != nil {
-			if err := <-raised; err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, <-raised)
 		}
 		if during <= first.Token {
 			t.Errorf("token %v after %v", during, first.Token)

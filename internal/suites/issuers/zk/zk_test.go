@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -15,10 +16,12 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/process"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/issuertest"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/driver/drivertest"
+	"github.com/fencepost-go/fencepost/lockclient/lockadmin/admintest"
 	"github.com/fencepost-go/fencepost/lockclient/zklock"
 )
 
@@ -33,9 +36,7 @@ func startServers(t testing.TB, n int) *servers.ZooKeeper {
 func issuer(t testing.TB, opts *zklock.Options, addrs ...string) *zklock.Issuer {
 	t.Helper()
 	i, err := zklock.New(addrs, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { i.Close() })
 	return i
 }
@@ -57,6 +58,41 @@ func conformance(t *testing.T, z *servers.ZooKeeper) {
 	})
 }
 
+var (
+	ask     = issuertest.Ask
+	acquire = issuertest.Acquire
+	free    = issuertest.Release
+	renew   = issuertest.Renew
+)
+
+func TestMain(m *testing.M) { issuertest.Main(m) }
+
+// TestOperators runs the operators' calls, and what ZooKeeper shares with etcd.
+func TestOperators(t *testing.T) {
+	i := issuer(t, nil, startServers(t, 1).Addrs()...)
+	admintest.Run(t, admintest.Engine{Admin: i, Issuer: i, Cannot: []string{"purge", "inspect"}})
+	issuertest.Run(t, func(t *testing.T) *issuertest.Engine {
+		z := startServers(t, 1)
+		c := client(t, z.Addrs()...)
+		return &issuertest.Engine{
+			Name: "zookeeper", Addr: z.Nodes[0].Addr, Issuer: func() issuertest.Issuer { return issuer(t, nil, z.Addrs()...) },
+			Base:    func() string { return fmt.Sprint(baseOf(t, z)) },
+			SetBase: func(value string) { setBase(t, c, value) },
+			Places: func(resource string) (n int) { // none runs out while its watch is open
+				children, _, err := c.Children("/fencepost/r-" + resource)
+				testkit.Must(t, err)
+				for _, node := range children {
+					if strings.HasPrefix(node, "wait-") {
+						n++
+					}
+				}
+				return n
+			},
+			Lost: 1 << 36, // zxids: 16 elections
+		}
+	})
+}
+
 // TestConformance runs the suite, and the suite on broken issuers.
 func TestConformance(t *testing.T) { conformance(t, startServers(t, 1)) }
 
@@ -67,26 +103,11 @@ func TestConformanceEnsemble(t *testing.T) {
 	conformance(t, z)
 }
 
-func ask(resource, id string) driver.Request {
-	return driver.Request{Resource: resource, LeaseID: id, Owner: "o", TTL: ttl, Timeout: time.Minute}
-}
-
-func acquire(t testing.TB, i driver.Issuer, resource, id string) guard.Claim {
-	t.Helper()
-	g, err := i.Acquire(t.Context(), ask(resource, id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return guard.Claim{Resource: resource, Token: g.Token, LeaseID: id}
-}
-
 // client is a bare client, with which a test reads and damages nodes.
 func client(t testing.TB, addrs ...string) *zk.Conn {
 	t.Helper()
 	c, events, err := zk.Connect(addrs, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(silent{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(c.Close)
 	for e := range events {
 		if e.State == zk.StateHasSession {
@@ -104,9 +125,7 @@ func (silent) Printf(string, ...any) {}
 func must[T any](t testing.TB) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return v
 	}
 }
@@ -119,16 +138,12 @@ func TestP3TokensSurviveAWipedDirectory(t *testing.T) {
 	z := startServers(t, 1)
 	zxid := func() int64 {
 		_, stat, err := client(t, z.Addrs()...).Get("/fencepost/base")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return stat.Czxid
 	}
 	running := issuer(t, nil, z.Addrs()...)
 	for n := range 5 {
-		if _, err := running.Release(t.Context(), acquire(t, running, "r", fmt.Sprint("a", n))); err != nil {
-			t.Fatal(err)
-		}
+		free(t, running, acquire(t, running, "r", fmt.Sprint("a", n)))
 	}
 	before := acquire(t, running, "r", "a")
 	last := int64(before.Token) - baseOf(t, z)
@@ -165,9 +180,7 @@ func baseOf(t testing.TB, z *servers.ZooKeeper) int64 {
 		t.Fatalf("the base is %q, %v", values, err)
 	}
 	n, err := strconv.ParseInt(values[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return n
 }
 
@@ -178,69 +191,8 @@ func setBase(t testing.TB, c *zk.Conn, value string) {
 	for _, old := range values {
 		err = errors.Join(err, c.Delete("/fencepost/base/"+old, -1))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	must[string](t)(c.Create("/fencepost/base/"+value, nil, 0, zk.WorldACL(zk.PermAll)))
-}
-
-// TestAdvanceAndRaiseEpoch raise tokens and never lower them, and a running lease
-// keeps its token.
-func TestAdvanceAndRaiseEpoch(t *testing.T) {
-	z := startServers(t, 1)
-	i, running := issuer(t, nil, z.Addrs()...), issuer(t, nil, z.Addrs()...)
-	held := acquire(t, i, "r", "a")
-	acquire(t, running, "warm", "a")
-	if _, err := i.Advance(t.Context(), "r", held.Token+1_000_000); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("Advance above a holder: %v; want ErrHeld", err)
-	}
-	if _, err := i.RaiseEpoch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	results := make([]driver.Renewed, 1)
-	i.Renew(t.Context(), []driver.Renewal{{Claim: held, TTL: ttl}}, results)
-	if results[0].State != driver.Extended {
-		t.Errorf("a lease that runs through RaiseEpoch: %+v", results[0])
-	}
-	if freed, err := i.Release(t.Context(), held); !freed || err != nil {
-		t.Fatal(freed, err)
-	}
-	above := held.Token + 1<<40
-	if reached, err := i.Advance(t.Context(), "r", above); err != nil || reached != above {
-		t.Errorf("Advance: %v, %v", reached, err)
-	}
-	if reached, err := i.Advance(t.Context(), "r", above-5); err != nil || reached < above {
-		t.Errorf("Advance below: %v, %v; want at least %v", reached, err, above)
-	}
-	// A process that runs has the old base in memory, another one none.
-	if got := acquire(t, running, "running", "b"); got.Token <= above {
-		t.Errorf("a process that runs: token %v after Advance to %v", got.Token, above)
-	}
-	next := acquire(t, issuer(t, nil, z.Addrs()...), "r", "b")
-	if next.Token <= above {
-		t.Errorf("token %v after Advance to %v", next.Token, above)
-	}
-	if other := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); other.Token <= above {
-		t.Errorf("another resource has token %v; the base counts for all", other.Token)
-	}
-}
-
-// TestRaiseEpochBehindTheBase: the base was set by a process whose clock was
-// ahead; RaiseEpoch raises it anyway.
-func TestRaiseEpochBehindTheBase(t *testing.T) {
-	z := startServers(t, 1)
-	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
-	acquire(t, i, "warm", "a")
-	ahead := time.Now().Add(time.Hour).UnixMilli() << 20
-	setBase(t, c, fmt.Sprint(ahead))
-	before := acquire(t, issuer(t, nil, z.Addrs()...), "r", "a")
-	if _, err := issuer(t, nil, z.Addrs()...).RaiseEpoch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	const lost = 1 << 36 // what the restore may have lost: 16 elections
-	if after := acquire(t, issuer(t, nil, z.Addrs()...), "other", "a"); after.Token < before.Token+lost {
-		t.Errorf("token %v after %v and RaiseEpoch, which said that it raised them", after.Token, before.Token)
-	}
 }
 
 // TestForeignValues: a foreign value under a node is an error that says where,
@@ -248,9 +200,7 @@ func TestRaiseEpochBehindTheBase(t *testing.T) {
 func TestForeignValues(t *testing.T) {
 	z := startServers(t, 1)
 	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
-	if _, err := i.Release(t.Context(), acquire(t, i, "warm", "a")); err != nil {
-		t.Fatal(err)
-	}
+	free(t, i, acquire(t, i, "warm", "a"))
 	all := zk.WorldACL(zk.PermAll)
 	for r, value := range map[string]string{
 		"text":      "x",
@@ -290,21 +240,6 @@ func TestRefusals(t *testing.T) {
 	addr := z.Nodes[0].Addr
 	c := client(t, addr)
 	must[string](t)(c.Create("/locked", nil, 0, zk.DigestACL(zk.PermAll, "user", "secret")))
-	plain, err := net.Listen("tcp", "127.0.0.1:0") // accepts a connection and does not speak ZooKeeper's protocol
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plain.Close()
-	go func() {
-		for {
-			conn, err := plain.Accept()
-			if err != nil {
-				return
-			}
-			conn.Write([]byte("\x15\x03\x03\x00\x02\x02\x46")) // TLS: protocol version alert
-			conn.Close()
-		}
-	}()
 	for name, test := range map[string]struct {
 		opts zklock.Options
 		addr string
@@ -313,7 +248,7 @@ func TestRefusals(t *testing.T) {
 		"no rights":               {zklock.Options{Root: "/locked"}, addr, "not authenticated"},
 		"a wrong password":        {zklock.Options{Root: "/locked", Scheme: "digest", Auth: "user:wrong"}, addr, "not authenticated"},
 		"no such parent":          {zklock.Options{Root: "/no/such"}, addr, "does not exist"},
-		"a server that wants TLS": {zklock.Options{}, plain.Addr().String(), ""},
+		"a server that wants TLS": {zklock.Options{}, issuertest.WantsTLS(t), ""},
 		"nobody there":            {zklock.Options{}, process.FreeAddr(t), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -342,46 +277,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWakeOne: a release wakes the longest waiting process alone, and its
-// release at the next.
-func TestWakeOne(t *testing.T) {
-	z := startServers(t, 1)
-	a := issuer(t, nil, z.Addrs()...)
-	held := acquire(t, a, "r", "a")
-	woken := make(chan int, 10)
-	var waiting []*zklock.Issuer
-	for n := range 3 {
-		i := issuer(t, nil, z.Addrs()...)
-		waiting = append(waiting, i)
-		w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: fmt.Sprint("w", n)}, func() { woken <- n })
-		if err != nil || w.Held == nil || w.Held.Token != held.Token {
-			t.Fatalf("%+v, %v", w, err)
-		}
-		t.Cleanup(w.Stop)
-	}
-	changed := make(chan bool, 1)
-	onlooker, err := issuer(t, nil, z.Addrs()...).Watch(t.Context(), driver.Watch{Resource: "r"}, func() { changed <- true })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(onlooker.Stop)
-	for n := range 3 {
-		if freed, err := a.Release(t.Context(), held); !freed || err != nil {
-			t.Fatal(freed, err)
-		}
-		if got := <-woken; got != n {
-			t.Fatalf("process %d was woken, process %d waits longest", got, n)
-		}
-		held = acquire(t, waiting[n], "r", fmt.Sprint("w", n))
-	}
-	<-changed
-	select {
-	case n := <-woken:
-		t.Errorf("process %d was woken while the lease was held", n)
-	case <-time.After(time.Second):
-	}
-}
-
 // TestSpentLeaseFreesNoSuccessor: a lease is released without its token, as one
 // whose answer was lost, while the issuer still counts it among its own. Neither
 // its end there nor a release of it takes a successor's lock.
@@ -391,9 +286,7 @@ func TestSpentLeaseFreesNoSuccessor(t *testing.T) {
 	old := acquire(t, a, "r", "a")
 	noToken := old
 	noToken.Token = guard.NoToken
-	if freed, err := b.Release(t.Context(), noToken); !freed || err != nil {
-		t.Fatal(freed, err)
-	}
+	free(t, b, noToken)
 	next := acquire(t, b, "r", "b")
 	if freed, err := a.Release(t.Context(), old); freed || err != nil {
 		t.Errorf("the release of a spent lease: %v, %v", freed, err)
@@ -435,9 +328,7 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 		return driver.Request{Resource: "r", LeaseID: id, Owner: "o", TTL: ttl, Timeout: time.Minute}
 	}
 	c := client(t, z.Addrs()...)
-	if _, err := i.Release(t.Context(), acquire(t, i, "r", "before")); err != nil {
-		t.Fatal(err)
-	}
+	free(t, i, acquire(t, i, "r", "before"))
 	// lose sends an acquire whose answer is lost. The server may notice the
 	// connection's end first.
 	lose := func(id string) (lost string, sent time.Time) {
@@ -474,14 +365,10 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 	if after := time.Since(sent); after < ttl {
 		t.Errorf("it ended after %v, and its TTL is %v", after, ttl)
 	}
-	if freed, err := other.Release(t.Context(), guard.Claim{Resource: "r", Token: next.Token, LeaseID: "next"}); !freed || err != nil {
-		t.Fatal(freed, err)
-	}
+	free(t, other, guard.Claim{Resource: "r", Token: next.Token, LeaseID: "next"})
 	id, _ := lose("again")
 	held, err := i.Acquire(t.Context(), r(id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := other.Acquire(t.Context(), r("next")); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("while the retried acquire's lease runs: %v", err)
 	}
@@ -490,36 +377,28 @@ func TestP8UnknownAcquireEndsWithItsTTL(t *testing.T) {
 	}
 }
 
-// TestGrantedBeforeItsTurn: a waiter that is granted the lease before its turn
-// came leaves the line. Otherwise those behind it would wait until its place runs
-// out.
-func TestGrantedBeforeItsTurn(t *testing.T) {
+// TestWatchesOfFreeResources: a watch of a resource that nobody leases leaves
+// nothing behind when it is stopped, and an onlooker still sees the next grant.
+func TestWatchesOfFreeResources(t *testing.T) {
 	z := startServers(t, 1)
-	i, c := issuer(t, nil, z.Addrs()...), client(t, z.Addrs()...)
-	places := func(resource string) (n int) {
-		children, _, err := c.Children("/fencepost/r-" + resource)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, node := range children {
-			if strings.HasPrefix(node, "wait-") {
-				n++
-			}
-		}
-		return n
+	i := issuer(t, nil, z.Addrs()...)
+	look := func(resource, id string) {
+		t.Helper()
+		w, err := i.Watch(t.Context(), driver.Watch{Resource: resource, LeaseID: id}, func() {})
+		testkit.Must(t, err)
+		w.Stop()
 	}
-	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r", LeaseID: "a"}, func() {})
-	if err != nil || w.Held != nil {
-		t.Fatalf("%+v, %v", w, err)
+	look("warm", "")
+	before := runtime.NumGoroutine()
+	for n := range 200 {
+		look(fmt.Sprint("onlooker-", n), "")
+		look(fmt.Sprint("waiter-", n), "w")
 	}
-	defer w.Stop() // until then the place does not run out
-	if n := places("r"); n != 1 {
-		t.Fatalf("%d places", n)
-	}
-	r := ask("r", "a")
-	r.Waiting = true
-	if _, err := i.Acquire(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	testkit.Eventually(t, "the end of the place", func() bool { return places("r") == 0 })
+	testkit.Eventually(t, "the end of the goroutines of the watches, each of which was stopped", func() bool { return runtime.NumGoroutine() <= before+20 })
+	seen := make(chan struct{})
+	w, err := i.Watch(t.Context(), driver.Watch{Resource: "r"}, func() { close(seen) })
+	testkit.Must(t, err)
+	t.Cleanup(w.Stop)
+	acquire(t, i, "r", "a")
+	testkit.Receive(t, "the grant that the onlooker of a free resource sees", seen)
 }

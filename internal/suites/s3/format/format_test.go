@@ -26,6 +26,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -64,23 +65,17 @@ func (p pointerHandle) Put(ctx context.Context, claim guard.Claim, key string, b
 func open(t *testing.T, server *s3test.Server, kind string) handle {
 	t.Helper()
 	b, err := s3fence.Open(t.Context(), server.Client(), bucketName, &s3fence.Options{InsecureSkipProbe: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	opts := &s3fence.ObjectsOptions{InsecureAnyResource: true}
 	if kind == "pointer" {
 		o, err := b.Pointers(opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return pointerHandle{o}
 	}
 	mode := map[string]s3fence.Mode{"sealed": s3fence.Sealed, "gzip": s3fence.SealedGzip, "plain": s3fence.Plain}[kind]
 	opts.BodiesNeverRepeat = mode == s3fence.Plain
 	o, err := b.Objects(mode, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return o
 }
 
@@ -99,18 +94,14 @@ func stored(t *testing.T, server *s3test.Server) s3test.Object {
 
 func put(t *testing.T, o handle, c guard.Claim, body string) {
 	t.Helper()
-	if err := o.Put(t.Context(), c, key, []byte(body), nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, o.Put(t.Context(), c, key, []byte(body), nil))
 }
 
 // holds checks what Go reads.
 func holds(t *testing.T, server *s3test.Server, kind, body string, mark guard.Mark) {
 	t.Helper()
 	object, err := open(t, server, kind).Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer object.Body.Close()
 	if got, err := io.ReadAll(object.Body); err != nil || string(got) != body || object.Mark != mark {
 		t.Errorf("Go reads %.40q at %+v, %v; want %.40q at %+v", got, object.Mark, err, body, mark)
@@ -141,13 +132,9 @@ func newPeer(t *testing.T) *peer {
 	t.Helper()
 	cmd := python(t, program)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("python3, which .ci/setup tests installs, does not start: %v", err)
 	}
@@ -271,9 +258,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 					c.LeaseID = formatLease(rng)
 				} else {
 					m, err := o.Mark(t.Context(), key)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, err)
 					c.LeaseID = m.LeaseID
 				}
 				body := formatBody(rng)
@@ -285,9 +270,7 @@ func TestFormatGoWritesPythonReads(t *testing.T) {
 				} else {
 					err = o.Put(t.Context(), c, key, body, &s3fence.Headers{Metadata: user})
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				at := stored(t, server)
 				r := p.read(key, at.Body, at.Metadata)
 				wantKind := kind
@@ -336,9 +319,7 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 			for i := range 40 {
 				token := guard.Token(2*i + 1)
 				lease, body := formatLease(rng), formatBody(rng)
-				if err := o.Put(t.Context(), claim(token, lease), key, body, nil); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, o.Put(t.Context(), claim(token, lease), key, body, nil))
 				// Python's turn: read, decide, write on condition of what was read.
 				at := stored(t, server)
 				r := p.read(key, at.Body, at.Metadata)
@@ -356,9 +337,7 @@ func TestFormatWritersTakeTurns(t *testing.T) {
 				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
 					Bucket: aws.String(bucketName), Key: aws.String(key), IfMatch: &at.ETag, Body: bytes.NewReader(made.Object), Metadata: made.Metadata,
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				// Go's remembered state is out of date, so it reads what Python wrote.
 				if err := o.Put(t.Context(), claim(token, "late"), key, []byte("stale"), nil); !errors.Is(err, guard.ErrStale) {
 					t.Errorf("Go admits the older token: %v", err)
@@ -418,9 +397,7 @@ func TestFormatDamageIsRefused(t *testing.T) {
 				_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
 					Bucket: aws.String(bucketName), Key: aws.String(key), Body: bytes.NewReader(object), Metadata: good.Metadata,
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 			}
 			try := func(what string, object []byte) {
 				t.Helper()
@@ -454,13 +431,9 @@ func TestFormatDamageIsRefused(t *testing.T) {
 func TestFormatCasesInPython(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(cases)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var cases []fields
-	if err := json.Unmarshal(text, &cases); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(text, &cases))
 	p := newPeer(t)
 	for _, c := range cases {
 		var got fields

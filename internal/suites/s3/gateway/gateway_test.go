@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"os"
 	"testing"
+
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestRestart: every product starts, is gone when it was killed, and starts again
@@ -17,9 +19,7 @@ func TestRestart(t *testing.T) {
 			g := Start(t, product)
 			for range 2 {
 				answer, err := http.Get(g.URL)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				answer.Body.Close()
 				if answer.StatusCode != http.StatusForbidden {
 					t.Errorf("an unsigned request is answered %d", answer.StatusCode)
@@ -39,9 +39,7 @@ func TestWrongBinaryIsRefused(t *testing.T) {
 		t.Error("this test binary was taken for versitygw")
 	}
 	binary, err := Versitygw.Binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := RacingVersitygw.check(binary); err == nil {
 		t.Errorf("%s was taken for %s", Versitygw.Name, RacingVersitygw.Name)
 	}

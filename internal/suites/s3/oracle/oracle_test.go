@@ -201,9 +201,7 @@ func run(t *testing.T, operations int, f *front) []string {
 		p, err := newProcess(server.Client(func(o *s3.Options) {
 			o.BaseEndpoint, o.HTTPClient = aws.String(proxy.URL), &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}
 		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		wg.Go(func() {
 			claims := map[string]guard.Claim{}
 			for n := 0; left.Add(-1) >= 0; n++ {

@@ -98,9 +98,7 @@ func TestMutants(t *testing.T) {
 			target := target(server)
 			target.Rounds = 20
 			failures, err := s3conform.Check(t.Context(), target)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			var failed []string
 			for _, f := range failures {
 				failed = append(failed, f.Case)
