@@ -239,9 +239,7 @@ func (s *service) post(t testing.TB, id, token, lease string) answer {
 func (s *service) raw(t testing.TB, request string) answer {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(testkit.Patience)) // ends a hang
 	// The server may answer and close before it has read a megabyte.

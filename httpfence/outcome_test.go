@@ -16,6 +16,7 @@ import (
 	chimw "github.com/go-chi/chi/v5/middleware"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // TestVotes: the handler's result decides, and the client never sees a success
@@ -283,9 +284,7 @@ func TestBodyBeforeBegin(t *testing.T) {
 	}))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Late") != "" { // what ReadTimeout does, once the header has arrived
-			if err := http.NewResponseController(w).SetReadDeadline(time.Now()); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, http.NewResponseController(w).SetReadDeadline(time.Now()))
 		}
 		inTx.ServeHTTP(w, r)
 	}))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // vector is a case of testdata/vectors.json; FORMAT.md describes it.
@@ -73,9 +74,7 @@ func (s sameLease) Admit(ctx context.Context, c guard.Claim) (guard.Mark, error)
 // a Python server as well.
 func TestVectors(t *testing.T) {
 	var vectors []vector
-	if err := json.Unmarshal(guard.Must(os.ReadFile("testdata/vectors.json")), &vectors); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(guard.Must(os.ReadFile("testdata/vectors.json")), &vectors))
 	wrong := func(handler http.Handler, report func(string, ...any)) {
 		for _, v := range vectors {
 			for i, step := range v.Requests {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // changing is a source that a test changes.
@@ -143,9 +144,7 @@ func TestSourceAway(t *testing.T) {
 		c.err.Store(&away)
 		const minutes = 59
 		for range minutes * 60 {
-			if err := verify(t, v, compact, claim); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, verify(t, v, compact, claim))
 			if err := verify(t, v, unknown, claim); !errors.Is(err, guard.ErrInvalid) {
 				t.Fatal(err)
 			}
@@ -231,12 +230,8 @@ func TestJWKS(t *testing.T) {
 	server := httptest.NewServer(guard.Must(NewKeys(t.Context(), Static(key.Public()), nil)))
 	defer server.Close()
 	published, err := JWKS(server.URL, nil)(t.Context()) // not by NewKeys, which asks for at most five seconds
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := verify(t, newVerifier(t, Static(published...)), sign(t, key, claim, audience, time.Now().Add(time.Hour)), claim); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, err)
+	testkit.Check(t, verify(t, newVerifier(t, Static(published...)), sign(t, key, claim, audience, time.Now().Add(time.Hour)), claim))
 	body, status := "", http.StatusOK
 	fake := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Location", server.URL)

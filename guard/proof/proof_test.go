@@ -41,9 +41,7 @@ func logTo(t *testing.T, b io.Writer) {
 func sign(t testing.TB, key PrivateKey, c guard.Claim, to string, expires time.Time) string {
 	t.Helper()
 	compact, err := guard.Must(NewSigner(key, nil)).Sign(c, to, expires)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return compact
 }
 
@@ -74,9 +72,7 @@ func TestSignAndVerify(t *testing.T) {
 // The format is fixed: a program in another language reads these bytes.
 func TestFormat(t *testing.T) {
 	key, err := ParsePrivateKey([]byte(`{"kty":"OKP","crv":"Ed25519","kid":"k1","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo","d":"nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A"}`)) // RFC 8037, appendix A.1
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compact := sign(t, key, claim, audience, time.Unix(1777593600, 1))
 	parts := strings.Split(compact, ".")
 	for i, want := range []string{
@@ -227,9 +223,7 @@ func TestPrivateKeyHidesItself(t *testing.T) {
 		for _, h := range []slog.Handler{slog.NewTextHandler(&b, nil), slog.NewJSONHandler(&b, nil)} {
 			slog.New(h).With("before", v).Info("start", "value", v, slog.Group("group", "value", v))
 		}
-		if err := json.NewEncoder(&b).Encode(v); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, json.NewEncoder(&b).Encode(v))
 		for _, part := range [][]byte{secret[:4], secret.Seed()[28:]} {
 			for _, form := range []string{"%d", "%x", "%X", "%#x", "%#v"} {
 				text := strings.Trim(strings.TrimPrefix(fmt.Sprintf(form, part), "[]byte"), "[]{}")
@@ -291,9 +285,7 @@ func TestExpiry(t *testing.T) {
 		v := newVerifier(t, Static(key.Public()))
 		for leeway, want := range map[time.Duration]time.Duration{0: 30 * time.Second, time.Minute: 90 * time.Second} {
 			compact, err := guard.Must(NewSigner(key, &SignerOptions{Leeway: leeway})).Sign(claim, audience, time.Now().Add(30*time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			start := time.Now()
 			for err = nil; err == nil; time.Sleep(time.Second) {
 				if err = verify(t, v, compact, claim); err != nil && (time.Since(start) != want || !strings.Contains(err.Error(), "expired")) {
