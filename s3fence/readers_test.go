@@ -20,6 +20,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/s3fence"
 	"github.com/fencepost-go/fencepost/s3fence/s3test"
 )
@@ -102,9 +103,7 @@ func TestP9KeyPattern(t *testing.T) {
 	}
 	// What is not a variable stands for itself.
 	o = objects(t, b, s3fence.Sealed, &s3fence.ObjectsOptions{Resource: template, KeyPattern: `a.b\{tenant}+/{period}`})
-	if err := o.Raise(t.Context(), claim(5, "a"), `a.b\tenant_123+/2026-04`); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, o.Raise(t.Context(), claim(5, "a"), `a.b\tenant_123+/2026-04`))
 	invalid(t, o.Raise(t.Context(), claim(5, "a"), `axb\tenant_123+/2026-04`), "key")
 	for _, bad := range []*s3fence.ObjectsOptions{
 		nil, {}, {Resource: template, KeyPattern: "{tenant}/{period}", InsecureAnyResource: true}, {Resource: template}, {KeyPattern: "{tenant}/{period}"}, {Resource: template, KeyPattern: "{tenant}"}, {Resource: template, KeyPattern: "{tenant/period}"},

@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // responding is the driver over Amazon's client, to which every request has one response.
@@ -334,9 +335,7 @@ func TestRequestTimeoutIsForIdleness(t *testing.T) {
 			t.Errorf("a slow download: %+v, %v", o, err)
 		}
 		o, err := d.open(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		time.Sleep(time.Hour) // the reader is slow, too
 		if text, err := io.ReadAll(o.body); err != nil || len(text) != 10 || o.body.Close() != nil {
 			t.Errorf("a slow stream: %q, %v", text, err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
+	"github.com/fencepost-go/fencepost/internal/testkit"
 )
 
 // Names that are internal objects, and names that are not.
@@ -330,9 +331,7 @@ func TestPointersAreStored(t *testing.T) {
 	claim, id := guard.Claim{Resource: "r", Token: 9, LeaseID: "b"}, newWriteID()
 	o := &fenced{b: &Bucket{opts: Options{GracePeriod: time.Hour}}, kind: kindPointer}
 	rewritten, err := o.rewrite("k", base, claim, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	made := pointer{Data: "e", Token: 9, Length: 5, CRC: "00000002"}
 	for name, c := range map[string]struct {
 		w    *update
