@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/suites/issuers/etcdnode"
 	"github.com/fencepost-go/fencepost/internal/suites/issuers/servers"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
@@ -307,3 +308,13 @@ func (believer) Renew(_ context.Context, _ []driver.Renewal, results []driver.Re
 		results[n] = driver.Renewed{State: driver.Extended, From: driver.Now()}
 	}
 }
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{})
+	etcdnode.Main()
+	m.Run()
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
