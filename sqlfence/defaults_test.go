@@ -117,9 +117,7 @@ func TestReadInTheRaise(t *testing.T) {
 	if n := <-seen; n != 0 {
 		t.Errorf("the control saw %d rows", n)
 	}
-	if n := e.written(); n != 1 {
-		t.Errorf("a statement after the raise saw %d rows", n)
-	}
+	e.wantInt(1, "rows that a statement after the raise sees", "SELECT count(*) FROM written")
 }
 
 // TestDefaultReadOnly: pgx asks for a READ WRITE transaction; database/sql has
@@ -226,15 +224,12 @@ func TestExecModesOfTheSchema(t *testing.T) {
 			if all, err := collect(db.Marks(t.Context(), `it's \ $1 `+itoa(i))); err != nil || len(all) != 1 || all[0].LeaseID != `b\'` {
 				t.Errorf("%v: Marks: %+v, %v", mode, all, err)
 			}
-			if _, err := db.Retire(t.Context(), time.Now().Add(-time.Hour)); err != nil {
-				t.Errorf("%v: Retire: %v", mode, err)
-			}
+			_, err := db.Retire(t.Context(), time.Now().Add(-time.Hour))
+			noError(t, err, "%v: Retire", mode)
 			if found, err := db.Verify(t.Context(), Verification{Triggers: []Trigger{table}, Role: "nobody"}); err != nil || len(found) != 1 {
 				t.Errorf("%v: Verify: %v, %v", mode, found, err)
 			}
-			if n := e.text("SELECT string_agg(token::text, ' ' ORDER BY token) FROM written"); n != "1 2 3 4 6" {
-				t.Errorf("%v: written are %s", mode, n)
-			}
+			e.wantText("1 2 3 4 6", mode.String()+": written are", "SELECT string_agg(token::text, ' ' ORDER BY token) FROM written")
 			noError(t, db.RemoveTrigger(t.Context(), table.Table))
 		}
 	})
@@ -261,9 +256,7 @@ func TestExecModes(t *testing.T) {
 			}
 			noError(t, narrow.Update(t.Context(), db, claim, Key{0}, Set{"v": "a", "w": sqlrow.Raw("v || $1::text", "!")}), "%v: Update", mode)
 			wantReason(t, narrow.Update(t.Context(), db, older, Key{1}, Set{"v": "b"}), guard.ReasonStale, "%v: a stale Update", mode)
-			if got := e.text("SELECT string_agg(concat_ws(' ', id, v, w), ', ' ORDER BY id) FROM docs"); got != "0 a new!, 1 new default, 2 new default" {
-				t.Errorf("%v: the rows are %s", mode, got)
-			}
+			e.wantText("0 a new!, 1 new default, 2 new default", mode.String()+": the rows", "SELECT string_agg(concat_ws(' ', id, v, w), ', ' ORDER BY id) FROM docs")
 		}
 	})
 }

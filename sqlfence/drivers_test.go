@@ -239,17 +239,13 @@ func TestDriversCallbackEnds(t *testing.T) {
 				})
 				cancel()
 				what := how.by + ", then " + then
-				if n := e.written(); n != how.rows {
-					t.Errorf("%s: %d rows, want %d", what, n, how.rows)
-				}
+				e.wantInt(how.rows, what+": rows", "SELECT count(*) FROM written")
 				if err == nil || how.rows == 1 && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 					t.Errorf("%s: got %v, with %d rows", what, err, how.rows)
 					continue
 				}
 				if guard.ReasonOf(err) == guard.ReasonOutcomeUnknown {
-					if committed, err := db.Resolve(t.Context(), err); err != nil || committed != (how.rows == 1) {
-						t.Errorf("%s: resolved as %t, %v", what, committed, err)
-					}
+					wantResolved(t, db, err, how.rows == 1, "%s", what)
 				}
 				e.waitFor("no transaction to be left open", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'")
 			}
@@ -533,10 +529,7 @@ func TestDriversDeferred(t *testing.T) {
 		for what, err := range map[string]error{
 			"InTxAll": db.fencedAll(t.Context(), []guard.Claim{claimOf("a", 5), claimOf("z", 5)}, nil, insert), "Exec": executed,
 		} {
-			var rejected *guard.RejectedError
-			if !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Claim != claimOf("z", 5) || rejected.Mark.Token != 9 {
-				t.Errorf("%s: got %v, want stale for z", what, err)
-			}
+			wantRejected(t, err, guard.ReasonStale, claimOf("z", 5), 9, "%s", what)
 		}
 		e.wantInt(0, "rows", "SELECT count(*) FROM late")
 	})

@@ -33,9 +33,7 @@ func TestEnterAfterRollback(t *testing.T) {
 			entered = tx.enter(ctx, claim)
 			return nil
 		})
-		if control != nil {
-			t.Errorf("the control, the transaction of InTx: %v", control)
-		}
+		noError(t, control, "the control, the transaction of InTx")
 		wantInvalid(t, "another transaction on the connection", entered, "Enter", `"r"`)
 		e.db.fenced(t.Context(), claim, func(ctx context.Context, tx testTx) error {
 			if _, err := tx.exec(ctx, "SELECT 1/0"); err == nil {
@@ -44,9 +42,7 @@ func TestEnterAfterRollback(t *testing.T) {
 			entered = tx.enter(ctx, claim)
 			return entered
 		})
-		if guard.ReasonOf(entered) != guard.ReasonUnavailable || pgerr.State(entered) != "25P02" {
-			t.Errorf("in an aborted transaction: got %v, want ErrUnavailable", entered)
-		}
+		wantRefused(t, entered, guard.ReasonUnavailable, "25P02", "in an aborted transaction")
 	})
 }
 
@@ -109,9 +105,7 @@ func TestTableKinds(t *testing.T) {
 		for _, name := range []string{"plain", "parted"} {
 			noError(t, update(e.db, name), "%s", name)
 		}
-		if err := update(e.db, "absent"); guard.ReasonOf(err) != guard.ReasonInvalid || !strings.Contains(err.Error(), "absent") {
-			t.Errorf("no such table: %v", err)
-		}
+		wantSays(t, update(e.db, "absent"), guard.ReasonInvalid, "absent", "no such table")
 	})
 }
 
@@ -156,10 +150,7 @@ func TestEndedAfterEnter(t *testing.T) {
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"fencepost.enter", func() { cancel(over) }} })
-	err := db.fenced(ctx, claimOf("r", 5), never(t))
-	if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, over) {
-		t.Errorf("got %v, want ErrUnavailable with the cause", err)
-	}
+	wantCause(t, db.fenced(ctx, claimOf("r", 5), never(t)), guard.ReasonUnavailable, over)
 }
 
 // TestResolveEnds (P5): a context that ends while the transaction is in progress
@@ -175,8 +166,8 @@ func TestResolveEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	db := e.open(nil, func(c *pgx.ConnConfig) { c.Tracer = endTracer{"pg_xact_status", func() { cancel(over) }} })
 	committed, err := db.Resolve(ctx, guard.OutcomeUnknown("commit", claimOf("r", 5), &lostCommit{id, errInjected}))
-	if committed || guard.ReasonOf(err) != guard.ReasonOutcomeUnknown || !errors.Is(err, over) {
-		t.Errorf("got %v, %v, want ErrOutcomeUnknown with the cause", committed, err)
+	if wantCause(t, err, guard.ReasonOutcomeUnknown, over); committed {
+		t.Error("it is resolved as committed")
 	}
 }
 
@@ -201,12 +192,10 @@ func TestNoConnectionForAWrite(t *testing.T) {
 		write := func() error { return table.Update(t.Context(), db, claimOf("r", 5), Key{1}, Set{"v": "new"}) }
 		must(t, table.Update(t.Context(), db, claimOf("r", 4), Key{1}, Set{"v": "old"}))     // looks at the table
 		err := db.plain(t.Context(), func(context.Context, testTx) error { return write() }) // which has the first connection
-		if guard.ReasonOf(err) != guard.ReasonUnavailable || !errors.Is(err, errInjected) || e.text("SELECT v FROM jobs") != "old" {
-			t.Errorf("got %v and %q, want ErrUnavailable", err, e.text("SELECT v FROM jobs"))
-		}
-		if err := write(); err != nil || e.text("SELECT v FROM jobs") != "new" {
-			t.Errorf("the control: %v", err)
-		}
+		wantCause(t, err, guard.ReasonUnavailable, errInjected)
+		e.wantText("old", "the row", "SELECT v FROM jobs")
+		noError(t, write(), "the control")
+		e.wantText("new", "the row of the control", "SELECT v FROM jobs")
 	})
 }
 
@@ -227,9 +216,7 @@ func TestEnterDuringAReset(t *testing.T) {
 			if guard.ReasonOf(err) != want || ran || want == guard.ReasonUnavailable && (pgerr.State(err) != pgerr.Serialization || !strings.Contains(err.Error(), "the mark was retired or reset in the meantime")) {
 				t.Errorf("reset to %d: got %v, want %s", to, err, want)
 			}
-			if mark, err := e.db.Mark(t.Context(), "r"); err != nil || int64(mark.Token) != to {
-				t.Errorf("reset to %d: the mark is %+v, %v", to, mark, err)
-			}
+			wantMark(t, e.db, "r", guard.Token(to))
 		}
 	})
 }
@@ -345,9 +332,7 @@ func TestLeakedResults(t *testing.T) {
 				t.Errorf("%s can be read after the transaction", what)
 			}
 			e.waitFor("the transaction's end", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle')")
-			if n := e.written(); n != 0 {
-				t.Errorf("%s: %d rows were written", what, n)
-			}
+			e.wantInt(0, what+": rows that were written", "SELECT count(*) FROM written")
 		}
 	})
 	t.Run("std", func(t *testing.T) {

@@ -75,6 +75,38 @@ func wantState(t testing.TB, err error, want string, what ...any) {
 	}
 }
 
+// wantRefused is wantReason and wantState.
+func wantRefused(t testing.TB, err error, want guard.Reason, state string, what ...any) {
+	t.Helper()
+	wantReason(t, err, want, what...)
+	wantState(t, err, state, what...)
+}
+
+// wantCause is wantReason for an error that must have a cause inside.
+func wantCause(t testing.TB, err error, want guard.Reason, cause error, what ...any) {
+	t.Helper()
+	if wantReason(t, err, want, what...); !errors.Is(err, cause) {
+		t.Errorf("%sgot %v, which has not %v inside", named(what), err, cause)
+	}
+}
+
+// wantRejected is wantReason for a refusal of a claim under a mark with a token.
+func wantRejected(t testing.TB, err error, want guard.Reason, claim guard.Claim, mark guard.Token, what ...any) {
+	t.Helper()
+	var rejected *guard.RejectedError
+	if wantReason(t, err, want, what...); !errors.As(err, &rejected) || rejected.Reason != want || rejected.Claim != claim || rejected.Mark.Token != mark {
+		t.Errorf("%sgot %v, want the refusal of %+v under token %d", named(what), err, claim, mark)
+	}
+}
+
+// wantResolved reports an outcome that is resolved as another one, or not at all.
+func wantResolved(t testing.TB, db fence, err error, want bool, what ...any) {
+	t.Helper()
+	if committed, err := db.Resolve(context.Background(), err); err != nil || committed != want {
+		t.Errorf("%sresolved as %t, %v, want %t", named(what), committed, err, want)
+	}
+}
+
 func named(what []any) string {
 	if len(what) == 0 {
 		return ""

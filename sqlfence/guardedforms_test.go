@@ -255,13 +255,11 @@ func TestEveryRowIsSeen(t *testing.T) {
 				}
 				claims := formClaims(all...)
 				claims = slices.DeleteFunc(claims, func(c guard.Claim) bool { return c.Resource == r })
-				if _, _, err := e.form(conn.PgConn(), s, sql, claims); guard.ReasonOf(err) != guard.ReasonMissing {
-					t.Errorf("%s, without the claim of %s: %v", what, r, err)
-				}
+				_, _, err := e.form(conn.PgConn(), s, sql, claims)
+				wantReason(t, err, guard.ReasonMissing, "%s, without the claim of %s", what, r)
 				claims = append(claims, claimOf(r, 4))
-				if _, _, err := e.form(conn.PgConn(), s, sql, claims); guard.ReasonOf(err) != guard.ReasonStale {
-					t.Errorf("%s, under a lower token for %s: %v", what, r, err)
-				}
+				_, _, err = e.form(conn.PgConn(), s, sql, claims)
+				wantReason(t, err, guard.ReasonStale, "%s, under a lower token for %s", what, r)
 			}
 		})
 	}

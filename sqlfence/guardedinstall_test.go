@@ -119,9 +119,7 @@ func TestInstallConcurrently(t *testing.T) {
 		}
 		return e.db.InstallTrigger(ctx, g)
 	}))
-	if after := e.text(state); after != before {
-		t.Errorf("installing again changed %s to %s", before, after)
-	}
+	e.wantText(before, "the triggers, installed again", state)
 	// Another description replaces the old one; a removal removes
 	// everything.
 	g = triggerOn(g.Table, "{tenant}")
@@ -145,10 +143,7 @@ func TestTriggerSQL(t *testing.T) {
 	text, err := sqladmin.TriggerSQL(g)
 	must(t, err)
 	e.exec(text)
-	found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
-	if err != nil || len(found) > 0 {
-		t.Errorf("%v, %v", found, err)
-	}
+	e.wantFindings("the printed text", Verification{Triggers: []Trigger{g}})
 	const write = `INSERT INTO "O'Brien"."a.""b\" VALUES (1, 'x:y', 'z')`
 	wantSays(t, e.presenting(write), guard.ReasonMissing, `x%3Ay:it's \\ 100:z`)
 	c := claimOf(`x%3Ay:it's \ 100:z`, 5)
@@ -320,16 +315,13 @@ func TestReportOnly(t *testing.T) {
 	if got := warned("", update) + warned("", update); got != "SF003" {
 		t.Errorf("around the thousandth: warned %q", got)
 	}
-	found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}})
-	if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "report-only") {
-		t.Errorf("Verify: %v, %v", found, err)
-	}
+	e.wantFindings("report-only", Verification{Triggers: []Trigger{g}}, "report-only")
 	// Without its counter it still refuses nothing, which is found and repaired.
 	e.exec(fmt.Sprintf("DROP SEQUENCE fencepost.%s_missing", e.text("SELECT guard FROM fencepost.guarded")))
 	if got := warned("", update); got != "SF003" {
 		t.Errorf("without a counter: warned %q", got)
 	}
-	if found, err = e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}}); err != nil || !strings.Contains(fmt.Sprint(found), "counters") {
+	if found, err := e.db.Verify(t.Context(), Verification{Triggers: []Trigger{g}}); err != nil || !strings.Contains(fmt.Sprint(found), "counters") {
 		t.Errorf("Verify: %v, %v", found, err)
 	}
 	if err := e.db.InstallTrigger(t.Context(), g); err != nil || refusals()[guard.ReasonMissing] != 0 {
@@ -364,9 +356,7 @@ func TestReportOnlyByAnother(t *testing.T) {
 	for range 2 {
 		must(t, owner.unfenced(t.Context(), "CREATE TABLE own (id int, tenant text NOT NULL)"))
 		install(owner, false)
-		if err := owner.unfenced(t.Context(), write); guard.ReasonOf(ErrorFrom(err)) != guard.ReasonMissing {
-			t.Errorf("the control, enforcing: %v", err)
-		}
+		wantReason(t, ErrorFrom(owner.unfenced(t.Context(), write)), guard.ReasonMissing, "the control, enforcing")
 		install(e.db, true)
 		noError(t, owner.unfenced(t.Context(), write), "report-only")
 		tables, err := owner.Triggers(t.Context())

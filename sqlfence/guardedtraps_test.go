@@ -174,9 +174,7 @@ func TestTrapSnapshot(t *testing.T) {
 			running("UPDATE items SET v = 9 WHERE id = 1"),
 		)))
 	}
-	if err := resumed(5); guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != "40001" {
-		t.Errorf("got %v", err)
-	}
+	wantRefused(t, resumed(5), guard.ReasonUnavailable, pgerr.Serialization)
 	e.mutate("enter_snapshot", "FOR SHARE", "")
 	e.wantWritten("a plain read", resumed(6))
 }

@@ -72,9 +72,7 @@ func TestLostCommit(t *testing.T) {
 					must(t, e.db.Raise(t.Context(), claimOf("r", 6)))
 					e.wantInt(c.rows, what+": rows, or the test is not what it says", "SELECT count(*) FROM written")
 					if want == guard.ReasonOutcomeUnknown {
-						if committed, err := e.db.Resolve(t.Context(), err); err != nil || committed != (c.rows == 1) {
-							t.Errorf("%s: committed %v, %v", what, committed, err)
-						}
+						wantResolved(t, e.db, err, c.rows == 1, "%s", what)
 					}
 				}
 			}
@@ -248,14 +246,11 @@ func TestServerKilled(t *testing.T) {
 			}
 			restart(t, s, e) // who has lost a COMMIT asks until the server is back
 			for range calls {
-				if r := testkit.Receive(t, "the end of a call", results); guard.ReasonOf(r.err) != calls[r.what].want {
-					t.Errorf("%s: got %v, want %s", r.what, r.err, calls[r.what].want)
-				}
+				r := testkit.Receive(t, "the end of a call", results)
+				wantReason(t, r.err, calls[r.what].want, "%s", r.what)
 			}
 			e.wantInt(0, "writes are there", "SELECT (SELECT count(*) FROM slow) + (SELECT count(*) FROM pairs WHERE v <> 'old')")
-			if mark, err := e.open(nil).Mark(t.Context(), "survives"); err != nil || mark.Token != 5 {
-				t.Errorf("the mark is %+v, %v", mark, err)
-			}
+			wantMark(t, e.open(nil), "survives", 5)
 		})
 	}
 }
@@ -285,9 +280,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 					t.Errorf("%s, %v: got %v, want that nothing was committed", what, mode, err)
 				}
 			}
-			if n := e.int("SELECT (SELECT count(*) FROM work) + (SELECT count(*) FROM fencepost.marks WHERE resource = 's')"); n != 0 {
-				t.Errorf("%v: %d rows", mode, n)
-			}
+			e.wantInt(0, mode.String()+": rows", "SELECT (SELECT count(*) FROM work) + (SELECT count(*) FROM fencepost.marks WHERE resource = 's')")
 			p.change(nil)
 			control := e.open(nil, through, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = mode }) // no statement is prepared
 			*other, db = env{TB: e.TB, db: control}, control
@@ -295,9 +288,7 @@ func TestCommitAnsweredWithRollback(t *testing.T) {
 			for what, call := range calls {
 				noError(t, call(), "%s, %v: the control", what, mode)
 			}
-			if n := e.int("SELECT count(*) FROM work"); n != 1 {
-				t.Errorf("%v: the control wrote %d rows", mode, n)
-			}
+			e.wantInt(1, mode.String()+": rows of the control", "SELECT count(*) FROM work")
 			e.exec("TRUNCATE work; DELETE FROM fencepost.marks")
 		}
 	})

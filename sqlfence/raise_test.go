@@ -123,8 +123,7 @@ func TestTimesOut(t *testing.T) {
 		db := e.open(&Options{RaiseTimeout: 30 * time.Millisecond, LockTimeout: 30 * time.Millisecond, TerminateAfter: endsNobody}) // else a slow machine ends the holder
 		timesOut := func(what string, err error) {
 			t.Helper()
-			wantReason(t, err, guard.ReasonUnavailable, what)
-			wantState(t, err, pgerr.LockTimeout, what)
+			wantRefused(t, err, guard.ReasonUnavailable, pgerr.LockTimeout, what)
 		}
 		timesOut("Raise", db.Raise(t.Context(), claimOf("r", 6)))
 		_, err := db.Admit(t.Context(), claimOf("r", 6))
@@ -356,9 +355,7 @@ func TestP6LooksOfARaise(t *testing.T) {
 		{nil, stale, guard.ReasonNone, nil},
 	} {
 		err := (&waitingRaise[pgx.Tx]{refused: c.look}).explain(c.raise)
-		if guard.ReasonOf(err) != c.want {
-			t.Errorf("%v with a look of %v: got %v, want %s", c.raise, c.look, err, c.want)
-		}
+		wantReason(t, err, c.want, "%v with a look of %v", c.raise, c.look)
 		for _, never := range c.never {
 			if errors.Is(err, never) {
 				t.Errorf("%v is also %v", err, never)

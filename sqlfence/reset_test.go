@@ -355,11 +355,7 @@ func TestLostReset(t *testing.T) {
 		p.set(c.rule)
 		err := db.Reset(t.Context(), "r", guard.Mark{Token: 5, LeaseID: "lease-5"}, guard.Mark{Token: 4}, 9, "op", "why")
 		p.set(nil)
-		if guard.ReasonOf(err) != c.want {
-			t.Errorf("%s: got %v, want %q", what, err, c.want)
-		}
-		if n := int64(e.int("SELECT token FROM fencepost.marks WHERE resource = 'r'")); n != c.to {
-			t.Errorf("%s: the mark is %d, want %d", what, n, c.to)
-		}
+		wantReason(t, err, c.want, "%s", what)
+		e.wantInt(c.to, what+": the mark", "SELECT token FROM fencepost.marks WHERE resource = 'r'")
 	}
 }

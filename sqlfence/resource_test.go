@@ -57,9 +57,8 @@ func TestBindTemplate(t *testing.T) {
 		"without variable": {template("closes"), &TableOptions{Columns: map[string]string{}}},
 		"none, insecurely": {nil, &TableOptions{InsecureAnyResource: true}},
 	} {
-		if _, err := sqlrow.NewTable([]string{"closes"}, key, c.template, c.opts); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		_, err := sqlrow.NewTable([]string{"closes"}, key, c.template, c.opts)
+		noError(t, err, "%s", what)
 	}
 }
 
@@ -89,9 +88,7 @@ func TestMisdirected(t *testing.T) {
 			}
 		}
 		for what, err := range calls(table, closed, claimOf("acme:close:4", 1000)) {
-			if guard.ReasonOf(err) != guard.ReasonSetup {
-				t.Errorf("%s under the row's own name: %v, want ErrSetup of the closed pool", what, err)
-			}
+			wantReason(t, err, guard.ReasonSetup, "%s under the row's own name, on a closed pool", what)
 		}
 		noError(t, e.table("closes", []string{"tenant", "period"}, &opts).Update(ctx, e.db, claim, key, Set{"status": "x"}), "the control")
 		wantReason(t, table.Update(ctx, e.db, claimOf("acme:close:4", 11), key, Set{"status": "y"}), guard.ReasonStale, "the row's holder after the control")

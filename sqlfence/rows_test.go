@@ -171,9 +171,7 @@ func TestRowMovesBetweenPartitions(t *testing.T) {
 	tx := e.begin("UPDATE docs SET year = 51 - year WHERE id = 1")
 	done := e.start(func(func()) error { return table.Update(t.Context(), e.db, claimOf("r", 8), Key{1}, Set{"v": 8}) })
 	must(t, tx.Commit(t.Context()))
-	if err := <-done; guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.Serialization {
-		t.Errorf("a write that met the move: %v", err)
-	}
+	wantRefused(t, <-done, guard.ReasonUnavailable, pgerr.Serialization, "a write that met the move")
 	e.wantInt(7, "the mark", "SELECT last_fencing_token FROM docs WHERE id = 1 AND v IS NULL")
 }
 
@@ -234,9 +232,7 @@ func TestTableRaiseInTx(t *testing.T) {
 			if !errors.Is(err, c.end) {
 				t.Errorf("the transaction: %v", err)
 			}
-			if err := <-written; guard.ReasonOf(err) != c.want {
-				t.Errorf("the older holder got %v, want %q", err, c.want)
-			}
+			wantReason(t, <-written, c.want, "the older holder")
 			e.wantText(c.row, "the row", "SELECT v FROM docs")
 		}
 	})

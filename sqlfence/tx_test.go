@@ -332,9 +332,7 @@ func TestEnterInSavepoint(t *testing.T) {
 		for _, token := range []guard.Token{5, 6} { // the mark, and above it
 			e.putMark("r", guard.Mark{Token: 5, LeaseID: "lease-5"})
 			err := e.db.plain(t.Context(), inTurn(running("SAVEPOINT s"), enters(claimOf("r", token))))
-			if guard.ReasonOf(err) != guard.ReasonInvalid || pgerr.State(err) != pgerr.Subtransaction {
-				t.Errorf("token %d: got %v, want ErrInvalid", token, err)
-			}
+			wantRefused(t, err, guard.ReasonInvalid, pgerr.Subtransaction, "token %d", token)
 		}
 		noError(t, entering(e.db)(t.Context(), claimOf("r", 5), inTurn(running("SAVEPOINT s"), running("SELECT 1"), running("ROLLBACK TO s"),
 			func(context.Context, testTx) error { return e.raiseMustWait(claimOf("r", 6)) })))
@@ -417,11 +415,8 @@ func TestInTxAll(t *testing.T) {
 				return errors.Join(e.raiseMustWait(claimOf("a", 8)), e.raiseMustWait(claimOf("b", 6)))
 			})
 			noError(t, err, "%v", level)
-			var rejected *guard.RejectedError
 			err = e.db.fencedAll(t.Context(), []guard.Claim{claimOf("a", 7), claimOf("b", 4)}, opts, ran)
-			if !errors.As(err, &rejected) || rejected.Reason != guard.ReasonStale || rejected.Claim != claimOf("b", 4) || rejected.Mark.Token != 5 {
-				t.Errorf("%v: got %v, want stale for b", level, err)
-			}
+			wantRejected(t, err, guard.ReasonStale, claimOf("b", 4), 5, "%v", level)
 		}
 		wantInvalid(t, "none", e.db.fencedAll(t.Context(), nil, nil, nothing), "claims", "")
 		wantInvalid(t, "twice", e.db.fencedAll(t.Context(), []guard.Claim{claimOf("r", 5), claimOf("r", 6)}, nil, nothing), "claims", `"r"`)
@@ -487,9 +482,7 @@ func TestEnterAfterSnapshot(t *testing.T) {
 					func(context.Context, testTx) error { return meanwhile() },
 					enters(claimOf("r", 5)),
 				))
-				if guard.ReasonOf(err) != guard.ReasonUnavailable || pgerr.State(err) != pgerr.Serialization {
-					t.Errorf("%v, %s: got %v, want ErrUnavailable with 40001", level, what, err)
-				}
+				wantRefused(t, err, guard.ReasonUnavailable, pgerr.Serialization, "%v, %s", level, what)
 			}
 		}
 	})
