@@ -58,6 +58,7 @@ var allowed = map[string][]string{
 	"internal/pgtest":                {"internal/faultproxy", "internal/testkit", "github.com/jackc/pgx/v5"},
 	"internal/layout":                {},
 	"internal/longtest":              {},
+	"internal/process":               {},
 	"internal/testkit":               {},
 	"s3fence/s3test":                 {"github.com/aws/aws-sdk-go-v2"},
 	"s3fence/internal/s3probe":       {},
