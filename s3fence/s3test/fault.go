@@ -35,8 +35,6 @@ type Fault struct {
 	ShortRanges bool
 	// Omit lists names of headers that the response lacks, such as Etag.
 	Omit []string
-	// Empty lists names of headers that have an empty value in the response.
-	Empty []string
 	// MetadataFirst and ETagFirst make the server look twice for one read:
 	// first for the metadata, or the ETag, and after Between for all the rest.
 	MetadataFirst, ETagFirst bool
@@ -165,9 +163,6 @@ func (p plan) spoil(a *response) {
 	for i := range p {
 		for _, name := range p[i].Omit {
 			a.header.Del(name)
-		}
-		for _, name := range p[i].Empty {
-			a.header.Set(name, "")
 		}
 	}
 }
