@@ -272,7 +272,7 @@ var mistakes = []mistake{
 	},
 	{
 		name: "callback of a refused claim", wrong: "the callback of a stale claim runs",
-		edits: []edit{{"sqlfence/tx.go", "\tt, err := d.beginFenced(ctx, sorted, level)\n\tif err != nil {\n", "\tt, err := d.beginFenced(ctx, sorted, level)\n\tif err != nil {\n\t\tvar tx Tx\n\t\tfn(ctx, tx)\n"}},
+		edits: []edit{{"sqlfence/tx.go", "\t\treturn err\n\t})\n\tif err != nil {\n\t\treturn err\n\t}\n\tdefer t.release()", "\t\treturn err\n\t})\n\tif err != nil {\n\t\tvar tx Tx\n\t\tfn(ctx, tx)\n\t\treturn err\n\t}\n\tdefer t.release()"}},
 		by:    unitTest("sqlfence", "^TestDriversStale$"),
 	},
 	{
