@@ -35,17 +35,23 @@ type auditBody struct {
 	timed
 }
 
-// shown is what an identity may know of a lease.
+// shown is what an identity may know of a lease. It names what everybody may know, so that a
+// field that is added later is an operator's alone.
 func (s *Server) shown(l lockadmin.LeaseInfo, id *Identity) lockadmin.LeaseInfo {
-	if !id.Operator {
-		l.Token, l.LeaseID = guard.NoToken, "" // with which it could act as the holder
-		if !s.opts.ShowHolders {
-			l.Owner, l.Metadata = "", ""
-		}
-	}
 	// The issuer counts processes, and this server is one of them.
 	l.Waiters = max(l.Waiters, s.waiters.Count(l.Resource))
-	return l
+	if id.Operator {
+		return l
+	}
+	// Without the token and the lease ID, with which it could act as the holder.
+	public := lockadmin.LeaseInfo{
+		Resource: l.Resource, State: l.State, CreatedAt: l.CreatedAt, ExpiresAt: l.ExpiresAt,
+		HeldFor: l.HeldFor, Remaining: l.Remaining, Awaited: l.Awaited, Waiters: l.Waiters,
+	}
+	if s.opts.ShowHolders {
+		public.Owner, public.Metadata = l.Owner, l.Metadata
+	}
+	return public
 }
 
 // respondTimed responds with v and the server's time.
