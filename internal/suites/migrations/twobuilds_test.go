@@ -16,7 +16,6 @@ import (
 
 	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
-	"github.com/fencepost-go/fencepost/lockclient/pglock"
 )
 
 // The next release, as a step for each component. The tables get a column, which is
@@ -33,12 +32,12 @@ const (
 // but a process of this build that starts then is refused, and says why.
 func TestTwoBuilds(t *testing.T) {
 	t.Parallel()
-	know := len(pglock.Migrations())
-	usable := fmt.Sprintf("-- Usable from version %d.\n", know)
-	this := buildWorker(t, know, "", "")
+	this := buildWorker(t, nil)
 	for what, later := range map[string]string{
-		"expands":   buildWorker(t, know, usable+expandLeases, usable+expandMarks),
-		"contracts": buildWorker(t, know, expandLeases, expandMarks),
+		"expands": buildWorker(t, func(version int, change string) string {
+			return fmt.Sprintf("-- Usable from version %d.\n%s", version, change)
+		}),
+		"contracts": buildWorker(t, func(_ int, change string) string { return change }),
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -101,20 +100,25 @@ func writes(t *testing.T, pool *pgxpool.Pool, resource string) (tokens string) {
 }
 
 // buildWorker builds the worker in pgadmin's testdata, with a step after the last one of each
-// component if there is one.
-func buildWorker(t *testing.T, know int, leases, marks string) string {
+// component, which later writes from that one's version and the change, unless it is nil.
+func buildWorker(t *testing.T, later func(version int, change string) string) string {
 	t.Helper()
 	dir := t.TempDir()
 	program, overlay := filepath.Join(dir, "worker"), map[string]string{}
-	for folder, step := range map[string]string{"lockclient/internal/pglease/migrations": leases, "sqlfence/sqladmin/migrations": marks} {
-		if step == "" {
+	for folder, change := range map[string]string{"lockclient/internal/pglease/migrations": expandLeases, "sqlfence/sqladmin/migrations": expandMarks} {
+		if later == nil {
 			continue
 		}
-		name := fmt.Sprintf("%04d_later.sql", know+1)
-		at, err := filepath.Abs(filepath.Join("../../..", folder, name))
+		folder, err := filepath.Abs(filepath.Join("../../..", folder))
 		testkit.Must(t, err)
-		overlay[at] = filepath.Join(dir, filepath.Base(filepath.Dir(filepath.Dir(at)))+name)
-		testkit.Must(t, os.WriteFile(overlay[at], []byte(step), 0o600))
+		steps, err := filepath.Glob(filepath.Join(folder, "*.sql"))
+		if err != nil || len(steps) == 0 { // each component counts its own
+			t.Fatalf("%s has %d steps, %v", folder, len(steps), err)
+		}
+		name := fmt.Sprintf("%04d_later.sql", len(steps)+1)
+		at := filepath.Join(folder, name)
+		overlay[at] = filepath.Join(dir, filepath.Base(filepath.Dir(folder))+name)
+		testkit.Must(t, os.WriteFile(overlay[at], []byte(later(len(steps), change)), 0o600))
 	}
 	text, err := json.Marshal(map[string]any{"Replace": overlay})
 	testkit.Must(t, err)
