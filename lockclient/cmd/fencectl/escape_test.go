@@ -89,10 +89,13 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		}
 	}
 	for n, name := range names {
-		if guard.ValidateResource(name) != nil || n%longtest.ByLength(4, 1) != 0 { // lockadmin cuts each of them
+		if guard.ValidateResource(name) != nil {
 			continue
 		}
 		printable(t, must(t, url, "show", name))
+		if n%longtest.ByLength(4, 1) != 0 && !strings.Contains(name, "lease_id") { // pgadmin's test cuts each of them
+			continue
+		}
 		r := fencectl(t, url, "force-unlock", name, "--actor", "ana", "--reason", "it hangs", "--yes")
 		if printable(t, r.out+r.errOut); r.code != exitOK || !strings.Contains(r.out, "invalidated token:     2\n") {
 			t.Errorf("%q: %+v", name, r)

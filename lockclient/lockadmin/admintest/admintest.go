@@ -457,7 +457,7 @@ func (s *suite) badInput() {
 	refused("force unlock", "reason", err)
 	_, err = s.Admin.ForceUnlock(s.ctx, claim.Resource, "ada", "it hangs", &lockadmin.ForceUnlockOptions{RequestID: "a\n"})
 	refused("force unlock", "RequestID", err)
-	_, err = s.Admin.ForceUnlock(s.ctx, claim.Resource, "ada", "it hangs", &lockadmin.ForceUnlockOptions{ExpectedLeaseID: "a\n"})
+	_, err = s.Admin.ForceUnlock(s.ctx, claim.Resource, "ada", "it hangs", &lockadmin.ForceUnlockOptions{ExpectedLeaseID: "a\x00"})
 	refused("force unlock", "ExpectedLeaseID", err)
 	_, err = s.Admin.Advance(s.ctx, claim.Resource, 0)
 	refused("advance", "token", err)

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
@@ -101,14 +103,26 @@ func (o *Operator) unlockRequest(resource, actor, reason string, opts *lockadmin
 	if err != nil {
 		return r, err
 	}
-	if err := guard.ValidateLeaseID(set.ExpectedLeaseID); err != nil {
-		return r, renamed(err, "ExpectedLeaseID")
+	if err := validateExpected(set.ExpectedLeaseID); err != nil {
+		return r, err
 	}
 	if err := guard.ValidateLeaseID(set.RequestID); err != nil {
 		return r, renamed(err, "RequestID")
 	}
 	r.resource, r.actor, r.reason, r.expected, r.requestID = resource, actor, reason, set.ExpectedLeaseID, cmp.Or(set.RequestID, input.NewLeaseID())
 	return r, nil
+}
+
+// validateExpected permits each lease ID that the table can hold, control characters too: an
+// issuer's role may have written what no issuer grants, and that must be cut as well.
+func validateExpected(id string) error {
+	switch {
+	case len(id) > guard.MaxLeaseIDLen:
+		return guard.Invalid("ExpectedLeaseID", id, fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), guard.MaxLeaseIDLen))
+	case !utf8.ValidString(id) || strings.Contains(id, "\x00"):
+		return guard.Invalid("ExpectedLeaseID", id, "must be valid UTF-8 without NUL, as the table's lease IDs are")
+	}
+	return nil
 }
 
 func renamed(err error, field string) error {

@@ -57,7 +57,7 @@ func TestRowsThatNobodyExpects(t *testing.T) {
 		if readable(info); err != nil {
 			t.Errorf("%q: %v", resource, err)
 		}
-		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "it hangs", nil)
+		done, err := o.ForceUnlock(t.Context(), resource, "Ada", "it hangs", &lockadmin.ForceUnlockOptions{ExpectedLeaseID: info.LeaseID})
 		if readable(done.Cut); err != nil || done.Invalidated.Token != 2 || done.Cut.LeaseID != info.LeaseID {
 			t.Errorf("%q: %+v, %v", resource, done, err)
 		}
