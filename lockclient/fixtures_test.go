@@ -1,15 +1,12 @@
 package lockclient
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/longtest"
+	"github.com/fencepost-go/fencepost/internal/process"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/inflight"
@@ -244,44 +242,10 @@ func ownGoroutines() (own []string) {
 	return own
 }
 
-// child is a copy of the test binary that runs one of [children].
-type child struct {
-	*exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-}
-
-func startChild(t testing.TB, name string, env ...string) *child {
+// startChild starts a copy of the test binary that runs one of [children].
+func startChild(t testing.TB, name string, env ...string) *process.Worker {
 	t.Helper()
-	exe, err := os.Executable()
-	testkit.Must(t, err)
-	c := &child{Cmd: exec.Command(exe)}
-	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
-	c.Stderr = os.Stderr
-	if c.in, err = c.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	testkit.Must(t, err)
-	c.out = bufio.NewScanner(out)
-	testkit.Must(t, c.Start())
-	t.Cleanup(func() {
-		c.in.Close()
-		if c.ProcessState == nil {
-			c.Process.Kill()
-			c.Wait()
-		}
-	})
-	return c
-}
-
-// line returns the child's next line.
-func (c *child) line(t testing.TB) string {
-	t.Helper()
-	if !c.out.Scan() {
-		t.Fatalf("the child ended: %v", c.out.Err())
-	}
-	return c.out.Text()
+	return process.Work(t, process.Self(append(env, childVariable+"="+name)...))
 }
 
 func containsAny(s string, parts ...string) bool {
@@ -335,12 +299,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "no child program %q\n", name)
 		os.Exit(2)
 	}
-	go func() { // a child does not outlive a killed parent
-		for parent := os.Getppid(); os.Getppid() == parent; {
-			time.Sleep(100 * time.Millisecond)
-		}
-		os.Exit(1)
-	}()
 	if err := program(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -5,19 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"strings"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/faultproxy"
+	"github.com/fencepost-go/fencepost/internal/pgtest"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/lockclient/driver"
 	"github.com/fencepost-go/fencepost/lockclient/internal/input"
@@ -30,85 +25,20 @@ import (
 )
 
 // behindPgBouncer returns a pool behind PgBouncer in transaction mode, with five
-// connections to the server, through a proxy unless that is nil. PgBouncer ends with this
-// process.
+// connections to the server, through a proxy unless that is nil.
 func behindPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy) *pgxpool.Pool {
 	t.Helper()
-	for range 10 {
-		if pool := tryPgBouncer(t, direct, through); pool != nil {
-			return pool
-		}
-	}
-	t.Fatal("pgbouncer found no free port")
-	return nil
-}
-
-// tryPgBouncer returns nil if another process takes the free port.
-func tryPgBouncer(t *testing.T, direct *pgxpool.Pool, through *faultproxy.Proxy) *pgxpool.Pool {
-	t.Helper()
-	path := "/usr/sbin/pgbouncer"
-	if found, err := exec.LookPath("pgbouncer"); err == nil {
-		path = found
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup tests to install it")
-	}
-	port := 12000 + rand.IntN(20000) // outgoing connections have others
-	c := direct.Config().ConnConfig
-	server := fmt.Sprintf("host=%s port=%d", c.Host, c.Port)
-	patience := ""
+	to, lines := direct.Config().ConnConfig, []string{"pool_mode = transaction"}
 	if through != nil { // whose tests wait for PgBouncer to give up
-		patience = "server_login_retry = 1\nquery_wait_timeout = 1\n"
-		host, port, _ := net.SplitHostPort(through.Addr())
-		server = "host=" + host + " port=" + port
+		lines = append(lines, "server_login_retry = 1", "query_wait_timeout = 1")
+		addr := netip.MustParseAddrPort(through.Addr())
+		to.Host, to.Port = addr.Addr().String(), addr.Port()
 	}
-	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	text := fmt.Sprintf("[databases]\nfive = %s dbname=%s user=%s password=%s pool_size=5\n"+
-		"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\nadmin_users = %s\npool_mode = transaction\n%s",
-		server, c.Database, c.User, c.Password, port, c.User, patience)
-	testkit.Must(t, os.WriteFile(config, []byte(text), 0o644))
-	for dir := filepath.Dir(config); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		os.Chmod(dir, 0o755)
-	}
-	// The shell ends it when the shell's input pipe is closed, for whatever
-	// reason.
-	args := []string{"-c", `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`, "sh", path}
-	if os.Getuid() == 0 { // which PgBouncer refuses to run as
-		name := "nobody"
-		if _, err := user.Lookup("postgres"); err == nil {
-			name = "postgres"
-		}
-		args = append(args, "-u", name)
-	}
-	cmd := exec.Command("sh", append(args, config)...)
-	var log leasetest.Text
-	cmd.Stderr, cmd.Stdout = &log, &log
-	alive, err := cmd.StdinPipe()
-	testkit.Must(t, err)
-	testkit.Must(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() { cmd.Wait(); close(ended) }()
-	t.Cleanup(func() { alive.Close(); <-ended })
-	pool := dial(t, fmt.Sprintf("postgres://%s@127.0.0.1:%d/five?sslmode=disable", c.User, port), func(c *pgxpool.Config) {
+	pooler := pgtest.PgBouncer(t, to, "five", map[string]int{"five": 5}, lines...)
+	return dial(t, fmt.Sprintf("postgres://%s@127.0.0.1:%d/five?sslmode=disable", pooler.User, pooler.Port), func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 		c.MaxConns = 10 // twice as many as PgBouncer has
 	})
-	taken := false
-	testkit.Eventually(t, "pgbouncer answers", func() bool {
-		select {
-		case <-ended:
-			if taken = strings.Contains(log.String(), "in use"); !taken {
-				t.Fatalf("pgbouncer ended:\n%s", log.String())
-			}
-			return true
-		default:
-			return pool.Ping(t.Context()) == nil
-		}
-	})
-	if taken {
-		return nil
-	}
-	return pool
 }
 
 // lookAt counts, as another application behind the pooler would, how many of

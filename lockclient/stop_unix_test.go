@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/fencepost-go/fencepost/guard"
-	"github.com/fencepost-go/fencepost/internal/testkit"
+	"github.com/fencepost-go/fencepost/internal/process"
 	"github.com/fencepost-go/fencepost/lockclient/pglock"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -36,7 +36,7 @@ func TestStoppedProcess(t *testing.T) {
 	const each = 10
 	pool := migrated(t)
 	client := newTestClient(t, pool, nil)
-	var crew []*child
+	var crew []*process.Worker
 	before := map[string]guard.Token{}
 	held := 0 // a busy machine may be too slow to renew one
 	for p := range processes {
@@ -48,7 +48,7 @@ func TestStoppedProcess(t *testing.T) {
 			var resource string
 			var token int64
 			var valid bool
-			if line := holder.line(t); scan(line, "held %s %d %t", &resource, &token, &valid) != nil {
+			if line := holder.Line(); scan(line, "held %s %d %t", &resource, &token, &valid) != nil {
 				t.Fatalf("the holder says %q", line)
 			}
 			if valid {
@@ -56,7 +56,9 @@ func TestStoppedProcess(t *testing.T) {
 			}
 			before[resource] = guard.Token(token)
 		}
-		testkit.Must(t, holder.Process.Signal(syscall.SIGSTOP))
+		if !holder.Pause() {
+			t.Fatal("a holder has ended")
+		}
 	}
 	if held == 0 {
 		t.Error("none was held before it was stopped")
@@ -75,12 +77,12 @@ func TestStoppedProcess(t *testing.T) {
 	}
 	wg.Wait()
 	for _, holder := range crew {
-		testkit.Must(t, holder.Process.Signal(syscall.SIGCONT))
+		holder.Resume()
 	}
 	no := 0
 	for _, holder := range crew {
 		for range each {
-			if line := holder.line(t); strings.HasPrefix(line, "stopped ") && strings.HasSuffix(line, " false lease lost") {
+			if line := holder.Line(); strings.HasPrefix(line, "stopped ") && strings.HasSuffix(line, " false lease lost") {
 				no++
 			} else {
 				t.Errorf("a holder says %q", line)

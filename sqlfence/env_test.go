@@ -1,16 +1,13 @@
 package sqlfence
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,6 +16,7 @@ import (
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/migrate"
 	"github.com/fencepost-go/fencepost/internal/pgerr"
+	"github.com/fencepost-go/fencepost/internal/process"
 	"github.com/fencepost-go/fencepost/internal/testkit"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/scratch"
 	"github.com/fencepost-go/fencepost/sqlfence/internal/sqlkit"
@@ -423,49 +421,16 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "no child program %q\n", name)
 		os.Exit(2)
 	}
-	go func() { // a child does not outlive a parent that was killed
-		for parent := os.Getppid(); os.Getppid() == parent; {
-			time.Sleep(100 * time.Millisecond)
-		}
-		os.Exit(1)
-	}()
 	if err := program(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// child is a copy of the test binary that runs one of [children].
-type child struct {
-	*exec.Cmd
-	out *bufio.Scanner
-}
-
-func startChild(t testing.TB, name string, env ...string) *child {
+// startChild starts a copy of the test binary that runs one of [children].
+func startChild(t testing.TB, name string, env ...string) *process.Worker {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	c := &child{Cmd: exec.Command(exe)}
-	c.Env = append(append(os.Environ(), childVariable+"="+name), env...)
-	c.Stderr = os.Stderr
-	out, err := c.StdoutPipe()
-	must(t, err)
-	c.out = bufio.NewScanner(out)
-	must(t, c.Start())
-	t.Cleanup(func() {
-		c.Process.Kill()
-		c.Wait()
-	})
-	return c
-}
-
-// line returns the child's next line.
-func (c *child) line(t testing.TB) string {
-	t.Helper()
-	if !c.out.Scan() {
-		t.Fatalf("the child ended: %v", c.out.Err())
-	}
-	return c.out.Text()
+	return process.Work(t, process.Self(append(env, childVariable+"="+name)...))
 }
 
 // Querier is where a test sends statements of a Table, and its own.

@@ -7,21 +7,14 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
-	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -176,90 +169,15 @@ func readMessage(r io.Reader, first bool) ([]byte, error) {
 	return append(head, rest...), err
 }
 
-// findPgBouncer looks in PATH and where packages put it.
-func findPgBouncer(t *testing.T) string {
-	t.Helper()
-	if path, err := exec.LookPath("pgbouncer"); err == nil {
-		return path
-	}
-	for _, path := range []string{"/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"} {
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
-	}
-	t.Fatal("there is no pgbouncer in PATH or the usual places; run .ci/setup tests to install it")
-	return ""
-}
-
 // pgBouncer starts PgBouncer with transaction pooling in front of the database
 // and returns its port. Its databases are "few", with three connections to the
-// server, and "one", with one. It exits when this process ends, however it
-// ends: then the pipe that the shell reads is closed.
+// server, and "one", with one.
 func (e *env) pgBouncer(t *testing.T) uint16 { t.Helper(); return e.pgBouncerIn(t, "transaction") }
 
 // pgBouncerIn is pgBouncer in another pool_mode.
 func (e *env) pgBouncerIn(t *testing.T, mode string) uint16 {
 	t.Helper()
-	for range 10 {
-		if port, ok := e.tryPgBouncer(t, mode); ok {
-			return port
-		}
-	}
-	t.Fatal("pgbouncer found no free port")
-	return 0
-}
-
-// tryPgBouncer fails if another process takes the free port.
-func (e *env) tryPgBouncer(t *testing.T, mode string) (uint16, bool) {
-	t.Helper()
-	c := e.admin.Config().ConnConfig
-	port := uint16(12000 + rand.IntN(20000)) // outgoing connections have others
-	var b strings.Builder
-	b.WriteString("[databases]\n")
-	for name, size := range map[string]int{"few": 3, "one": 1} {
-		fmt.Fprintf(&b, "%s = host=%s port=%d dbname=%s user=%s password=%s pool_size=%d\n", name, c.Host, c.Port, c.Database, c.User, c.Password, size)
-	}
-	fmt.Fprintf(&b, "[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\npool_mode = %s\nmax_client_conn = 200\n", port, mode)
-	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	must(t, os.WriteFile(config, []byte(b.String()), 0o600))
-	const script = `exec 3<&0; "$@" 3<&- & pid=$!; { read -r _ <&3; kill "$pid"; } & reader=$!; wait "$pid"; kill "$reader"`
-	args := []string{"-c", script, "sh", findPgBouncer(t)}
-	if os.Getuid() == 0 { // PgBouncer refuses to run as root
-		name := "nobody"
-		if _, err := user.Lookup("postgres"); err == nil {
-			name = "postgres"
-		}
-		args = append(args, "-u", name)
-	}
-	cmd := exec.Command("sh", append(args, config)...)
-	var log strings.Builder
-	cmd.Stderr, cmd.Stdout = &log, &log
-	alive, err := cmd.StdinPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() { cmd.Wait(); close(ended) }()
-	t.Cleanup(func() { alive.Close(); <-ended })
-	through := c.Copy()
-	through.Host, through.Port, through.Database, through.Fallbacks, through.TLSConfig = "127.0.0.1", port, "one", nil, nil
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := pgx.ConnectConfig(t.Context(), through)
-		if err == nil {
-			conn.Close(t.Context())
-			return port, true
-		}
-		select {
-		case <-ended:
-			if strings.Contains(log.String(), "in use") {
-				return 0, false
-			}
-			t.Fatalf("pgbouncer ended:\n%s", log.String())
-		default:
-		}
-		if time.Now().After(end) {
-			t.Fatalf("pgbouncer does not answer: %v", err)
-		}
-	}
+	return pgtest.PgBouncer(t, e.admin.Config().ConnConfig, "one", map[string]int{"few": 3, "one": 1}, "pool_mode = "+mode, "max_client_conn = 200").Port
 }
 
 // pooledModes are the exec modes of pgx without prepared statements.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencepost-go/fencepost/guard"
 	"github.com/fencepost-go/fencepost/internal/pgtest"
+	"github.com/fencepost-go/fencepost/internal/process"
 )
 
 const childURL = "FENCEPOST_SQLFENCE_CHILD_URL"
@@ -59,13 +60,15 @@ func receiveLarge() error {
 }
 
 // stopped starts a holder in its own process and stops it while it receives.
-func (e *env) stopped(t *testing.T) *child {
+func (e *env) stopped(t *testing.T) *process.Worker {
 	t.Helper()
 	holder := startChild(t, "receive", childURL+"="+e.url)
-	if line := holder.line(t); line != "receiving" {
+	if line := holder.Line(); line != "receiving" {
 		t.Fatalf("the holder says %q", line)
 	}
-	must(t, holder.Process.Signal(syscall.SIGSTOP))
+	if !holder.Pause() {
+		t.Fatal("the holder has ended")
+	}
 	e.waitFor("the holder's session to be stuck", "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND datname = current_database()")
 	return holder
 }
@@ -87,8 +90,8 @@ func TestStoppedWhileReceiving(t *testing.T) {
 		looked(1)
 		wantReason(t, end(), guard.ReasonUnavailable, "within the grace period")
 		noError(t, e.open(&Options{TerminateAfter: 2 * time.Second, RaiseTimeout: patience}).Raise(t.Context(), claimOf("r", 6)), "with termination")
-		must(t, holder.Process.Signal(syscall.SIGCONT))
-		if line := holder.line(t); !strings.HasPrefix(line, "ended: ") || !strings.HasSuffix(line, " true") {
+		holder.Resume()
+		if line := holder.Line(); !strings.HasPrefix(line, "ended: ") || !strings.HasSuffix(line, " true") {
 			t.Errorf("the stopped holder says %q", line)
 		}
 		if e.written() != 0 {

@@ -80,9 +80,7 @@ var timed = map[string][]string{
 		"lockclient/internal/pglease/functions_test.go: run",
 		"lockclient/internal/pglease/issuer_test.go: TestCancelledStandbyWait",
 		"lockclient/lockhttp/close_test.go: TestRestarts",
-		"lockclient/fixtures_test.go: TestMain",
 		"lockclient/contended_test.go: terminate",
-		"sqlfence/env_test.go: TestMain",
 	},
 	"bubbles call it by an interface": {
 		"httpfence/harness_test.go: run",

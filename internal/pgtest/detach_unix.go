@@ -17,11 +17,20 @@ import (
 // process does not reach the server before the watchdog has done its work. If
 // this process is root, it also sets another user.
 func detach(cmd *exec.Cmd) (err error) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential, err = serverUser()
+	if cmd.SysProcAttr, err = serverProcess(); err != nil {
+		return err
 	}
-	return err
+	cmd.SysProcAttr.Setsid = true
+	return nil
+}
+
+// serverProcess has the user of a server's process, which is not root.
+func serverProcess() (as *syscall.SysProcAttr, err error) {
+	as = &syscall.SysProcAttr{}
+	if os.Geteuid() == 0 {
+		as.Credential, err = serverUser()
+	}
+	return as, err
 }
 
 // own gives a file to the server's user.

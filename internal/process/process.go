@@ -53,6 +53,17 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
+// Self is this program, to be started again with more in its environment.
+func Self(env ...string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), env...)
+	return cmd
+}
+
 // Done is closed when the process has ended and its output was written.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
