@@ -97,7 +97,7 @@
 // # Where to read on
 //
 // options.go, middleware.go (Check, Admit, Raise), claim.go (the fields) and resource.go (the
-// name) are a request's way in; intx.go, transactor.go, held.go (the response until COMMIT)
+// name) are a request's way in; intx.go, transactor.go, buffered.go (the response until COMMIT)
 // and serve.go (the handler's request, report-only) its way through; reject.go and status.go
 // its refusal. The client's half is transport.go, origin.go and client.go. FORMAT.md is for
 // other languages, PROXIES.md for what stands in between.

@@ -73,8 +73,8 @@ func (m *TxMiddleware) InTxFunc(next func(http.ResponseWriter, *http.Request) er
 	}
 	return m.InTx(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := next(w, r)
-		if held, ok := w.(*heldResponse); ok && err == nil {
-			held.Flush()
+		if buffered, ok := w.(*bufferedResponse); ok && err == nil {
+			buffered.Flush()
 		}
 		if err != nil && !Rollback(r.Context(), err) {
 			m.Reject(w, r, err) // an unguarded method
@@ -200,7 +200,7 @@ type handling struct {
 	limit    int64         // of the body and of the response
 	body     io.ReadCloser // the request's, in memory; nil if it has none
 	wait     *time.Timer   // until the handler is called
-	response *heldResponse // nil until the handler is called
+	response *bufferedResponse // nil until the handler is called
 	vote     atomic.Pointer[rolledBack]
 	asked    *asked // nil until the handler has returned
 }
@@ -262,7 +262,7 @@ func (h *handling) handle(ctx context.Context) error {
 	if !h.wait.Stop() {
 		return errWaited
 	}
-	h.response = newHeld(h.w, h.r, h.limit)
+	h.response = newBuffered(h.w, h.r, h.limit)
 	serve(h.next, h.response, h.r, context.WithValue(guard.WithClaim(ctx, h.claim), voteKey{}, h), h.body)
 	vote := h.vote.Load()
 	if h.response.status == 0 && vote == nil {
@@ -288,7 +288,7 @@ func (h *handling) handle(ctx context.Context) error {
 
 // ignoreUpgrade removes a request to upgrade the connection from header, in
 // place, so that middleware in front does not find it either. A server may ignore
-// it (RFC 9110, section 7.8), and a held response must; chi's Recoverer sets no
+// it (RFC 9110, section 7.8), and a buffered response must; chi's Recoverer sets no
 // status for such a request, as if it were upgraded, and a client could have a
 // panic pass as a success. What else Connection names stays: a reverse proxy removes it.
 func ignoreUpgrade(header http.Header) {

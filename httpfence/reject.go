@@ -78,7 +78,7 @@ func (m *Middleware) reject(w http.ResponseWriter, r *http.Request, v *verdict) 
 	if m.opts.OnReject != nil {
 		// A hook that only counts must not turn a refusal into the empty 200
 		// that net/http sends for a handler that writes nothing.
-		hook := newHeld(w, r, m.opts.MaxBody)
+		hook := newBuffered(w, r, m.opts.MaxBody)
 		m.opts.OnReject(hook, r, &Rejection{Reason: v.reason, Status: p.Status, Type: p.Type, Claim: v.claim, Err: v.error})
 		if hook.status != 0 && hook.err == nil {
 			hook.release()

@@ -84,7 +84,7 @@ func newBucket(client S3, bucket string, opts *Options) (*Bucket, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	o, err := opts.resolve()
+	o, err := opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -181,8 +181,8 @@ const (
 	maxPrefix    = 512
 )
 
-// resolve fills in the defaults and checks what is set.
-func (o Options) resolve() (Options, error) {
+// withDefaults fills in the defaults and checks what is set.
+func (o Options) withDefaults() (Options, error) {
 	o.MaxBody = cmp.Or(o.MaxBody, DefaultMaxBody)
 	o.GracePeriod = cmp.Or(o.GracePeriod, DefaultGracePeriod)
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, time.Minute)

@@ -408,17 +408,17 @@ func TestFormatCases(t *testing.T) {
 // The defaults, and the options at their limits.
 func TestOptionLimits(t *testing.T) {
 	for maxBody, ok := range map[int64]bool{-1: false, 1: true, 5<<30 - 4096: true, 5<<30 - 4095: false} {
-		if _, err := (Options{MaxBody: maxBody}).resolve(); (err == nil) != ok {
+		if _, err := (Options{MaxBody: maxBody}).withDefaults(); (err == nil) != ok {
 			t.Errorf("MaxBody %d: %v", maxBody, err)
 		}
 	}
-	got, err := Options{}.resolve()
+	got, err := Options{}.withDefaults()
 	if err != nil || got.MaxBody != 64<<20 || got.GracePeriod != time.Hour ||
 		got.RequestTimeout != time.Minute || got.Prefix != ".fencepost/" {
 		t.Errorf("the defaults are %+v, %v", got, err)
 	}
 	for prefix, want := range map[string]string{"a": "a/.fencepost/", "a/": "a/.fencepost/", strings.Repeat("p", 512): strings.Repeat("p", 512) + "/.fencepost/"} {
-		if got, err := (Options{Prefix: prefix}).resolve(); err != nil || got.Prefix != want {
+		if got, err := (Options{Prefix: prefix}).withDefaults(); err != nil || got.Prefix != want {
 			t.Errorf("the prefix is %q, %v", got.Prefix, err)
 		}
 	}

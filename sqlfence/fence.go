@@ -23,7 +23,7 @@ func newDB[Tx any](b backend[Tx], opts *Options) (*DB[Tx], error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	o, err := opts.resolve()
+	o, err := opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -83,9 +83,9 @@ const (
 	maxTimeout = 24 * time.Hour
 )
 
-// resolve fills in the defaults. A timeout below a millisecond would reach the
+// withDefaults fills in the defaults. A timeout below a millisecond would reach the
 // server as 0, which disables it.
-func (o Options) resolve() (Options, error) {
+func (o Options) withDefaults() (Options, error) {
 	for _, t := range []struct {
 		field string
 		value *time.Duration

@@ -84,7 +84,7 @@ func TestInvalidOptions(t *testing.T) {
 	wantInvalid(t, "Pgx(nil)", err, "pool", "nil")
 	_, err = Std(nil, nil)
 	wantInvalid(t, "Std(nil)", err, "db", "nil")
-	if o, err := (Options{}).resolve(); err != nil || o.LockTimeout != 5*time.Second || o.IdleTimeout != 15*time.Second {
+	if o, err := (Options{}).withDefaults(); err != nil || o.LockTimeout != 5*time.Second || o.IdleTimeout != 15*time.Second {
 		t.Errorf("the defaults are %+v, %v", o, err)
 	}
 }

@@ -260,7 +260,7 @@ func TestIdleHolderIsEnded(t *testing.T) {
 // is the schedule of the looks alone; each takes 50 ms here.
 func TestLateHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts, err := Options{}.resolve()
+		opts, err := Options{}.withDefaults()
 		must(t, err)
 		const look = 50 * time.Millisecond
 		inTheWay := session{key: "1@2", mayEnd: true, kind: "entered"}

@@ -60,7 +60,7 @@ func Pgx(on interface {
 			return sqlkit.Pgx{On: c.Conn(), Conn: c.Conn()}, c.Release, nil
 		}}
 	}
-	return executor{acquire: held(sqlkit.Pgx{On: on})}
+	return executor{acquire: borrowed(sqlkit.Pgx{On: on})}
 }
 
 // heldPgx is what the caller has: a connection, or a transaction. Nothing that is sent on it now
@@ -93,11 +93,11 @@ func Std(on interface {
 			return executor{}
 		}
 	case interface{ Rollback() error }:
-		return executor{inTx: func() bool { return true }, acquire: held(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
+		return executor{inTx: func() bool { return true }, acquire: borrowed(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
 	case interface {
 		Raw(func(driverConn any) error) error
 	}:
-		return executor{acquire: held(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
+		return executor{acquire: borrowed(sqlkit.Std{On: on.(sqlkit.StdExecer)})}
 	}
 	if pool, ok := on.(sqlkit.StdPool); ok {
 		return executor{pool: on, acquire: func(ctx context.Context) (sqlkit.Querier, func(), error) {
@@ -118,7 +118,7 @@ type executor struct {
 	unknown string      // the type of what is neither a pool nor a connection nor a transaction
 }
 
-func held(q sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
+func borrowed(q sqlkit.Querier) func(context.Context) (sqlkit.Querier, func(), error) {
 	return func(context.Context) (sqlkit.Querier, func(), error) { return q, func() {}, nil }
 }
 

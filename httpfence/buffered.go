@@ -30,10 +30,10 @@ var (
 	ErrResponseBroken = errors.New("httpfence: the handler's response does not say whether it succeeded")
 )
 
-// heldResponse is a ResponseWriter that buffers the response until it is known
+// bufferedResponse is a ResponseWriter that buffers the response until it is known
 // whether the work is committed, or that of a hook until the hook has returned. It
 // has no Unwrap.
-type heldResponse struct {
+type bufferedResponse struct {
 	under  http.ResponseWriter
 	method string
 	header http.Header // the handler's own: what it sets for work that is rolled back must not be sent
@@ -45,13 +45,13 @@ type heldResponse struct {
 	late   func(status int) // set when the transaction has ended: nothing is sent any more
 }
 
-func newHeld(w http.ResponseWriter, r *http.Request, limit int64) *heldResponse {
-	return &heldResponse{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
+func newBuffered(w http.ResponseWriter, r *http.Request, limit int64) *bufferedResponse {
+	return &bufferedResponse{under: w, method: r.Method, header: w.Header().Clone(), max: limit}
 }
 
 // Header never returns nil: net/http's servers start with an empty map, and
 // Clone keeps it.
-func (h *heldResponse) Header() http.Header {
+func (h *bufferedResponse) Header() http.Header {
 	if h.header == nil {
 		h.header = make(http.Header)
 	}
@@ -62,7 +62,7 @@ func (h *heldResponse) Header() http.Header {
 // transaction can still be rolled back. Informational responses are dropped: they
 // would be about uncommitted work. The first status counts, but a later error
 // status is an error: net/http would only log it.
-func (h *heldResponse) WriteHeader(status int) {
+func (h *bufferedResponse) WriteHeader(status int) {
 	switch {
 	case h.late != nil:
 		h.late(status)
@@ -80,7 +80,7 @@ func (h *heldResponse) WriteHeader(status int) {
 	}
 }
 
-func (h *heldResponse) Write(b []byte) (int, error) {
+func (h *bufferedResponse) Write(b []byte) (int, error) {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
@@ -99,25 +99,25 @@ func (h *heldResponse) Write(b []byte) (int, error) {
 }
 
 // Flush begins the response, as it would on a connection, but sends nothing.
-func (h *heldResponse) Flush() {
+func (h *bufferedResponse) Flush() {
 	if h.status == 0 {
 		h.WriteHeader(http.StatusOK)
 	}
 }
 
 // Hijack is for http.ResponseController and for type assertions alike.
-func (h *heldResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (h *bufferedResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, h.fail(ErrResponseHeld)
 }
 
 // SetWriteDeadline is for a handler that takes long: the response is sent when it
 // has returned. The other methods of http.ResponseController are about reading the
 // body, which is in memory.
-func (h *heldResponse) SetWriteDeadline(t time.Time) error {
+func (h *bufferedResponse) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(h.under).SetWriteDeadline(t)
 }
 
-func (h *heldResponse) fail(err error) error {
+func (h *bufferedResponse) fail(err error) error {
 	if h.err == nil {
 		h.err = err
 	}
@@ -125,7 +125,7 @@ func (h *heldResponse) fail(err error) error {
 }
 
 // end examines the finished response.
-func (h *heldResponse) end() {
+func (h *bufferedResponse) end() {
 	h.Flush()
 	if length, ok := h.sent["Content-Length"]; ok && h.mayHaveBody() {
 		if len(length) != 1 || length[0] != strconv.Itoa(h.body.Len()) {
@@ -141,12 +141,12 @@ func (h *heldResponse) end() {
 // errRPC is for a response that may say inside a 200 that the call has failed.
 var errRPC = fmt.Errorf("%w: it is the response of an RPC; use an interceptor of package grpcfence, and a fenced transaction in the method", ErrResponseBroken)
 
-func (h *heldResponse) mayHaveBody() bool {
+func (h *bufferedResponse) mayHaveBody() bool {
 	return h.method != http.MethodHead && h.status != http.StatusNoContent && h.status != http.StatusNotModified
 }
 
 // release sends the response to the client.
-func (h *heldResponse) release() {
+func (h *bufferedResponse) release() {
 	header := h.under.Header()
 	clear(header)
 	maps.Copy(header, h.sent)
@@ -169,7 +169,7 @@ func (h *heldResponse) release() {
 	}
 }
 
-func (h *heldResponse) announced(name string) bool {
+func (h *bufferedResponse) announced(name string) bool {
 	return slices.ContainsFunc(h.sent["Trailer"], func(line string) bool {
 		return slices.ContainsFunc(strings.Split(line, ","), func(s string) bool {
 			return http.CanonicalHeaderKey(strings.TrimSpace(s)) == name
