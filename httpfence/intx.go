@@ -197,9 +197,9 @@ type handling struct {
 	w        http.ResponseWriter
 	r        *http.Request
 	claim    guard.Claim
-	limit    int64         // of the body and of the response
-	body     io.ReadCloser // the request's, in memory; nil if it has none
-	wait     *time.Timer   // until the handler is called
+	limit    int64             // of the body and of the response
+	body     io.ReadCloser     // the request's, in memory; nil if it has none
+	wait     *time.Timer       // until the handler is called
 	response *bufferedResponse // nil until the handler is called
 	vote     atomic.Pointer[rolledBack]
 	asked    *asked // nil until the handler has returned
