@@ -29,6 +29,18 @@ func TestDocumentation(t *testing.T) {
 	if out := must(t, "", "help", "runbook"); out != strings.ReplaceAll(runbook, "\t", "  ") {
 		t.Errorf("help runbook prints %q", out)
 	}
+	for issuer, title := range map[string]string{"etcd": "etcd, ZooKeeper", "zookeeper": "etcd, ZooKeeper", "redis": "Redis", issuerHTTP: "A lock server"} {
+		_, section, found := strings.Cut(runbook, "\n"+title+"\n")
+		section, _, _ = strings.Cut(section, "\n\n")
+		for _, command := range []string{"show", "audit", "force-unlock"} {
+			if !strings.Contains(section, "\tfencectl "+command+" RESOURCE") {
+				t.Errorf("the runbook does not say how to %s on %s", command, issuer)
+			}
+		}
+		if !found || !strings.Contains(section, "restore") || !strings.Contains(section, "failover") || !strings.Contains(section, "Not there: ") {
+			t.Errorf("the runbook does not say what to do after a restore and a failover on %s, and what it cannot", issuer)
+		}
+	}
 	codes := map[int]bool{}
 	for _, e := range exitCodes {
 		if codes[e.Code] {

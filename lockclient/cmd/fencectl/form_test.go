@@ -180,6 +180,10 @@ func TestOneForm(t *testing.T) {
 	if again["leaseId"] != second.ID() || byProgram["leaseId"] != nil || invalidated["leaseId"] != "INC-1" || invalidated["token"] == nil {
 		t.Errorf("the lease %s was cut, and then nobody's: %v, %v", second.ID(), again, byProgram)
 	}
+	// The rest of what the runbook says of a lock server.
+	for _, typed := range []string{"advance other 7 --yes", "advance --floor 8 --yes", "epoch show", "epoch raise --yes", "purge --older-than 1ms --yes"} {
+		tokensInBothForms(t, "the server: "+typed, object([]byte(onServer(append(strings.Fields(typed), "-o", "json")...))))
+	}
 	var line, serverLine map[string]any
 	testkit.Eventually(t, "the log lines", func() bool {
 		line, serverLine = said.named("lock_force_unlocked"), serverSaid.named("lock_force_unlocked")
