@@ -127,9 +127,17 @@ func TestBlueGreen(t *testing.T) {
 
 			// Stop writing, wait for the rest, and cut.
 			blue.exec(fmt.Sprintf("ALTER DATABASE %s SET default_transaction_read_only = on", pgx.Identifier{blue.pool.Config().ConnConfig.Database}.Sanitize()))
-			for len(ended) == 0 { // also sessions that the pool opens in between
-				blue.int("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'")
+			administrator, err := blue.pool.Acquire(t.Context()) // no session that it has ended itself
+			if err != nil {
+				t.Fatal(err)
 			}
+			for len(ended) == 0 { // also sessions that the pool opens in between
+				if _, err := administrator.Exec(t.Context(), "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			administrator.Release()
+			blue.pool.Reset() // its idle sessions have ended
 			if err := <-ended; guard.ReasonOf(err) != guard.ReasonUnavailable && guard.ReasonOf(err) != guard.ReasonOutcomeUnknown {
 				t.Errorf("the holder at the switch-over: %v", err)
 			}
