@@ -195,7 +195,7 @@ type kitResponse struct {
 
 func (r kitResponse) Failed() error { return r.failed }
 
-type kitConflict struct{ error }
+type kitConflict struct{}
 
 func (kitConflict) Error() string   { return "no" }
 func (kitConflict) StatusCode() int { return http.StatusConflict }
