@@ -235,13 +235,20 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("schema fencepost has %s version %d, this build has %d: only a schema of this build's version can be repaired", e.Component, e.Have, e.Know)
 }
 
+// DamagedError says what a repair cannot make again, and left.
+type DamagedError struct{ Left []string }
+
+func (e *DamagedError) Error() string {
+	return "a repair leaves, since it makes only functions, triggers and indexes: " + strings.Join(e.Left, "; ") + ": a table or column comes from a backup, and what is not of this build somebody has to drop"
+}
+
 // RepairWith says what to do about a finding of [ObjectsSQL].
 const RepairWith = "run fencectl migrate --repair as the owner of schema fencepost, and then as the same what fencectl roles prints; a table or column that is missing comes from a backup, and what is not of this build somebody has to drop"
 
 // Repair makes the functions, triggers and indexes again that are missing or differ from this
 // build's, in one transaction, and returns their names; tables it leaves alone. The schema must have
 // this build's version. The rights on a function that was dropped are gone with it: the
-// caller says that they have to be granted again.
+// caller says that they have to be granted again. What is left after that is a [*DamagedError].
 func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []string, err error) {
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
@@ -264,12 +271,16 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 	if err != nil {
 		return nil, uncommitted(err)
 	}
-	wrong := map[string]string{}
+	wrong, left := map[string]string{}, []string(nil)
 	if _, err = tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err == nil {
 		rows, _ := tx.Query(ctx, ObjectsSQL, pgx.QueryExecModeExec, c.ObjectsJSON()) // rows has the error too
 		var kind, name, problem string
 		_, err = pgx.ForEachRow(rows, []any{&kind, &name, &problem}, func() error {
-			wrong[kind+" fencepost."+name] += problem
+			subject := kind + " fencepost." + name
+			if !slices.ContainsFunc(c.Objects(), func(o Object) bool { return o.repair != "" && o.Kind+" fencepost."+o.Name == subject }) {
+				left = append(left, subject+" "+problem)
+			}
+			wrong[subject] += problem
 			return nil
 		})
 	}
@@ -292,11 +303,16 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 		}
 		repaired = append(repaired, subject)
 	}
-	if len(repaired) == 0 {
-		return nil, nil
+	if len(repaired) > 0 {
+		if err := Pgx(conn).Exec(ctx, Pin+owned+missing+sealed+others); err != nil {
+			return nil, uncommitted(err)
+		}
+		if err := tx.Commit(ctx); err != nil {
+			return repaired, err
+		}
 	}
-	if err := Pgx(conn).Exec(ctx, Pin+owned+missing+sealed+others); err != nil {
-		return nil, uncommitted(err)
+	if len(left) > 0 {
+		return repaired, &DamagedError{left}
 	}
-	return repaired, tx.Commit(ctx)
+	return repaired, nil
 }

@@ -61,7 +61,8 @@ func (a *Admin) Migrate(ctx context.Context) error {
 // that was missing have to be granted again: run what [RolesSQL] returns.
 //
 // The errors are those of [Admin.Migrate]; guard.ErrSetup also if the schema does not have this
-// build's version.
+// build's version, or still has something that a repair cannot make: the names that come with
+// this error were repaired.
 func (a *Admin) Repair(ctx context.Context) (repaired []string, err error) {
 	const op = "repair"
 	if err := a.Probe(ctx); err != nil {
@@ -71,10 +72,10 @@ func (a *Admin) Repair(ctx context.Context) (repaired []string, err error) {
 		repaired, err = schema().Repair(ctx, c)
 		return err
 	})
-	if err != nil {
+	if left := new(migrate.DamagedError); err != nil && !errors.As(err, &left) {
 		return nil, err
 	}
-	return repaired, nil
+	return repaired, err
 }
 
 // migrate runs what changes the schema.
@@ -86,7 +87,8 @@ func (a *Admin) migrate(ctx context.Context, op string, run func(*pgx.Conn) erro
 	}
 	var newer *migrate.NewerError
 	var other *migrate.VersionError
-	if errors.As(err, &newer) || errors.As(err, &other) || migrate.Unrecorded(err) {
+	var damaged *migrate.DamagedError
+	if errors.As(err, &newer) || errors.As(err, &other) || errors.As(err, &damaged) || migrate.Unrecorded(err) {
 		return guard.Setup(op, guard.Claim{}, err)
 	}
 	if pgerr.State(err) == pgerr.Privilege {

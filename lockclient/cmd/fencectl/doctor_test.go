@@ -138,4 +138,15 @@ func TestDoctorFindsObjects(t *testing.T) {
 	if got := must(t, url, "migrate", "--repair", "--yes"); strings.Contains(got, "made again") {
 		t.Errorf("with nothing to repair: %s", got)
 	}
+	// What a repair cannot make it says, with what it did make.
+	exec1(t, pool, "DROP FUNCTION fencepost.enter; CREATE FUNCTION fencepost.raise(text) RETURNS void LANGUAGE sql AS ''; ALTER TABLE fencepost.marks DROP COLUMN raised_at; ALTER TABLE fencepost.audit DROP COLUMN reason")
+	if r := fencectl(t, url, "migrate", "--repair", "--yes"); r.code != exitPartial {
+		t.Errorf("a damaged schema: exit %d\n%s", r.code, r.out+r.errOut)
+	} else {
+		for _, said := range []string{"fencepost.enter", "fencepost.marks.raised_at", "fencepost.audit.reason", "fencepost.raise(text)", "backup"} {
+			if !strings.Contains(r.out+r.errOut, said) {
+				t.Errorf("a damaged schema: nothing of %s in\n%s", said, r.out+r.errOut)
+			}
+		}
+	}
 }

@@ -57,7 +57,7 @@ func (c *call) migrate(ctx context.Context) error {
 	if c.cmd.Bool("repair") {
 		var err error
 		if repaired, err = pgadmin.Repair(ctx, c.pool); err != nil {
-			return partial(ctx, err, "the schema is migrated, and repaired is only %q", repaired)
+			return partial(ctx, err, "the schema is migrated, made again is only %q", repaired)
 		}
 	}
 	after, err := c.versions(ctx)

@@ -36,7 +36,7 @@ func Failure(op string, claim guard.Claim, err error) error {
 		err = fmt.Errorf("the tokens of %q are used up, the last is %v: use another resource name: %w", claim.Resource, guard.MaxToken, err)
 	}
 	if pgerr.Undefined(err) && !errors.Is(err, guard.ErrSetup) { // else it was found out before which version there is
-		err = fmt.Errorf("%w: schema fencepost is missing, old or damaged: run pgadmin.Migrate; where that has nothing to do, pgadmin.Repair (fencectl migrate --repair)", err)
+		err = fmt.Errorf("%w: schema fencepost is missing, old or damaged: run pgadmin.Migrate; where that has nothing to do, pgadmin.Repair (fencectl migrate --repair), which says what it cannot make", err)
 	}
 	setup := exhausted || noEpoch || pgerr.Reason(err, pgerr.Commit) == guard.ReasonSetup || pgerr.Undefined(err) || errors.Is(err, guard.ErrSetup)
 	err = pgerr.Explain(err)

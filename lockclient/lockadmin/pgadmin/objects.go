@@ -31,18 +31,19 @@ func wrongObjects(ctx context.Context, conn *pgx.Conn) (wrong string, err error)
 // what [RolesSQL] and sqladmin's return.
 //
 // Errors: those of [Migrate]; guard.ErrSetup also if the schema does not have this build's
-// version. Names that come with an error were repaired.
+// version, or still has something wrong that a repair cannot make: a table, a column, a function
+// that is not of this build. Names that come with an error were repaired.
 func Repair(ctx context.Context, pool *pgxpool.Pool) ([]string, error) {
 	marks := sqladmin.Pgx(pool)
 	if err := marks.Probe(ctx); err != nil {
 		return nil, err
 	}
-	leases, err := repairLeases(ctx, pool)
-	if err != nil {
-		return nil, err
+	leases, damaged := repairLeases(ctx, pool)
+	if left := new(migrate.DamagedError); damaged != nil && !errors.As(damaged, &left) {
+		return nil, damaged
 	}
 	more, err := marks.Repair(ctx)
-	return append(leases, more...), err
+	return append(leases, more...), errors.Join(damaged, err)
 }
 
 func repairLeases(ctx context.Context, pool *pgxpool.Pool) ([]string, error) {
@@ -58,6 +59,9 @@ func repairLeases(ctx context.Context, pool *pgxpool.Pool) ([]string, error) {
 	}
 	if pgerr.State(err) == pgerr.Privilege {
 		return nil, guard.Setup(op, guard.Claim{}, fmt.Errorf("%w; %s", err, migrate.Needs))
+	}
+	if _, damaged := errors.AsType[*migrate.DamagedError](err); damaged {
+		return repaired, guard.Setup(op, guard.Claim{}, err)
 	}
 	return repaired, pglease.Failure(op, guard.Claim{}, err)
 }

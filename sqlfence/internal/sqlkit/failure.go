@@ -63,7 +63,7 @@ func SchemaFailure(op string, claim guard.Claim, err error) error {
 	case unfit != nil:
 		return fmt.Errorf("%w: %w", unfit, err)
 	case pgerr.Undefined(err):
-		return guard.Setup(op, claim, fmt.Errorf("%w: schema fencepost is missing, old or damaged: run sqladmin's Migrate, or pgadmin.Migrate for leases and marks; where that has nothing to do, sqladmin's Repair (fencectl migrate --repair)", err))
+		return guard.Setup(op, claim, fmt.Errorf("%w: schema fencepost is missing, old or damaged: run sqladmin's Migrate, or pgadmin.Migrate for leases and marks; where that has nothing to do, sqladmin's Repair (fencectl migrate --repair), which says what it cannot make", err))
 	case pgerr.Standby(err):
 		return guard.Unavailable(op, claim, fmt.Errorf("%w: %w", ErrStandby, err))
 	}
