@@ -168,7 +168,7 @@ type ending struct {
 func endings() (all []ending) {
 	for text, rows := range map[string]int64{
 		"COMMIT": 1, "ROLLBACK": 0, "COMMIT AND CHAIN": 1, "ROLLBACK AND CHAIN": 0, "COMMIT; BEGIN": 1, "ROLLBACK; BEGIN": 0, "END; BEGIN": 1,
-		"/* SELECT */ commit and chain": 1, "COMMIT; BEGIN; DECLARE fencepost_transactions CURSOR FOR SELECT 1": 1,
+		"/* SELECT */ commit and chain": 1, "COMMIT; BEGIN; SET LOCAL fencepost.transaction = '7'": 1,
 	} {
 		all = append(all, ending{text, rows, func(ctx context.Context, _ *env, tx testTx) error { _, err := tx.exec(ctx, text); return err }})
 	}

@@ -311,8 +311,8 @@ func TestRolesGrantExactly(t *testing.T) {
 	must(t, e.db.MigrateRoles(t.Context(), roles))
 	e.exec("CREATE FUNCTION fencepost.open() RETURNS void LANGUAGE sql AS ''")
 	for _, c := range []struct{ role, functions, relations string }{
-		{roles.Enforcer, "enter enter_row enter_snapshot holders join_resource mark open present raise session set_marker", ""},
-		{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource mark open present raise reset retire session set_marker", "guarded mark_resets marks migrations"},
+		{roles.Enforcer, "enter enter_row enter_snapshot holders join_resource mark open present raise session", ""},
+		{roles.Operator, "enter enter_row enter_snapshot guard_problems guard_status holders join_resource mark open present raise reset retire session", "guarded mark_resets marks migrations"},
 		{roles.Reader, "guard_problems guard_status mark open", "guarded mark_resets marks migrations"},
 		{e.newRole("anybody", ""), "open", ""},
 	} {

@@ -196,7 +196,7 @@ func (d *DB[Tx]) superseded(ctx context.Context, t *transaction[Tx], what outcom
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opts.CommitTimeout)
 	defer cancel()
 	for _, claim := range t.claims {
-		c, entering := d.begin(ctx, sql.LevelReadCommitted, false, d.enterStatements([]guard.Claim{claim}, sql.LevelReadCommitted, false, new(transactionID))...)
+		c, entering := d.begin(ctx, sql.LevelReadCommitted, true, d.enterStatements([]guard.Claim{claim}, sql.LevelReadCommitted, new(transactionID))...)
 		if entering == nil {
 			c.release()
 			continue

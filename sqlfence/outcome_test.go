@@ -138,7 +138,7 @@ func TestEnforcerLearns(t *testing.T) {
 	eachDriver(t, func(t *testing.T, e *env) {
 		role := e.newRole("enforces", "LOGIN PASSWORD 'secret'")
 		db := e.open(&Options{TerminateAfter: 50 * time.Millisecond}, func(c *pgx.ConnConfig) { c.User, c.Password = role, "secret" })
-		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.set_marker, fencepost.holders, fencepost.session TO " + role)
+		e.exec("GRANT USAGE ON SCHEMA fencepost TO " + role + "; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.holders, fencepost.session TO " + role)
 		must(t, db.Raise(t.Context(), claimOf("r", 5)))
 		for _, atCommit := range []bool{false, true} {
 			token := guard.Token(5)

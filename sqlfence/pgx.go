@@ -125,8 +125,12 @@ func (c *pgxConn) begin(ctx context.Context, level sql.IsolationLevel, marked bo
 }
 
 // checkedCommitSQL is one message, so that the server skips the COMMIT if the marker is
-// missing.
-const checkedCommitSQL = markerSQL + "; COMMIT"
+// missing. The error is recognised by the name of a setting that nobody has, whatever the
+// server's language.
+const (
+	checkedCommitSQL = "SELECT pg_catalog.current_setting(CASE WHEN " + isMarkedSQL + " THEN 'fencepost.transaction' ELSE '" + noMarkerText + "' END); COMMIT"
+	noMarkerText     = "fencepost: the transaction was ended"
+)
 
 // commit: on a connection without a transaction a COMMIT would succeed. The marker's check and
 // COMMIT are one message: if no response comes, the marker was not seen. Two, with a flush between
@@ -149,7 +153,7 @@ func (c *pgxConn) commit(ctx context.Context) (seen bool, err error) {
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return false, sqlkit.ErrAborted
-	case errors.As(err, &pg) && pg.Code == noMarker && strings.Contains(pg.Message, "fencepost_transaction"):
+	case errors.As(err, &pg) && strings.Contains(pg.Message, noMarkerText):
 		return false, errEnded
 	}
 	c.committed = err == nil

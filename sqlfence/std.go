@@ -97,9 +97,9 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 		if s, _ := c.look(); s == txNone {
 			return false, errEnded
 		}
-		_, err := c.handle.ExecContext(ctx, markerSQL)
+		_, err := sqlkit.Row(ctx, sqlkit.Std{On: c.handle}, markedSQL, nil, &seen)
 		switch {
-		case errors.Is(err, sql.ErrTxDone), pgerr.State(err) == noMarker:
+		case errors.Is(err, sql.ErrTxDone), err == nil && !seen:
 			return false, errEnded
 		case pgerr.State(err) == "25P02": // in_failed_sql_transaction
 			return false, sqlkit.ErrAborted
@@ -108,7 +108,6 @@ func (c *stdConn) commit(ctx context.Context) (seen bool, err error) {
 		case err != nil:
 			return false, pgerr.NotSent(err)
 		}
-		seen = true
 	}
 	err = c.handle.Commit()
 	switch {

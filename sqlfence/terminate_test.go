@@ -389,7 +389,7 @@ func (e *env) group(what string) (group string, login func(what, attributes stri
 	e.Helper()
 	group = e.newRole(what, "NOLOGIN")
 	e.exec("GRANT USAGE ON SCHEMA fencepost TO " + group + "; GRANT INSERT ON written TO " + group +
-		"; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.set_marker, fencepost.holders, fencepost.session TO " + group)
+		"; GRANT EXECUTE ON FUNCTION fencepost.raise, fencepost.enter, fencepost.holders, fencepost.session TO " + group)
 	return group, func(what, attributes string, always bool, opts *Options) (string, fence) {
 		name := e.newRole(what, attributes+" IN ROLE "+group)
 		if always {

@@ -20,19 +20,16 @@ const (
 	enterCall         = "fencepost.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	enterSnapshotCall = "fencepost.enter_snapshot($1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::int, $5::int)"
 	// enteredSQL presents all claims to the triggers of guarded tables (as fencepost.claims
-	// reads them), and returns the transaction's ID, which pg_xact_status knows, and when on
-	// what server: after a crash or a failover the same ID may be another transaction.
+	// reads them), and makes the
+	// transaction's ID its marker: a setting that ends with the transaction, however that
+	// ends, by COMMIT AND CHAIN too. It returns the ID, which pg_xact_status knows, and when
+	// on what server: after a crash or a failover the same ID may be another transaction.
 	enteredSQL = ", pg_catalog.set_config('fencepost.claims', pg_catalog.concat(pg_catalog.pg_current_xact_id(), ' ', $6::pg_catalog.text), true)" +
-		", pg_catalog.pg_current_xact_id()::pg_catalog.text" +
+		", pg_catalog.set_config('fencepost.transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, true)" +
 		", pg_catalog.concat_ws('/', " + timelineSQL + ", " + microsOf + "pg_catalog.now()" + asMicros + ")"
-	setMarkerSQL = ", fencepost.set_marker('fencepost_transaction')"
-	// markerSQL fails with noMarker if the open transaction is not the one that was entered:
-	// the marker is a cursor, which ends with its transaction, however that ends, by COMMIT AND
-	// CHAIN too. To close it needs no plan, and so costs a sixth of any SELECT.
-	markerSQL = "CLOSE fencepost_transaction"
-	noMarker  = "34000" // invalid_cursor_name
-	// markedSQL asks the same without an error.
-	markedSQL = "SELECT EXISTS (SELECT FROM pg_catalog.pg_cursors WHERE name OPERATOR(pg_catalog.=) 'fencepost_transaction')"
+	// markedSQL reports whether the open transaction is the one that was entered.
+	markedSQL   = "SELECT " + isMarkedSQL
+	isMarkedSQL = "coalesce(pg_catalog.current_setting('fencepost.transaction', true) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text, false)"
 	// timelineSQL is the WAL's timeline, the first eight digits of a file's name (PostgreSQL
 	// documentation, 30.5).
 	timelineSQL = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)"
@@ -144,7 +141,7 @@ func (d *DB[Tx]) inTx(ctx context.Context, claims []guard.Claim, level sql.Isola
 	}
 	t := &transaction[Tx]{claims: sorted}
 	err = d.raising(ctx, sorted, level, func() (err error) {
-		t.conn, err = d.begin(ctx, level, true, d.enterStatements(sorted, level, true, &t.id)...)
+		t.conn, err = d.begin(ctx, level, true, d.enterStatements(sorted, level, &t.id)...)
 		return err
 	})
 	if err != nil {
@@ -201,8 +198,8 @@ func (d *DB[Tx]) raising(ctx context.Context, claims []guard.Claim, level sql.Is
 }
 
 // enterStatements returns the statements that enter under claims. The first refuses an
-// unfit session; the last reads the transaction's ID, and sets the marker for its COMMIT.
-func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel, marked bool, id *transactionID) []statement {
+// unfit session; the last marks the transaction and reads its ID.
+func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel, id *transactionID) []statement {
 	call, ignored := enterCall, new(any)
 	if level != sql.LevelReadCommitted {
 		call = enterSnapshotCall
@@ -220,10 +217,6 @@ func (d *DB[Tx]) enterStatements(claims []guard.Claim, level sql.IsolationLevel,
 			s.dest = []any{ignored, ignored, &id.xid, &id.server}
 			if i == 0 {
 				s.dest = append([]any{ignored}, s.dest...)
-			}
-			if marked {
-				s.sql += setMarkerSQL
-				s.dest = append(s.dest, ignored)
 			}
 		}
 		statements[i] = s
@@ -376,7 +369,7 @@ func (d *DB[Tx]) exec(ctx context.Context, claim guard.Claim, query string, args
 	err := d.raising(ctx, claims, sql.LevelReadCommitted, func() (err error) {
 		t = &transaction[Tx]{claims: claims}
 		t.conn, err = d.with(ctx, func(c conn[Tx]) error {
-			p = c.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, false, &t.id)[0], query, args)
+			p = c.pipeline(ctx, d.enterStatements(claims, sql.LevelReadCommitted, &t.id)[0], query, args)
 			if p.failed == atEnter && pgerr.Reason(p.err, pgerr.Commit) != guard.ReasonOutcomeUnknown {
 				return p.err
 			}

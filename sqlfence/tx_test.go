@@ -571,3 +571,31 @@ func TestEnterAnotherTransaction(t *testing.T) {
 		noError(t, fenced.Raise(t.Context(), claimOf("r", 6)), "afterwards")
 	})
 }
+
+// TestInTxHoldsNoSnapshot: a callback that computes after a write is in nobody's way but that of
+// its resource's raises: an open snapshot would hold up CREATE INDEX CONCURRENTLY and vacuum.
+// The control is a cursor.
+func TestInTxHoldsNoSnapshot(t *testing.T) {
+	e := someEnv(t)
+	e.exec("CREATE TABLE written (n int); INSERT INTO written VALUES (0)")
+	for _, cursor := range []bool{false, true} {
+		must(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
+			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
+			if err != nil {
+				return err
+			}
+			if cursor {
+				if _, err := tx.exec(ctx, "DECLARE mine CURSOR FOR SELECT 1"); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.exec(ctx, "UPDATE written SET n = n + 1"); err != nil {
+				return err
+			}
+			if holds := e.int("SELECT count(backend_xmin) FROM pg_stat_activity WHERE pid = $1", pid) == 1; holds != cursor {
+				t.Errorf("with a cursor %v: the session holds a snapshot: %v", cursor, holds)
+			}
+			return nil
+		}))
+	}
+}

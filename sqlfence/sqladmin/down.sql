@@ -17,7 +17,7 @@ DROP FUNCTION fencepost.no_salt, fencepost.lock_salt, fencepost.lock_key, fencep
   fencepost.set_timeouts, fencepost.make_durable, fencepost.raise, fencepost.enter, fencepost.refuse_entry,
   fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
-  fencepost.claims, fencepost.present, fencepost.set_marker, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
+  fencepost.claims, fencepost.present, fencepost.presented, fencepost.require, fencepost.report, fencepost.counters,
   fencepost.count_refusal, fencepost.start_counters, fencepost.refuse_truncate,
   fencepost.guard_when, fencepost.guard_key, fencepost.refuse_swapped, fencepost.replicated, fencepost.guard_body, fencepost.guard_name,
   fencepost.guard_table, fencepost.guard_tree, fencepost.guard_late, fencepost.guard_columns, fencepost.guard_obstacle,

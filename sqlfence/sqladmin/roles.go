@@ -28,7 +28,7 @@ type RoleNames struct {
 
 // What each role may call and read in schema fencepost, if it exists.
 var (
-	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "session", "mark", "present", "set_marker", "join_resource"}
+	enforcerFunctions = []string{"raise", "enter", "enter_snapshot", "enter_row", "holders", "session", "mark", "present", "join_resource"}
 	operatorFunctions = []string{"retire", "reset"}
 	readerFunctions   = []string{"mark", "guard_status", "guard_problems"}
 	readerTables      = []string{"marks", "mark_resets", "guarded", "migrations"}

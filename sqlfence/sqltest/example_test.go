@@ -38,9 +38,9 @@ func Example_sqlmock() {
 
 	// Admitted: InTx sends a statement after BEGIN, and one before COMMIT.
 	mock.ExpectBegin()
-	mock.ExpectQuery("fencepost.enter").WillReturnRows(sqlmock.NewRows([]string{"session", "entered", "claims", "id", "server", "marker"}).AddRow("", "", "", "741", "1", ""))
+	mock.ExpectQuery("fencepost.enter").WillReturnRows(sqlmock.NewRows([]string{"session", "entered", "claims", "id", "server"}).AddRow("", "", "", "741", "1"))
 	mock.ExpectExec("UPDATE billing_close").WithArgs("2026-04").WillReturnResult(sqlmock.NewResult(0, 1))
-	mock.ExpectExec("CLOSE fencepost_transaction").WillReturnResult(sqlmock.NewResult(0, 0))
+	mock.ExpectQuery("fencepost.transaction").WillReturnRows(sqlmock.NewRows([]string{"whole"}).AddRow(true))
 	mock.ExpectCommit()
 	fmt.Println(closePeriod(context.Background(), db, claim, "2026-04"))
 

@@ -35,7 +35,7 @@
 //
 // Code that takes a *sqlfence.DB[*sql.Tx] can be tested with go-sqlmock. InTx sends
 // two statements of its own: the one after BEGIN has fencepost.enter in it, the one
-// before COMMIT is CLOSE fencepost_transaction, in every version. The example has both, and a
+// before COMMIT fencepost.transaction, in every version. The example has both, and a
 // refusal. A mock cannot show that the fence holds.
 //
 // # The server

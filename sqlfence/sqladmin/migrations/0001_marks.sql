@@ -372,13 +372,6 @@ BEGIN
   PERFORM fencepost.claims(); -- they may be too many
 END $$;
 
--- set_marker marks a transaction for its COMMIT by a cursor, which ends with it.
-CREATE FUNCTION fencepost.set_marker(p_cursor pg_catalog.refcursor)
-RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-  OPEN p_cursor FOR SELECT 1;
-END $$;
-
 -- presented returns the claim that the transaction presented for a resource.
 CREATE FUNCTION fencepost.presented(p_resource text, p_table text, OUT token bigint, OUT lease text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
@@ -567,5 +560,5 @@ REVOKE ALL ON FUNCTION
   fencepost.check_level, fencepost.check_claim, fencepost.set_timeouts, fencepost.make_durable,
   fencepost.raise, fencepost.enter, fencepost.refuse_entry, fencepost.enter_snapshot, fencepost.enter_row, fencepost.holders, fencepost.session,
   fencepost.retire, fencepost.keep_resets, fencepost.reset,
-  fencepost.claims, fencepost.present, fencepost.set_marker, fencepost.presented, fencepost.counters, fencepost.count_refusal
+  fencepost.claims, fencepost.present, fencepost.presented, fencepost.counters, fencepost.count_refusal
   FROM PUBLIC;
