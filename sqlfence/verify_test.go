@@ -143,8 +143,13 @@ func TestVerifyRole(t *testing.T) {
 	v := Verification{Role: role, Triggers: []Trigger{triggerOn([]string{"parts"}, `{tenant}`), triggerOn([]string{"family"}, `{tenant}`)}}
 	admin := pgx.Identifier{e.text("SELECT current_user")}.Sanitize()
 	owner := pgx.Identifier{e.text("SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'public'")}.Sanitize()
+	enforcer := e.testRoles(t)
+	must(t, e.db.MigrateRoles(t.Context(), enforcer))
+	e.exec("GRANT " + pgx.Identifier{enforcer.Enforcer}.Sanitize() + " TO " + role)
 	e.wantDrifts(v, []drift{
 		{"ALTER TABLE parts_low OWNER TO " + role, "ALTER TABLE parts_low OWNER TO " + admin, "owns public.parts_low"},
+		{"REVOKE EXECUTE ON FUNCTION fencepost.enter, fencepost.raise FROM " + pgx.Identifier{enforcer.Enforcer}.Sanitize(),
+			"GRANT EXECUTE ON FUNCTION fencepost.enter, fencepost.raise TO " + pgx.Identifier{enforcer.Enforcer}.Sanitize(), "may not call fencepost.enter, fencepost.raise"},
 		{"GRANT CREATE ON SCHEMA fencepost TO " + role, "REVOKE CREATE ON SCHEMA fencepost FROM " + role, "may create in schema fencepost"},
 		{"GRANT UPDATE ON fencepost.marks TO " + role, "REVOKE UPDATE ON fencepost.marks FROM " + role, "may write fencepost.marks"},
 		{"GRANT UPDATE (token) ON fencepost.marks TO " + role, "REVOKE UPDATE (token) ON fencepost.marks FROM " + role, "may write fencepost.marks"},

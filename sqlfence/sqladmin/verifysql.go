@@ -125,4 +125,12 @@ const verifyRoleSQL = `
 	UNION ALL
 	SELECT 'role ' || rolname, format('may call fencepost.%s, and so %s', proname, CASE proname WHEN 'reset' THEN 'lower a mark' ELSE 'raise the floor' END) FROM r, pg_proc p
 		WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost') AND proname IN ('reset', 'retire')
-			AND EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))`
+			AND EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))
+	UNION ALL
+	SELECT 'role ' || r.rolname, format('may not call %s, as an enforcer may: run what RolesSQL returns (fencectl roles)', string_agg(DISTINCT 'fencepost.' || proname, ', '))
+		FROM r, pg_proc p WHERE NOT rolsuper AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'fencepost')
+			AND proname IN ('raise', 'enter', 'enter_row', 'enter_snapshot', 'holders', 'session', 'mark', 'present', 'join_resource')
+			AND EXISTS (SELECT FROM may m, pg_proc h
+				WHERE h.pronamespace = p.pronamespace AND h.proname IN ('raise', 'enter', 'enter_row', 'enter_snapshot', 'holders', 'session') AND has_function_privilege(m.oid, h.oid, 'EXECUTE'))
+			AND NOT EXISTS (SELECT FROM may m WHERE has_function_privilege(m.oid, p.oid, 'EXECUTE'))
+		GROUP BY r.rolname`
