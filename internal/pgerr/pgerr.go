@@ -289,7 +289,7 @@ func Explain(err error) error {
 	case "26000", "42P05":
 		return fmt.Errorf("%w: through a transaction pooler, set pgx's DefaultQueryExecMode to QueryExecModeExec", err)
 	case Privilege:
-		return fmt.Errorf("%w (the roles fencepost_enforcer, _operator and _reader, which fencectl roles or RolesSQL of sqladmin and pgadmin makes, have the rights on schema fencepost: grant this role the one that it needs)", err)
+		return fmt.Errorf("%w (the roles fencepost_issuer, _enforcer, _operator and _reader, which fencectl roles or RolesSQL of sqladmin and pgadmin makes, have the rights on schema fencepost: grant this role the one that it needs)", err)
 	case TransactionTimeout:
 		return fmt.Errorf("%w: transaction_timeout of the role, the database or the session is shorter than the wait for a lock", err)
 	case NotSupported:

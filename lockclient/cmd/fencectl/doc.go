@@ -39,11 +39,12 @@
 //
 // # Confirmation
 //
-// Commands that cannot be undone (force-unlock, marks raise, reset and retire,
-// epoch raise, advance, purge) ask for a "yes" if standard input is a terminal,
-// and require --yes otherwise: a script is never asked. The question names the server and
-// what changes; with --yes "On SERVER:" is said on standard error, or is in the JSON as server. force-unlock cuts the lease that it has looked at, or that --expect names, and
-// no successor's, with --yes too.
+// Commands that change something (force-unlock, marks raise, reset and retire, epoch raise,
+// advance, purge, migrate, triggers install, report, enforce and remove) ask for a "yes" if
+// standard input is a terminal, and require --yes otherwise: a script is never asked. The
+// question names the server and what changes; with --yes "On SERVER:" is said on standard
+// error, or is in the JSON as server. force-unlock cuts the lease that it has looked at, or
+// that --expect names, and no successor's, with --yes too.
 //
 // # Exit codes
 //
@@ -55,9 +56,10 @@
 // # Rights
 //
 // Fencectl has the rights of the role that it connects as. "fencectl roles" prints
-// the SQL of this module's roles. The operator's is enough for everything but
-// migrate, which needs the schema's owner, and the end-to-end test of doctor,
-// which needs an issuer; the reader's is enough for commands that only read.
+// the SQL of this module's roles. The operator's is enough for everything but migrate and
+// what changes triggers, which need the schema's owner (triggers install that of the
+// table, too), and the end-to-end test of doctor, which needs an issuer; the reader's is
+// enough for commands that only read.
 //
 // # Where to read on
 //

@@ -312,7 +312,7 @@ func (f *findings) endToEnd(ctx context.Context, s *session) {
 	switch {
 	case err == nil:
 	case code == exitNoRights:
-		f.add("end to end", checkWarn, "not tried, the role may not issue leases: %v", err)
+		f.add("end to end", checkWarn, "not tried: this role or identity may not lease the name of the test: %v", err)
 	case errors.Is(err, lockclient.ErrHeld):
 		f.add("end to end", checkWarn, "not tried, somebody holds the lease, perhaps another doctor: %v", err)
 	default:

@@ -65,7 +65,7 @@ func TestRoles(t *testing.T) {
 		if r.code != exitOK && !(line == "doctor" && r.code == exitUnhealthy) { // fsync is off in tests
 			t.Errorf("operator, %s: exit code %d\n%s", line, r.code, r.errOut)
 		}
-		if line == "doctor" && !strings.Contains(r.out, "not tried, the role may not issue leases") {
+		if line == "doctor" && !strings.Contains(r.out, "not tried: this role or identity may not lease") {
 			t.Errorf("operator: %s", r.out)
 		}
 	}
