@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/fencepost-go/fencepost/guard"
@@ -37,21 +38,44 @@ type exitCode struct {
 	Meaning string   `json:"meaning"`
 }
 
-// exitCodes is what "fencectl help exit-codes" prints.
-var exitCodes = []exitCode{
+// exitCodes is what "fencectl help exit-codes" prints. The literal has the reasons
+// that fencectl alone knows; byReason adds those of guard.
+var exitCodes = withReasons([]exitCode{
 	{exitOK, []string{}, "done"},
-	{exitOther, []string{"other"}, "an error of none of the kinds below"},
-	{exitUsage, []string{"usage", "invalid", "unsupported"}, "the command line or a value in it is malformed, or the issuer cannot do this, or a confirmation is needed and there is no terminal to ask at: nothing was changed"},
-	{exitNotFound, []string{"not_found"}, "there is no such resource"},
-	{exitRefused, []string{"held", "lease_changed", "stale", "spent", "conflict", "mark_ahead", "unfenced", "lease_lost"}, "the state is not what the command expects, such as the lease ID of a successor: nothing was changed"},
+	{exitOther, nil, "an error of none of the kinds below"},
+	{exitUsage, []string{"usage", "unsupported"}, "the command line or a value in it is malformed, or the issuer cannot do this, or a confirmation is needed and there is no terminal to ask at: nothing was changed"},
+	{exitNotFound, nil, "there is no such resource"},
+	{exitRefused, []string{"held", "lease_changed"}, "the state is not what the command expects, such as the lease ID of a successor: nothing was changed"},
 	{exitNoRights, []string{"no_rights"}, "the server does not let this role do it"},
-	{exitUnavailable, []string{"unavailable"}, "no connection, a timeout, a standby: nothing was changed, trying again is safe"},
-	{exitUnknown, []string{"outcome_unknown"}, "the response was lost and the change may have been made: look before trying again"},
-	{exitSetup, []string{"schema_missing", "schema_older", "schema_newer", "setup"}, "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
+	{exitUnavailable, nil, "no connection, a timeout, a standby: nothing was changed, trying again is safe"},
+	{exitUnknown, nil, "the response was lost and the change may have been made: look before trying again"},
+	{exitSetup, []string{"schema_missing", "schema_older", "schema_newer"}, "the database does not have the schema, or has another version of it than this build, or something else needs a person: nothing was changed"},
 	{exitCancelled, []string{"cancelled"}, "the operator did not confirm: nothing was sent"},
 	{exitUnhealthy, []string{"unhealthy"}, "doctor found something that must be repaired"},
 	{exitPartial, []string{"partial"}, "a part was done and the rest was not, or what was done could not be printed: the message says what was done and how to go on"},
 	{exitInterrupted, []string{"interrupted"}, "Ctrl-C or SIGTERM before the command was done: if a part was done, the message says which; if a change may have been made, it is outcome_unknown and not this code"},
+})
+
+// withReasons adds the reasons of guard to the lines of their exit codes.
+func withReasons(lines []exitCode) []exitCode {
+	for _, reason := range append(guard.Reasons(), guard.ReasonOther) {
+		code, printed := ofReason(reason)
+		for i := range lines {
+			if lines[i].Code == code && !slices.Contains(lines[i].Reasons, printed) {
+				lines[i].Reasons = append(lines[i].Reasons, printed)
+			}
+		}
+	}
+	return lines
+}
+
+// ofReason returns the exit code of a reason of guard, and the reason as fencectl
+// prints it: whoever typed the command need not tell a missing value from a malformed one.
+func ofReason(reason guard.Reason) (code int, printed string) {
+	if code = byReason[reason]; code == exitUsage {
+		return code, string(guard.ReasonInvalid)
+	}
+	return code, string(reason)
 }
 
 // byReason is total over guard's reasons.
@@ -103,17 +127,14 @@ func exitOf(err error) (code int, reason string) {
 	case errors.Is(err, errors.ErrUnsupported):
 		return exitUsage, "unsupported"
 	}
-	of := guard.ReasonOf(err)
-	code = byReason[of]
+	code, reason = ofReason(guard.ReasonOf(err))
 	switch {
-	case code == exitUsage:
-		return code, string(guard.ReasonInvalid)
 	case (code == exitSetup || code == exitUnavailable || code == exitOther) && noRights(err):
 		return exitNoRights, "no_rights"
 	case code == exitOther && errors.Is(err, context.DeadlineExceeded):
 		return exitUnavailable, string(guard.ReasonUnavailable)
 	}
-	return code, string(of)
+	return code, reason
 }
 
 // noRights reports that PostgreSQL refused the role: a right that it lacks

@@ -26,6 +26,19 @@ func TestExit(t *testing.T) {
 		if _, there := byReason[reason]; !there {
 			t.Errorf("%s has no exit code", reason)
 		}
+		code, printed := exitOf(&guard.RejectedError{Reason: reason})
+		if reason == guard.ReasonOther {
+			code, printed = exitOf(errors.New("simulated"))
+		}
+		var on []int
+		for _, e := range exitCodes {
+			if slices.Contains(e.Reasons, printed) {
+				on = append(on, e.Code)
+			}
+		}
+		if !slices.Equal(on, []int{code}) {
+			t.Errorf("%s exits with %d as %s, which the table has at %v", reason, code, printed, on)
+		}
 	}
 	claim := guard.Claim{}
 	cause := errors.New("simulated")
