@@ -21,6 +21,14 @@ var worst = []struct{ column, value string }{
 	{"resource", `E'worst\n'`}, {"resource", `E'worst\x1b[2J'`}, {"resource", "'*'"}, {"resource", "repeat('x', 512)"},
 }
 
+// WorstColumns are the columns of fencepost.leases that have a worst value.
+func WorstColumns() (columns []string) {
+	for _, w := range worst {
+		columns = append(columns, w.column)
+	}
+	return columns
+}
+
 // Worst writes a held lease that somebody waits for, once with each of the worst
 // values of each column, and returns the names.
 func Worst(t testing.TB, issuer *pgxpool.Pool) (names []string) {
