@@ -581,17 +581,13 @@ func TestInTxHoldsNoSnapshot(t *testing.T) {
 	for _, cursor := range []bool{false, true} {
 		must(t, e.db.fenced(t.Context(), claimOf("r", 5), func(ctx context.Context, tx testTx) error {
 			pid, err := tx.int(ctx, "SELECT pg_backend_pid()")
-			if err != nil {
-				return err
-			}
+			must(t, err)
 			if cursor {
-				if _, err := tx.exec(ctx, "DECLARE mine CURSOR FOR SELECT 1"); err != nil {
-					return err
-				}
+				_, err := tx.exec(ctx, "DECLARE mine CURSOR FOR SELECT 1")
+				must(t, err)
 			}
-			if _, err := tx.exec(ctx, "UPDATE written SET n = n + 1"); err != nil {
-				return err
-			}
+			_, err = tx.exec(ctx, "UPDATE written SET n = n + 1")
+			must(t, err)
 			if holds := e.int("SELECT count(backend_xmin) FROM pg_stat_activity WHERE pid = $1", pid) == 1; holds != cursor {
 				t.Errorf("with a cursor %v: the session holds a snapshot: %v", cursor, holds)
 			}

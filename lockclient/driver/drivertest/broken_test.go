@@ -21,7 +21,7 @@ func TestIssuerThatAlwaysFails(t *testing.T) {
 			i := server.Issuer()
 			return i, i
 		},
-		TTL: 10 * time.Second, Pass: server.Move, Purge: func(testing.TB) {},
+		TTL: time.Minute, Pass: server.Move, Purge: func(testing.TB) {},
 	}
 	simulated := errors.New("simulated")
 	broken := fault{broken: func(driver.Issuer) wrapper {
