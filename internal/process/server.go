@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -133,15 +134,23 @@ func (s *Server) Pause() { s.now().Pause() }
 // Resume is as [Process.Resume].
 func (s *Server) Resume() { s.now().Resume() }
 
+var (
+	ports     atomic.Int64
+	firstPort = sync.OnceValue(func() int { return rand.IntN(20000) })
+)
+
 // FreeAddr returns a free loopback address. Its port is below those that the
 // kernel gives to outgoing connections, one of which could otherwise take the
 // port of a server that is down.
+//
+// A process's ports follow each other from a random one on, so that no two of its servers,
+// which begin side by side, are given the same.
 func FreeAddr(t TB) string {
 	t.Helper()
 	var err error
 	for range 1000 {
 		var l net.Listener
-		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 12000+rand.IntN(20000))); err == nil {
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 12000+(firstPort()+int(ports.Add(1)))%20000)); err == nil {
 			l.Close()
 			return l.Addr().String()
 		}

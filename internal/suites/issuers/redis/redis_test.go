@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
 	"strings"
@@ -40,16 +41,31 @@ func startServer(t testing.TB, args ...string) *server {
 	if err != nil {
 		t.Fatal("redis-server is not installed; run .ci/setup servers to install it")
 	}
-	addr := process.FreeAddr(t) // below the ports of outgoing connections, one of which could take it
-	_, port, _ := net.SplitHostPort(addr)
-	s := &server{t: t, addr: addr, args: append([]string{path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)}
-	s.start()
-	t.Cleanup(func() { s.kill() })
-	return s
+	for {
+		addr := process.FreeAddr(t) // below the ports of outgoing connections, one of which could take it
+		_, port, _ := net.SplitHostPort(addr)
+		s := &server{t: t, addr: addr, args: append([]string{path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)}
+		ready, said := s.run()
+		switch {
+		case ready:
+			t.Cleanup(func() { s.kill() })
+			return s
+		case !strings.Contains(said, "in use"): // another process's server took the port in between
+			t.Fatalf("redis-server ended before it was ready:\n%s", said)
+		}
+	}
 }
 
 // start returns when the server accepts connections.
 func (s *server) start() {
+	s.t.Helper()
+	if ready, said := s.run(); !ready {
+		s.t.Fatalf("redis-server ended before it was ready:\n%s", said)
+	}
+}
+
+// run returns whether the server accepts connections, and what it said if it ended before.
+func (s *server) run() (ready bool, said string) {
 	s.t.Helper()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
 	out, err := s.cmd.StdoutPipe()
@@ -59,19 +75,23 @@ func (s *server) start() {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	ready := make(chan bool, 1)
+	began := make(chan string, 1) // "" once it is ready
 	go func() {
-		lines := bufio.NewScanner(out)
+		lines, all := bufio.NewScanner(out), ""
 		for lines.Scan() {
-			if strings.Contains(lines.Text(), "Ready to accept connections") {
-				ready <- true
+			if all += lines.Text() + "\n"; strings.Contains(lines.Text(), "Ready to accept connections") {
+				began <- ""
+				io.Copy(io.Discard, out)
+				return
 			}
 		}
-		close(ready)
+		began <- "it said:\n" + all
 	}()
-	if !testkit.Receive(s.t, "redis-server", ready) {
-		s.t.Fatal("redis-server ended before it was ready")
+	said = testkit.Receive(s.t, "redis-server", began)
+	if said != "" {
+		s.cmd.Wait()
 	}
+	return said == "", said
 }
 
 func (s *server) kill() {
