@@ -271,13 +271,13 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 	if err != nil {
 		return nil, uncommitted(err)
 	}
-	wrong, left := map[string]string{}, []string(nil)
+	objects, wrong, left := c.Objects(), map[string]string{}, []string(nil)
 	if _, err = tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err == nil {
 		rows, _ := tx.Query(ctx, ObjectsSQL, pgx.QueryExecModeExec, c.ObjectsJSON()) // rows has the error too
 		var kind, name, problem string
 		_, err = pgx.ForEachRow(rows, []any{&kind, &name, &problem}, func() error {
 			subject := kind + " fencepost." + name
-			if !slices.ContainsFunc(c.Objects(), func(o Object) bool { return o.repair != "" && o.Kind+" fencepost."+o.Name == subject }) {
+			if !slices.ContainsFunc(objects, func(o Object) bool { return o.repair != "" && o.Kind+" fencepost."+o.Name == subject }) {
 				left = append(left, subject+" "+problem)
 			}
 			wrong[subject] += problem
@@ -290,7 +290,7 @@ func (c Component) Repair(ctx context.Context, conn *pgx.Conn) (repaired []strin
 	// sealed takes the rights of other roles on all that this transaction has touched so far: of a
 	// function that was missing those that default privileges gave. Of others they stay.
 	missing, others := "", ""
-	for _, o := range c.Objects() {
+	for _, o := range objects {
 		subject := o.Kind + " fencepost." + o.Name
 		problem, is := wrong[subject]
 		switch {

@@ -82,13 +82,7 @@ func (i *Issuer) List(ctx context.Context, text string, opts *lockadmin.ListOpti
 	if opts != nil {
 		set = *opts
 	}
-	selected, err := pattern.New("pattern", text)
-	if err == nil {
-		err = set.Validate()
-	}
-	if err == nil && i.opts.Cluster {
-		err = unsupported("list", "the keys of a cluster are on several servers, and this issuer sends commands about one resource")
-	}
+	selected, err := i.selecting("list", text, set.Validate())
 	if err != nil {
 		return lockadmin.Failed[lockadmin.LeaseInfo](err)
 	}
@@ -112,6 +106,19 @@ func (i *Issuer) List(ctx context.Context, text string, opts *lockadmin.ListOpti
 			}
 		}
 	}
+}
+
+// selecting checks a call that goes through all keys; options is what is wrong with its options.
+func (i *Issuer) selecting(op, text string, options error) (pattern.Pattern, error) {
+	selected, err := pattern.New("pattern", text)
+	switch {
+	case err != nil:
+	case options != nil:
+		err = options
+	case i.opts.Cluster:
+		err = unsupported(op, "the keys of a cluster are on several servers, and this issuer sends commands about one resource")
+	}
+	return selected, err
 }
 
 // globs are what SCAN's pattern gives a meaning to.
@@ -289,13 +296,7 @@ func (i *Issuer) Audit(ctx context.Context, text string, opts *lockadmin.AuditOp
 	if opts != nil {
 		set = *opts
 	}
-	selected, err := pattern.New("pattern", text)
-	if err == nil {
-		err = set.Validate()
-	}
-	if err == nil && i.opts.Cluster {
-		err = unsupported("audit", "the keys of a cluster are on several servers, and this issuer sends commands about one resource")
-	}
+	selected, err := i.selecting("audit", text, set.Validate())
 	if err != nil {
 		return lockadmin.Failed[lockadmin.AuditRecord](err)
 	}
