@@ -361,3 +361,25 @@ func TestMissingRightsToCut(t *testing.T) {
 		})
 	}
 }
+
+// TestCutKeepsItsToken (P3): the counter has the token that a force unlock invalidated, also of a
+// resource that never had a lease or whose counter was lost, and is as temporary as after a
+// grant: else the next grant in the same moment would get that token again.
+func TestCutKeepsItsToken(t *testing.T) {
+	s := startServer(t)
+	i, c := s.issuer(t, s.addr), s.client(t, s.addr)
+	acquire(t, i, "held", "a")
+	acquire(t, i, "lost", "a")
+	testkit.Must(t, c.Del(t.Context(), "fencepost:{lost}:counter").Err())
+	for _, resource := range []string{"held", "lost", "never"} {
+		done, err := i.ForceUnlock(t.Context(), resource, "ada", "it hangs", nil)
+		testkit.Must(t, err)
+		counter := "fencepost:{" + resource + "}:counter"
+		if got := c.Get(t.Context(), counter).Val(); got != done.Invalidated.Token.String() {
+			t.Errorf("%s: the counter is %q, the invalidated token %v", resource, got, done.Invalidated.Token)
+		}
+		if kept := c.PTTL(t.Context(), counter).Val(); kept <= 0 {
+			t.Errorf("%s: the counter is kept for %v", resource, kept)
+		}
+	}
+}
